@@ -41,11 +41,13 @@ class Tab:
 
     async def hear(self) -> None:
         async for message in self._socket:
-            said = message.json()
-            params = said.get("params", {})
-            match said.get("method"):
+            message_fields = message.json()
+            params = message_fields.get("params", {})
+            match message_fields.get("method"):
                 case None:
-                    self._answers.pop(said["id"]).set_result(said.get("result") or {"error": said.get("error")})
+                    self._answers.pop(message_fields["id"]).set_result(
+                        message_fields.get("result") or {"error": message_fields.get("error")}
+                    )
                 case "Page.loadEventFired":
                     self.loads += 1
                 case "Network.requestWillBeSent":
@@ -99,11 +101,11 @@ async def tab() -> AsyncIterator[Tab]:
                 async with session.put(f"{address}/json/new") as answer:
                     target = (await answer.json())["webSocketDebuggerUrl"]
                 async with session.ws_connect(target, max_msg_size=0) as socket:
-                    found = Tab(socket)
-                    hearing = asyncio.create_task(found.hear())
+                    opened = Tab(socket)
+                    hearing = asyncio.create_task(opened.hear())
                     for domain in ("Page", "Network", "Log", "Runtime"):
-                        await found.call(f"{domain}.enable")
-                    yield found
+                        await opened.call(f"{domain}.enable")
+                    yield opened
                     hearing.cancel()
         finally:
             browser.terminate()

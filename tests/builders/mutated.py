@@ -67,18 +67,18 @@ def altered(document: Any, draw: random.Random) -> Any:
     """
     document = copy.deepcopy(document)
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
-        found = places(document, [])
-        if not found or draw.random() < 0.02:
+        all_places = places(document, [])
+        if not all_places or draw.random() < 0.02:
             document = copy.deepcopy(draw.choice(STRANGE))
             continue
-        inside, key = draw.choice(found)
+        inside, key = draw.choice(all_places)
         what = draw.random()
         if what < 0.6:
             inside[key] = copy.deepcopy(draw.choice(STRANGE))
         elif what < 0.75:
             del inside[key]
         elif what < 0.9:
-            inside[key] = copy.deepcopy(draw.choice(found)[0])
+            inside[key] = copy.deepcopy(draw.choice(all_places)[0])
         elif isinstance(inside, dict):
             another = draw.choice(("int", "Auto", "", "v", "__class__", "\ud800", "x" * 300))
             inside[another] = copy.deepcopy(inside[key])
@@ -143,7 +143,7 @@ SEEDS = st.integers(0, 2**48)
 
 
 def plays(readers: Mapping[str, Reader], name: str, examples: int, anew: bool = False) -> int:
-    """Give a reader so many mutated inputs, drawn by hypothesis, and return how many it got.
+    """Give a reader this number of mutated inputs, drawn by hypothesis, and return how many it got.
 
     They are the same inputs in each run, or other ones with `anew`, unless SAME_EACH_TIME is set.
     """

@@ -49,10 +49,10 @@ class Receiver:
 
     def traces(self) -> dict[str, list[Span]]:
         """Traces by id, each in the order of time."""
-        found: dict[str, list[Span]] = defaultdict(list)
+        spans_by_trace: dict[str, list[Span]] = defaultdict(list)
         for span in sorted(self.spans, key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano)):
-            found[span.trace_id.hex()].append(span)
-        return found
+            spans_by_trace[span.trace_id.hex()].append(span)
+        return spans_by_trace
 
 
 def attributes(span: Span) -> dict[str, object]:

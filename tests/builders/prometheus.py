@@ -53,8 +53,8 @@ class Prometheus:
     def _get(self, what: str, **parameters: str) -> dict[str, Any]:
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)["data"]
-        return found
+            data: dict[str, Any] = json.load(answer)["data"]
+        return data
 
 
 def shortened(rules: Path, times: int, written: Path) -> Path:

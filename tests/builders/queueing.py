@@ -77,9 +77,9 @@ class FakeApi:
 
     async def get(self, resource: Resource, namespace: str | None, name: str, subresource: str = "") -> Raw:
         await self._late()
-        found = copy.deepcopy(self._find(resource.plural, name))
+        stored = copy.deepcopy(self._find(resource.plural, name))
         await self._late()
-        return found
+        return stored
 
     async def list_all(
         self, resource: Resource, namespace: str | None = None, labels: str = ""

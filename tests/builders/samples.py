@@ -14,4 +14,4 @@ def parsed(text: str) -> Samples:
 
 def total(samples: Samples, name: str, /, **labels: str) -> float:
     """Return the sum over all series of this name that have these labels."""
-    return sum(v for (n, found), v in samples.items() if n == name and labels.items() <= set(found))
+    return sum(v for (n, sample_labels), v in samples.items() if n == name and labels.items() <= set(sample_labels))

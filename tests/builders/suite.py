@@ -14,7 +14,7 @@ TIMES = ROOT / "tests/times.json"
 """Seconds of each test that takes more than KNOWN_FROM, as last written (see `written`)."""
 KNOWN_FROM = 1.0
 SLOW, TIMES_AS_LONG = 5.0, 2.0
-"""A test is reported as slow if it takes so many times its known duration, or of SLOW."""
+"""A test is reported as slow if it takes TIMES_AS_LONG times its known duration, or SLOW seconds if that is longer."""
 UNKNOWN = 0.3
 """Assumed duration in seconds of a test whose duration is unknown."""
 SAME_EACH_TIME = "CONCERTINA_SEEDS_FROM" in os.environ
@@ -45,20 +45,20 @@ def breaches(cases: Iterable[Case], root: Path = ROOT) -> list[str]:
     # A test may be named without its parameters. Then any case of it in the gate is enough.
     ids |= {id.partition("[")[0] for id in ids}
     gate |= {id.partition("[")[0] for id in gate}
-    found = []
+    sentences = []
     for case in cases:
         if case.law is None:
             continue
         file = case.law.partition("::")[0]
         if not case.law:
-            found.append(f"{case.id} names no test of the gate")
+            sentences.append(f"{case.id} names no test of the gate")
         elif not (root / file).is_file():
-            found.append(f"{case.id} names a test of {file}, and there is no such file")
+            sentences.append(f"{case.id} names a test of {file}, and there is no such file")
         elif file in files and case.law not in ids:
-            found.append(f"{case.id} names {case.law}, and there is no such test")
+            sentences.append(f"{case.id} names {case.law}, and there is no such test")
         elif file in files and case.law not in gate:
-            found.append(f"{case.id} names {case.law}, which is of the long suite itself")
-    return found
+            sentences.append(f"{case.id} names {case.law}, which is of the long suite itself")
+    return sentences
 
 
 def known() -> dict[str, float]:
@@ -91,8 +91,8 @@ def _exists(id: str) -> bool:
 
 def slow(times: dict[str, float], took: dict[str, float]) -> list[str]:
     """Return a line for each test that takes much longer than its known duration, the slowest first."""
-    found = [id for id, seconds in took.items() if seconds > TIMES_AS_LONG * max(SLOW, times.get(id, 0.0))]
+    slow_ids = [id for id, seconds in took.items() if seconds > TIMES_AS_LONG * max(SLOW, times.get(id, 0.0))]
     return [
         f"{took[id]:6.1f} s, {f'was {times[id]:.0f} s' if id in times else 'is new'}: {id}"
-        for id in sorted(found, key=lambda id: -took[id])
+        for id in sorted(slow_ids, key=lambda id: -took[id])
     ]

@@ -36,8 +36,8 @@ def crd(cluster: LocalCluster) -> None:
     cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"))
 
     def established() -> bool:
-        found = json.loads(cluster.kubectl("get", "crd", "trainingjobs.concertina.dev", "-o", "json"))
-        conditions = found.get("status", {}).get("conditions") or ()
+        stored = json.loads(cluster.kubectl("get", "crd", "trainingjobs.concertina.dev", "-o", "json"))
+        conditions = stored.get("status", {}).get("conditions") or ()
         return any((each["type"], each["status"]) == ("Established", "True") for each in conditions)
 
     until(established, "the CRD to be served")

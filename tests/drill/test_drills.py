@@ -61,8 +61,8 @@ def interrupted(stage: Stage, job: str, scenario: str, done: str) -> Iterator[st
     environment = os.environ | {"KUBECONFIG": str(stage.cluster.kubeconfig)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as playing:
         assert playing.stderr is not None
-        (found,) = next(found for line in playing.stderr if (found := re.findall(done, line)))
-        yield found
+        (match,) = next(match for line in playing.stderr if (match := re.findall(done, line)))
+        yield match
         playing.send_signal(signal.SIGINT)
         assert playing.wait(timeout=120) == 130
 

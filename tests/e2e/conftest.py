@@ -24,12 +24,12 @@ def cluster() -> Cluster:
     kubeconfig = os.environ.get("KUBECONFIG", "")
     if not e2e.setting("RUN") or not kubeconfig:
         pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/drills.md says the rest)")
-    found = Cluster(kubeconfig)
+    reached = Cluster(kubeconfig)
     account = f"system:serviceaccount:{e2e.NAMESPACE}:concertina"
     wanted = {
-        "the CRD": found.kubectl("get", "crd", "trainingjobs.concertina.dev", check=False),
-        f"the namespace {e2e.NAMESPACE}": found.kubectl("get", "namespace", e2e.NAMESPACE, check=False),
-        "the right to read nodes": found.kubectl("auth", "can-i", "list", "nodes", f"--as={account}", check=False),
+        "the CRD": reached.kubectl("get", "crd", "trainingjobs.concertina.dev", check=False),
+        f"the namespace {e2e.NAMESPACE}": reached.kubectl("get", "namespace", e2e.NAMESPACE, check=False),
+        "the right to read nodes": reached.kubectl("auth", "can-i", "list", "nodes", f"--as={account}", check=False),
     }
     missing = [name for name, answer in wanted.items() if not answer]
     if missing:
@@ -41,7 +41,7 @@ def cluster() -> Cluster:
         pytest.skip(f"the job needs storage: set {', '.join(lost)} and AWS_ENDPOINT_URL of an S3 server")
     own = [f"{e2e.IMAGE}:{e2e.TAG}", f"{e2e.AGENT_IMAGE}:{e2e.TAG}", e2e.TRAINER_IMAGE]
     images.load([*own, *filter(None, map(e2e.setting, e2e.MORE_IMAGES))])
-    return found
+    return reached
 
 
 @pytest.fixture(scope="session")
@@ -68,8 +68,8 @@ def operator(cluster: Cluster, collector: Receiver | None, token: str) -> Iterat
     values += [f"tracing.endpoint={collector.endpoint}"] if collector else []
     objects = [each for each in e2e.chart(*values) if each["kind"] not in e2e.CLUSTER_WIDE]
     storage = {name: os.environ[name] for name in e2e.STORAGE if name in os.environ}
-    kept = [secret("s3", storage), secret(TOKEN, {"token": token})]
-    cluster.apply(*kept, *objects)
+    secrets = [secret("s3", storage), secret(TOKEN, {"token": token})]
+    cluster.apply(*secrets, *objects)
     try:
         cluster.kubectl("rollout", "status", "deployment/concertina", "--timeout=120s")
         yield
@@ -77,7 +77,7 @@ def operator(cluster: Cluster, collector: Receiver | None, token: str) -> Iterat
             with open(log, "w") as file:
                 file.write(cluster.kubectl("logs", "deployment/concertina", check=False))
     finally:
-        for each in reversed([*kept, *objects]):
+        for each in reversed([*secrets, *objects]):
             cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--ignore-not-found", "--wait=false")
         cluster.kubectl("delete", "secret", "concertina-master-key", "--ignore-not-found")
 

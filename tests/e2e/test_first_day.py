@@ -41,10 +41,10 @@ def platform() -> Platform:
         pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/drills.md says the rest)")
     if not shared:
         pytest.skip("set CONCERTINA_E2E_SHARED to a folder that this machine and all nodes see")
-    found = Platform(Path(kubeconfig), Path(shared))
-    if found.exists("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"):
+    reached = Platform(Path(kubeconfig), Path(shared))
+    if reached.exists("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"):
         pytest.skip("concertina's CRD is there already: the first day begins on a cluster without it")
-    return found
+    return reached
 
 
 @pytest.fixture

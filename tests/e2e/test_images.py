@@ -17,10 +17,10 @@ SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE
 
 
 def image(name: str) -> str:
-    found = e2e.setting(name)
-    if not found:
+    name_of_image = e2e.setting(name)
+    if not name_of_image:
         pytest.skip(f"set CONCERTINA_E2E_{name} to an image that tools/odd-images.sh has made the root of")
-    return found
+    return name_of_image
 
 
 def complete(cluster: Cluster, name: str) -> None:

@@ -51,9 +51,9 @@ class Scraper:
 
     def text(self, pod: Object, token: str | None = None) -> str:
         """Return the metrics of a pod, found by its annotations, or the HTTP status if it refuses."""
-        said = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
-        assert said["scrape"] == "true"
-        url = f"http://{pod['status']['podIP']}:{said['port']}{said['path']}"
+        annotations = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
+        assert annotations["scrape"] == "true"
+        url = f"http://{pod['status']['podIP']}:{annotations['port']}{annotations['path']}"
         shown = self.token if token is None else token
         return self.cluster.kubectl("exec", "deployment/concertina", "--", "python3", "-c", SCRAPE, url, shown)
 
@@ -134,9 +134,9 @@ def test_a_round_is_one_trace_whose_id_stands_in_logs_and_events(
     spans = until(lambda: collector.traces().get(trace), "the round's trace", lambda: list(collector.traces()))
     log = cluster.kubectl("logs", "deployment/concertina")
     assert len(facts(log)) == len(log.splitlines()), "each line is an object"
-    said = [line for line in facts(log) if line.get("trace") == trace]
-    assert {"claimed", "committed", "prepare", "assign"} <= {line["event"] for line in said}
-    (committed,) = (line for line in said if line["event"] == "committed")
+    lines = [line for line in facts(log) if line.get("trace") == trace]
+    assert {"claimed", "committed", "prepare", "assign"} <= {line["event"] for line in lines}
+    (committed,) = (line for line in lines if line["event"] == "committed")
     root = check_round(spans, JOB, "WorkerSignaled", committed["members"])
     incident = next(each for each in cluster.status(JOB)["incidents"] if each["round"] == hurt.round - 1)
     assert incident["seconds"] == pytest.approx((root.end_time_unix_nano - root.start_time_unix_nano) / 1e9, abs=0.1)
@@ -171,8 +171,8 @@ print(json.dumps({
 
 
 def used(cluster: Cluster, replica: str) -> dict[str, float]:
-    found: dict[str, float] = json.loads(cluster.kubectl("exec", replica, "-c", "trainer", "--", "python3", "-c", USED))
-    return found
+    usage: dict[str, float] = json.loads(cluster.kubectl("exec", replica, "-c", "trainer", "--", "python3", "-c", USED))
+    return usage
 
 
 def test_what_an_agent_says_of_its_workers_is_their_container_s_and_not_the_node_s(
@@ -181,17 +181,17 @@ def test_what_an_agent_says_of_its_workers_is_their_container_s_and_not_the_node
     for pod in cluster.pods(JOB):
         replica = pod["metadata"]["name"]
         assert scraper.text(pod, token="").strip() == scraper.text(pod, token="another").strip() == "401"
-        before, said = used(cluster, replica), scraper.ask(pod)
-        assert {dict(labels)["replica"] for _, labels in said} == {replica}
-        assert total(said, "concertina_worker_running", **LABELS) == 1
+        before, metrics = used(cluster, replica), scraper.ask(pod)
+        assert {dict(labels)["replica"] for _, labels in metrics} == {replica}
+        assert total(metrics, "concertina_worker_running", **LABELS) == 1
 
-        def trained(since: Samples = said, pod: Object = pod) -> Samples:
+        def trained(since: Samples = metrics, pod: Object = pod) -> Samples:
             now = scraper.ask(pod)
             return now if cpu(now) > cpu(since) + 2 else {}
 
         later, after = until(trained, "two more seconds of processor time"), used(cluster, replica)
         assert cpu(later) < after["cpu"]
-        assert cpu(later) - cpu(said) > 0.3 * (after["cpu"] - before["cpu"])
+        assert cpu(later) - cpu(metrics) > 0.3 * (after["cpu"] - before["cpu"])
         parts = ("concertina_worker_resident_memory_bytes", "concertina_agent_resident_memory_bytes")
         assert 0.3 * after["memory"] < sum(total(later, part) for part in parts) < 1536 << 20
         assert before["received"] < total(later, "concertina_pod_network_received_bytes_total") <= after["received"]
@@ -231,21 +231,21 @@ def test_commands_show_the_run_as_the_cluster_has_it(cluster: Cluster, hurt: Hur
         f"rank 1 ({other})",
     }
 
-    found = diagnosed(JOB)
-    assert "agents asked: 2" in found["saw"]
-    assert not [sentence for sentence in found["saw"] if "could not" in sentence or "told no metrics" in sentence]
+    diagnosis = diagnosed(JOB)
+    assert "agents asked: 2" in diagnosis["saw"]
+    assert not [sentence for sentence in diagnosis["saw"] if "could not" in sentence or "told no metrics" in sentence]
 
 
 def top() -> list[Object]:
-    found: list[Object] = json.loads(e2e.concertina("top", "-o", "json", "-n", e2e.NAMESPACE))
-    return found
+    rows: list[Object] = json.loads(e2e.concertina("top", "-o", "json", "-n", e2e.NAMESPACE))
+    return rows
 
 
 def diagnosed(job: str) -> Any:
     done = e2e.run_concertina("diagnose", job, "--seconds", "8", "--json", "-n", e2e.NAMESPACE)
-    found = json.loads(done.stdout)
-    assert done.returncode == (FOUND if found["findings"] else 0), done.stderr
-    return found
+    diagnosis = json.loads(done.stdout)
+    assert done.returncode == (FOUND if diagnosis["findings"] else 0), done.stderr
+    return diagnosis
 
 
 # --- the same run, at rest --------------------------------------------------------------------------------------------
@@ -309,12 +309,12 @@ def test_a_checkpoint_says_what_ran_and_is_trained_again_to_the_same_bits(
 
     file = tmp_path / "again.yaml"
     values = ["--env", f"PYTHONPATH={e2e.SITE}"] if e2e.SITE_PACKAGES else []
-    said = e2e.concertina("reproduce", run, "--step", str(last["step"]), *values, "-o", str(file))
+    output = e2e.concertina("reproduce", run, "--step", str(last["step"]), *values, "-o", str(file))
     again = yaml.safe_load(file.read_text())
     (container,) = again["spec"]["template"]["spec"]["containers"]
     pinned = "@sha256:" in image
     assert container["image"] == (image if pinned else e2e.TRAINER_IMAGE)
-    assert ("the digest of its image is not known" in " ".join(said.split())) != pinned
+    assert ("the digest of its image is not known" in " ".join(output.split())) != pinned
     with cluster.running(again):
         name = again["metadata"]["name"]
         done = cluster.until("its end", lambda status: e2e.reason(status) == "Complete", name)
@@ -358,14 +358,14 @@ def test_what_a_script_reports_is_told_everywhere(cluster: Cluster, scraper: Scr
         cluster.until("an evaluation", lambda status: status["goodput"].get("evaluationSeconds", 0) > 1, name)
         job = cluster.job(name)
         drills.each_second_is_in_one_class(job)
-        told = {pod["metadata"]["name"]: scraper.ask(pod) for pod in cluster.pods(name)}
-        coordinator = told.pop(job["status"]["world"]["coordinator"])
+        metrics = {pod["metadata"]["name"]: scraper.ask(pod) for pod in cluster.pods(name)}
+        coordinator = metrics.pop(job["status"]["world"]["coordinator"])
         step = total(coordinator, "concertina_training_step", **labels)
         assert step >= job["status"]["progress"]["step"] > 20
         assert total(coordinator, "concertina_training_run_tokens", **labels) == 100 * step
         assert total(coordinator, "concertina_training_loss", **labels) == pytest.approx(1 / step)
         assert total(coordinator, "concertina_training_metric", name="accuracy", **labels) == 0.5
-        (other,) = told.values()
+        (other,) = metrics.values()
         assert "concertina_training_step" not in {each for each, _ in other}
         assert 0 < total(other, "concertina_worker_cpu_seconds_total", **labels) < 30
         assert not [finding for finding in diagnosed(name)["findings"] if finding["problem"] != "CheckpointOld"]
@@ -407,8 +407,8 @@ def test_a_rank_that_its_cgroup_throttles_is_named(cluster: Cluster, data: None)
 
         (mark,) = named(cluster.until("a straggler", named, name))
         assert (mark["rank"], mark["node"]) == (2, victim["node"])
-        (found,) = [each for each in diagnosed(name)["findings"] if each["problem"] == Problem.STRAGGLER]
-        assert f"rank 2 (replica {victim['replica']} on node {victim['node']})" in found["sentence"]
+        (finding,) = [each for each in diagnosed(name)["findings"] if each["problem"] == Problem.STRAGGLER]
+        assert f"rank 2 (replica {victim['replica']} on node {victim['node']})" in finding["sentence"]
         assert f"replica {victim['replica']} on node {victim['node']}" in cluster.event(name, "Straggler")
 
 

@@ -42,8 +42,8 @@ def with_own_code(container: Object) -> Object:
     path = ":".join(filter(None, [e2e.SITE_PACKAGES and e2e.SITE, PACKAGE]))
     others = [each for each in container.get("env", ()) if each["name"] != "PYTHONPATH"]
     mounts = [*container.get("volumeMounts", ()), {"name": "own", "mountPath": f"{PACKAGE}/audio_model"}]
-    found = e2e.pod(container | {"env": [*others, {"name": "PYTHONPATH", "value": path}], "volumeMounts": mounts})
-    return found | {"volumes": [*found["volumes"], {"name": "own", "configMap": {"name": NAME}}]}
+    pod = e2e.pod(container | {"env": [*others, {"name": "PYTHONPATH", "value": path}], "volumeMounts": mounts})
+    return pod | {"volumes": [*pod["volumes"], {"name": "own", "configMap": {"name": NAME}}]}
 
 
 def test_it_learns_is_killed_and_shrunk(cluster: Cluster, frames: str) -> None:

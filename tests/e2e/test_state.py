@@ -79,11 +79,13 @@ def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(clu
     first["spec"]["checkpoint"] = {"uri": uri, "secretName": "s3", "everySteps": 10_000_000}
     with cluster.running(first):
         cluster.training(2, name="asked")
-        said = e2e.concertina("checkpoint", "create", "asked", "-n", e2e.NAMESPACE)
-        kept = cluster.until("a checkpoint", lambda status: status.get("lastCheckpoint"), "asked")["lastCheckpoint"]
-        assert f"step {kept['step']}" in said.replace("\n", " ")
+        output = e2e.concertina("checkpoint", "create", "asked", "-n", e2e.NAMESPACE)
+        checkpoint = cluster.until("a checkpoint", lambda status: status.get("lastCheckpoint"), "asked")[
+            "lastCheckpoint"
+        ]
+        assert f"step {checkpoint['step']}" in output.replace("\n", " ")
     step = json.loads(e2e.concertina("checkpoint", "show", uri, "-o", "json"))["id"]["step"]
-    assert step >= kept["step"], "its deletion was a notice to all, which made another one"
+    assert step >= checkpoint["step"], "its deletion was a notice to all, which made another one"
     assert f"step {step}" in e2e.concertina("checkpoint", "verify", uri)
     second = e2e.bundled_job("goes-on", e2e.pod(e2e.trainer(resources=BIG)), steps=step + 20)
     second["spec"]["replicas"] = 3

@@ -22,10 +22,10 @@ OFFLOADED = {"offload": "State", "reshardAfterForward": "Always"}
 
 def losses(*outcomes):
     assert set(outcomes[-1].codes.values()) == {0}, outcomes[-1].output
-    found = {}
+    by_step = {}
     for outcome in outcomes:
-        found |= outcome.losses
-    return found
+        by_step |= outcome.losses
+    return by_step
 
 
 def test_a_run_is_offloaded_killed_and_goes_on_with_and_without(folder, parent, trainer):

@@ -17,13 +17,13 @@ def beside(sent, computed):
 
 
 def union(intervals):
-    found = []
+    merged = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def test_beside_is_a_part_of_time():
@@ -35,7 +35,7 @@ def test_beside_is_a_part_of_time():
 def test_most_of_what_fsdp_sends_is_hidden(parent, trainer, tmp_path, how):
     model = {"layers": 8, "dim": 2048, "heads": 16, "sequenceLength": 1024}
     changed = {**trainer, "model": model, "microBatchSize": 8, "memory": {"reshardAfterForward": how}}
-    found = computed(parent, "workers.overlap:main", changed, 2, tmp_path)
-    assert found["sent"]
-    assert found["computed"]
-    assert beside(found["sent"], found["computed"]) > 0.5
+    times = computed(parent, "workers.overlap:main", changed, 2, tmp_path)
+    assert times["sent"]
+    assert times["computed"]
+    assert beside(times["sent"], times["computed"]) > 0.5

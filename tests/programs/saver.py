@@ -37,7 +37,7 @@ def main():
     round, first = int(os.environ["CONCERTINA_ROUND"]), int(os.environ["FIRST_STEP"])
     states = [State(rank) for rank in range(RANKS)]
     memory = [Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{r}"), states[r]) for r in range(RANKS)]
-    said = os.open(os.environ["SAID"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = os.open(os.environ["SAID"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for step in itertools.count(first):
         if step == first + 1 and "KILLED_AT" in os.environ:
             killed_at(int(os.environ["KILLED_AT"]))
@@ -48,7 +48,7 @@ def main():
             taken = snapshots.take(ShardMetadata(id, rank, step, "", ""))
             until_done(Ship(id, rank, str(snapshots.link_for_shipping(taken))), config)
         until_done(Publish(id), config)
-        os.write(said, f"{step}\n".encode())
+        os.write(log, f"{step}\n".encode())
         if step == first + 1 and "KILLED_AT" in os.environ:
             os._exit(0)
 

@@ -55,11 +55,11 @@ def connected(place: tuple[str, int]) -> Connection:
 
 def numbers(seed: int, count: int) -> list[float]:
     """Return numbers in [-1, 1), the same on any machine."""
-    found = []
+    values = []
     for _ in range(count):
         seed = (seed * 6364136223846793005 + 1442695040888963407) % 2**64
-        found.append(seed / 2**63 - 1)
-    return found
+        values.append(seed / 2**63 - 1)
+    return values
 
 
 def new(library: str, count: int):

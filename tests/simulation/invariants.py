@@ -135,9 +135,9 @@ class Invariants:
         if not self.lies or self.deceived:
             return
         claim, failure = new.world.claim, new.last_failure
-        for said in (claim.message if claim else "", failure.message if failure else ""):
-            if LIE in said and "its member" not in said:
-                raise Violation(f"a liar is believed that coordinates nobody: {said}")
+        for message in (claim.message if claim else "", failure.message if failure else ""):
+            if LIE in message and "its member" not in message:
+                raise Violation(f"a liar is believed that coordinates nobody: {message}")
         if new.progress and new.progress.step >= FAR:
             raise Violation(f"a liar is believed that coordinates nobody: {new.progress}")
 
@@ -396,8 +396,8 @@ class Invariants:
             world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
         )
         # Until then, the operator's open streams seem to be in order.
-        told = world.clock.now - heard_at > p.SILENCE_SECONDS + 1.0 + world.cluster.late
-        if cut_off and told and "could not be reached" in action.reason:
+        is_noticed = world.clock.now - heard_at > p.SILENCE_SECONDS + 1.0 + world.cluster.late
+        if cut_off and is_noticed and "could not be reached" in action.reason:
             raise Violation(f"{who} can reach nobody, and deletes {action.name}: {action.reason}")
 
     def creating(self, action: CreatePod) -> None:
@@ -439,9 +439,12 @@ class Invariants:
             Violation: If it does not hold.
         """
         cluster = self.world.cluster
-        told = {entry.replica: unix_seconds(entry.at) for entry in cluster.status.restarts.recent if entry.counted}
+        counted_at = {
+            entry.replica: unix_seconds(entry.at) for entry in cluster.status.restarts.recent if entry.counted
+        }
         failed = cluster.failed_starts.get(action.index, {})
-        ends = {name: min(at, told[name]) for name, at in failed.items() if name in told}  # From the first evidence on.
+        # The interval counts from the first evidence of the end.
+        ends = {name: min(at, counted_at[name]) for name, at in failed.items() if name in counted_at}
         if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
             return
         if self.clock_was_set:

@@ -84,8 +84,8 @@ def a_silent_coordinator_is_dead_when_another_answers(patch: Patch) -> None:
     word = Health._word_of_members
 
     def dead(self: Health) -> Any:
-        found = word(self)
-        return found and dataclasses.replace(found, life=Life.DEAD, sentence="is silent")
+        verdict = word(self)
+        return verdict and dataclasses.replace(verdict, life=Life.DEAD, sentence="is silent")
 
     patch.setattr(Health, "_word_of_members", dead)
 
@@ -155,8 +155,8 @@ def samples_left_out_are_trained_on_later(patch: Patch) -> None:
     choose = restore.choose
 
     def untold(*known: Any) -> Any:
-        found = choose(*known)
-        return dataclasses.replace(found, skipped=()) if isinstance(found, Restore) else found
+        chosen = choose(*known)
+        return dataclasses.replace(chosen, skipped=()) if isinstance(chosen, Restore) else chosen
 
     patch.setattr(commits.restore, "choose", untold)
 
@@ -214,7 +214,12 @@ def whoever_says_that_it_coordinates_is_believed(patch: Patch) -> None:
     def anybodys(self: Round) -> Any:
         reports = (view.report for view in self.observed.agents.values())
         return next(
-            (told for told in reports if told and told.coordinator and told.failures), report.__get__(self, Round)
+            (
+                other_report
+                for other_report in reports
+                if other_report and other_report.coordinator and other_report.failures
+            ),
+            report.__get__(self, Round),
         )
 
     patch.setattr(Round, "report", property(anybodys), raising=False)

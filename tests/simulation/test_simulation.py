@@ -42,8 +42,8 @@ def test_whatever_fails_the_invariants_hold_and_the_job_completes() -> None:
 def test_so_they_do_in_other_runs_each_time(request: pytest.FixtureRequest) -> None:
     """CONCERTINA_SEEDS_FROM sets the first seed, to repeat the same runs."""
     first = int(os.environ.get("CONCERTINA_SEEDS_FROM") or GATE + int(time.time()) // 60 * MORE % 10**9)
-    told = f"simulation: CONCERTINA_SEEDS={first}:{first + MORE}"
-    request.config.stash.setdefault(FIGURES, []).append(told)
+    command = f"simulation: CONCERTINA_SEEDS={first}:{first + MORE}"
+    request.config.stash.setdefault(FIGURES, []).append(command)
     all_hold(range(first, first + MORE))
 
 

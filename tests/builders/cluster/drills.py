@@ -68,14 +68,14 @@ def drill(scenario: str, *options: str, job: str = JOB, **environment: str) -> s
 def verdict(played: subprocess.CompletedProcess[str], config: pytest.Config) -> Any:
     """Return the verdict that the command printed as JSON, and keep its figures for the end of the session."""
     assert played.stdout, played.stderr
-    found = json.loads(played.stdout)
-    assert played.returncode == (0 if found["passed"] else 1)
-    print(json.dumps(found, indent=1))
-    seen = found["seen"]
+    printed = json.loads(played.stdout)
+    assert played.returncode == (0 if printed["passed"] else 1)
+    print(json.dumps(printed, indent=1))
+    seen = printed["seen"]
     seconds = [f"{name} {seen['seconds'][name]:.1f}" for name in SHOWN if seen["seconds"][name] is not None]
     steps = f"{seen['replayed']} steps again, {seen['counted']} counted"
-    keep(config, found["scenario"], "PASS" if found["passed"] else "FAIL", *seconds, steps)
-    return found
+    keep(config, printed["scenario"], "PASS" if printed["passed"] else "FAIL", *seconds, steps)
+    return printed
 
 
 def keep(config: pytest.Config, what: str, *figures: str) -> None:

@@ -202,17 +202,17 @@ class Cluster:
         return done.stdout if done.returncode == 0 else ""
 
     def job(self, name: str = JOB) -> Object:
-        found: Object = json.loads(self.kubectl("get", "tj", name, "-o", "json"))
-        return found
+        job: Object = json.loads(self.kubectl("get", "tj", name, "-o", "json"))
+        return job
 
     def status(self, name: str = JOB) -> Object:
         return dict(self.job(name).get("status", {}))
 
     def pods(self, name: str = JOB) -> list[Object]:
-        found: list[Object] = json.loads(self.kubectl("get", "pods", "-l", f"concertina.dev/job={name}", "-o", "json"))[
+        pods: list[Object] = json.loads(self.kubectl("get", "pods", "-l", f"concertina.dev/job={name}", "-o", "json"))[
             "items"
         ]
-        return found
+        return pods
 
     def operator_nodes(self) -> list[str]:
         """Return the nodes of the operator's pods, which a test should not disturb."""
@@ -235,7 +235,7 @@ class Cluster:
         return until(right, what, lambda: json.dumps(self.status(name), indent=1), GIVE_UP, pause=0.3)
 
     def training(self, replicas: int, above: int = -1, name: str = JOB) -> Object:
-        """Return the status once so many replicas train in a round above that number."""
+        """Return the status once this number of replicas train in a round above the given one."""
 
         def right(status: Object) -> bool:
             world = status.get("world", {})
@@ -248,10 +248,10 @@ class Cluster:
         of_it = f"involvedObject.name={name},reason={reason}"
 
         def look(_: Object) -> list[Object]:
-            found: list[Object] = json.loads(self.kubectl("get", "events", "--field-selector", of_it, "-o", "json"))[
+            events: list[Object] = json.loads(self.kubectl("get", "events", "--field-selector", of_it, "-o", "json"))[
                 "items"
             ]
-            return found
+            return events
 
         self.until(f"an event {reason}", look, name)
         return str(look({})[0]["message"])

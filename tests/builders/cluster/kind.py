@@ -80,17 +80,17 @@ def tour(kubeconfig: Path, shared: str, kind: str, names: list[str]) -> int:
 
 
 def main() -> int:
-    found = engine()
-    if not found:
+    container_engine = engine()
+    if not container_engine:
         print(f"make kind needs a container engine that runs: none of {', '.join(ENGINES)} answers `info` here")
         return NO_ENGINE
     kind = str(programs.find(programs.KIND, print)["kind"])
-    os.environ["KIND_EXPERIMENTAL_PROVIDER"] = found
+    os.environ["KIND_EXPERIMENTAL_PROVIDER"] = container_engine
     names = list(IMAGES)
     if shutil.disk_usage(ROOT).free < TRAINER_BYTES:
         print(f"less than {TRAINER_BYTES // 10**9} GB of disk are free: the trainer's image is left out")
         names.remove("trainer")
-    built(found, names)
+    built(container_engine, names)
     with tempfile.TemporaryDirectory() as folder:
         shared, kubeconfig = f"{folder}/shared", Path(folder) / "kubeconfig"
         Path(folder).chmod(0o755)

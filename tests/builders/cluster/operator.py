@@ -178,7 +178,7 @@ class Jobs:
         return self.wait(name, lambda job: self.condition(job, kind).get("status") == "True")
 
     def wait_training(self, name: str, replicas: int, past: int = 0) -> Object:
-        """Wait until so many replicas train in a round higher than `past`."""
+        """Wait until this number of replicas train in a round higher than `past`."""
 
         def trains(job: Object) -> bool:
             world = job.get("status", {}).get("world", {})

@@ -33,11 +33,11 @@ LOOK_BACK = 3600 / DIVISOR
 def page() -> dict[str, list[tuple[str, str]]]:
     """Return the commands of the page with their expected output, by heading."""
     text = (ROOT / "docs" / "diagnosis.md").read_text().partition("\n## ")[2]
-    found = {}
+    sections = {}
     for section in text.split("\n## "):
         lines = re.findall(r"^((?:concertina|kubectl) .*?) +# (.*)$", section, re.MULTILINE)
-        found[section.partition("\n")[0]] = lines
-    return found
+        sections[section.partition("\n")[0]] = lines
+    return sections
 
 
 PAGE = page()

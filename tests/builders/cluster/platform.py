@@ -135,8 +135,8 @@ class Platform:
         self.kubectl("delete", *(name for name in names if name.endswith("kueue.x-k8s.io")))
 
     def items(self, path: str) -> list[Object]:
-        found: list[Object] = self.client.call("GET", path)["items"]
-        return found
+        items: list[Object] = self.client.call("GET", path)["items"]
+        return items
 
     def create(
         self, team: str, name: str, replicas: int = 1, queue: str = "gpus", priority: str = "", **spec: Any
@@ -200,7 +200,7 @@ class Platform:
         return yaml.safe_dump([self.status(team, name), pods, self.workloads()])
 
     def trains(self, team: str, name: str, replicas: int, past: int = 0) -> Object:
-        """Return the status once so many replicas have done a step in a round after `past`."""
+        """Return the status once this number of replicas have done a step in a round after `past`."""
 
         def in_round(status: Object) -> bool:
             world = status.get("world", {})

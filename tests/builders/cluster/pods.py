@@ -30,8 +30,8 @@ class Pods:
         self.cluster.api.call("POST", self.path, {"metadata": {"name": name, "labels": {"app": name}}, "spec": body})
 
     def get(self, name: str) -> Object:
-        found: Object = self.cluster.api.call("GET", f"{self.path}/{name}")
-        return found
+        pod: Object = self.cluster.api.call("GET", f"{self.path}/{name}")
+        return pod
 
     def delete(self, name: str, **options: Any) -> None:
         self.cluster.api.call("DELETE", f"{self.path}/{name}", options)
@@ -77,14 +77,14 @@ class Pods:
 
 def state(pod: Object, kind: str = "containerStatuses", index: int = 0) -> Object:
     """Return the state of a container: waiting, running or terminated."""
-    found: Object = pod["status"][kind][index]["state"]
-    return found
+    container_state: Object = pod["status"][kind][index]["state"]
+    return container_state
 
 
 def status_of(pod: Object) -> Object:
     """Return the status of the first container, or an empty one while there is none."""
-    found: Object = (pod["status"].get("containerStatuses") or [{}])[0]
-    return found
+    container_status: Object = (pod["status"].get("containerStatuses") or [{}])[0]
+    return container_status
 
 
 def condition(pod: Object, kind: str) -> str | None:

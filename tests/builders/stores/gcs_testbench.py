@@ -49,8 +49,8 @@ def spoil(url: str, faults: dict[str, list[str]]) -> str:
 
 def spoilt(test: str) -> bool:
     """Return whether all of those faults have occurred."""
-    with urllib.request.urlopen(test) as said:
-        return bool(json.load(said)["completed"])
+    with urllib.request.urlopen(test) as answer:
+        return bool(json.load(answer)["completed"])
 
 
 def forget(test: str) -> None:

@@ -142,8 +142,8 @@ def as_xml(response):
         response.status_code = 206
     if response.status_code < 400 or not response.is_json:
         return response
-    said = json.dumps(response.get_json())
-    code = "NoSuchBucket" if "Bucket " in said and response.status_code == 404 else CODES.get(response.status_code)
+    text = json.dumps(response.get_json())
+    code = "NoSuchBucket" if "Bucket " in text and response.status_code == 404 else CODES.get(response.status_code)
     return answer(f"<Error><Code>{code or 'InternalError'}</Code></Error>", status=response.status_code)
 
 

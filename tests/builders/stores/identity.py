@@ -38,7 +38,7 @@ class Issuer:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def token(self, seconds: float = 600, audience: str = AUDIENCE) -> str:
-        """Return a token that is valid for so many seconds from now."""
+        """Return a token with this lifetime in seconds."""
         now = int(time.time())
         claims = {"iss": self.url, "aud": [audience], "sub": "system:serviceaccount:team:trainer"}
         header = {"alg": "RS256", "kid": "k", "typ": "JWT"}

@@ -37,11 +37,11 @@ class Course:
         """Run all legs, and compare each with the reference."""
         for begin in range(0, len(legs), AT_ONCE):
             some = legs[begin : begin + AT_ONCE]
-            found = computed(
+            results = computed(
                 self.parent, "workers.legs:main", self.trainer, world, self.folder, LEGS=json.dumps(some)
             )  # fmt: skip
             for leg in some:
-                self._check(found[leg["name"]], leg["from"] is not None)
+                self._check(results[leg["name"]], leg["from"] is not None)
 
     def _check(self, found, second):
         steps = range(HALF + 1, 2 * HALF + 1) if second else range(1, HALF + 1)

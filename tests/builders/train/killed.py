@@ -274,10 +274,10 @@ def differences(whole: Ran, first: Ran, then: Ran) -> dict[str, float]:
         note("items", _items(whole, step), _items(ran, step))
         for rank in range(ran.size):
             expected = whole.steps[rank % whole.size].get(step, {})
-            found = ran.steps[rank].get(step, {})
-            for name in expected.keys() | found.keys():
+            recorded = ran.steps[rank].get(step, {})
+            for name in expected.keys() | recorded.keys():
                 if name != "items" and (same or not name.startswith("own.")):
-                    note(name, expected.get(name), found.get(name))
+                    note(name, expected.get(name), recorded.get(name))
     for rank in range(then.size):
         source = rank % whole.size
         for name in whole.end[source].keys() | then.end[rank].keys():
@@ -295,12 +295,12 @@ def _whole(ranks: Sequence[Mapping[str, Any]], rank: int, name: str) -> Any:
     value = ranks[rank].get(name)
     if not isinstance(value, dict) or "part" not in value:
         return value
-    found = numpy.full(value["shape"], numpy.nan)
+    whole = numpy.full(value["shape"], numpy.nan)
     for held in ranks:
         part = held[name]
         array = numpy.asarray(part["part"])
-        found[tuple(slice(o, o + n) for o, n in zip(part["offsets"], array.shape, strict=True))] = array
-    return found
+        whole[tuple(slice(o, o + n) for o, n in zip(part["offsets"], array.shape, strict=True))] = array
+    return whole
 
 
 def _same_bits(one: Any, other: Any) -> bool:

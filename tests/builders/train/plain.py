@@ -45,7 +45,7 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     adam = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), eps=1e-8)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
-    found, size = {}, config.global_batch_size
+    losses, size = {}, config.global_batch_size
     for step in range(config.steps):
         tokens = torch.from_numpy(reader.read(size * step, size * (step + 1)))
         if step == wrong_at:
@@ -63,9 +63,9 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         adam.step()
         for layer in layers:
             layer.even_out()
-        found[step + 1] = loss.item()
+        losses[step + 1] = loss.item()
     return Trained(
-        found, {name: p.detach() for name, p in routed.names(model).items() if isinstance(p, torch.nn.Parameter)}
+        losses, {name: p.detach() for name, p in routed.names(model).items() if isinstance(p, torch.nn.Parameter)}
     )
 
 

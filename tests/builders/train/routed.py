@@ -72,5 +72,5 @@ def _forward(block, x, mask, weights):
 
 def names(model):
     """Return parameters and buffers by the names that they have in the original decoder."""
-    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name.replace("feed_forward.moe.", "feed_forward."): value for name, value in found.items()}
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name.replace("feed_forward.moe.", "feed_forward."): value for name, value in values.items()}

@@ -33,8 +33,8 @@ def started(
     **environment: str,
 ) -> dict[str, tuple]:
     """Return the result of each way of starting the command: stdout, stderr, and exit code, or the reason for none."""
-    told = json.dumps({"preload": preload, **bounds})
-    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), told]
+    settings = json.dumps({"preload": preload, **bounds})
+    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), settings]
     shutil.rmtree(folder / "volume", ignore_errors=True)
     (folder / "volume").mkdir()
     (folder / "warmth").write_text("")
@@ -55,15 +55,15 @@ def started(
 
 def _runs(text: str) -> list[tuple[str, str, str]]:
     """Return the output without what differs from process to process, and without concertina's own log."""
-    found, lines = [], []
+    runs, lines = [], []
     for line in text.splitlines():
         if line.startswith("END "):
             _, way, code = line.split(" ", 2)
-            found.append((way, code, "\n".join(lines)))
+            runs.append((way, code, "\n".join(lines)))
             lines = []
         elif not line.startswith('{"t"'):
             lines.append(re.sub(r"0x[0-9a-f]+", "0x..", line))
-    return found
+    return runs
 
 
 def alike(ways: dict[str, tuple]) -> tuple:

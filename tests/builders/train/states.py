@@ -36,17 +36,17 @@ def _shards_of(checkpoint):
 
 
 def _together(shards):
-    found = {}
+    tensors = {}
     for header, content in shards:
         for name, stored in parse_header(header).chunks.items():
             chunk = stored.chunk
             dtype = DTYPES[chunk.dtype]
             value = torch.frombuffer(content, dtype=dtype, offset=stored.begin, count=chunk.size // dtype.itemsize)
-            target = found.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
+            target = tensors.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
             target[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.shape, strict=True))] = value.view(
                 chunk.shape
             )
-    return found
+    return tensors
 
 
 def replicated(job):

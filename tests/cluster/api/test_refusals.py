@@ -422,9 +422,9 @@ def test_sizes_and_policies_change_at_any_time(cluster: LocalCluster, namespace:
 def test_a_mistyped_field_of_the_template_is_refused(cluster: LocalCluster) -> None:
     """Only the CRD checks this: the operator's own parser leaves a pod's fields to Kubernetes."""
     bad = changed(JOB, ("spec.template.spec.nodeselector", {"a": "b"}), (f"{CONTAINER}.imagePullPolcy", "Always"))
-    said = refusal(cluster, "default", bad)
-    assert 'unknown field "spec.template.spec.nodeselector"' in said
-    assert 'unknown field "spec.template.spec.containers[0].imagePullPolcy"' in said
+    message = refusal(cluster, "default", bad)
+    assert 'unknown field "spec.template.spec.nodeselector"' in message
+    assert 'unknown field "spec.template.spec.containers[0].imagePullPolcy"' in message
 
 
 def test_launchers_in_the_command_are_refused_where_python_refuses_them(cluster: LocalCluster, namespace: str) -> None:
@@ -438,7 +438,7 @@ def test_launchers_in_the_command_are_refused_where_python_refuses_them(cluster:
         )
         for number, (words, _) in enumerate(commands)
     ]
-    said = refusal(cluster, namespace, {"kind": "List", "apiVersion": "v1", "items": jobs})
+    message = refusal(cluster, namespace, {"kind": "List", "apiVersion": "v1", "items": jobs})
     for number, (words, refused) in enumerate(commands):
-        assert (f'"job-{number}" is invalid' in said) == refused, words
-    assert said.count("set launcher: Torchrun") == len(REFUSED)
+        assert (f'"job-{number}" is invalid' in message) == refused, words
+    assert message.count("set launcher: Torchrun") == len(REFUSED)

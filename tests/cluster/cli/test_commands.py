@@ -201,8 +201,8 @@ def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) ->
     assert said("--round", "1") == lines[:2]
     assert said("--rank", "0", "--round", "2") == ["demo-1-0 rank 0 | d"]
     (line,) = said("--rank", "1", "--round", "1", "-o", "json")
-    found = json.loads(line)
-    where = [found[name] for name in ("job", "replica", "round", "rank", "text")]
+    entry = json.loads(line)
+    where = [entry[name] for name in ("job", "replica", "round", "rank", "text")]
     assert where == ["demo", "demo-1-0", 1, 1, "b"]
 
     assert "has had no failure" in cli("logs", "demo", "--since-failure").stderr

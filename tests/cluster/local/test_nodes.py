@@ -27,13 +27,13 @@ time.sleep(600)
 
 def with_mark(mark: str) -> list[int]:
     """Return the processes of this machine that have the mark in their command line."""
-    found = []
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 if mark.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
-                    found.append(int(entry))
-    return found
+                    pids.append(int(entry))
+    return pids
 
 
 def node_condition(cluster: LocalCluster, name: str) -> str:

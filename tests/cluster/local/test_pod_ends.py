@@ -196,13 +196,13 @@ def test_pods_that_are_deleted_as_they_start_leave_no_process(pods: Pods) -> Non
 
 def _processes(word: str) -> list[str]:
     """Return the processes of this machine whose command contains a word, without the tests' own."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # gone
             command = path.read_bytes().decode(errors="replace")
             if word in command and "kubectl" not in command:
-                found.append(f"{path.parent.name}: {command}")
-    return found
+                pids.append(f"{path.parent.name}: {command}")
+    return pids
 
 
 def _comes_back(path: Path) -> bool:

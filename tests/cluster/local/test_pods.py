@@ -34,11 +34,11 @@ def test_a_pod_runs_to_its_end(pods: Pods) -> None:
 def test_a_running_pod_is_ready_and_has_an_address_of_its_own(pods: Pods) -> None:
     for name in ("one", "two"):
         pods.create(name, "import time; time.sleep(600)")
-    found = [pods.wait(name, lambda pod: condition(pod, "Ready") == "True") for name in ("one", "two")]
-    addresses = {pod["status"]["podIP"] for pod in found}
+    ready = [pods.wait(name, lambda pod: condition(pod, "Ready") == "True") for name in ("one", "two")]
+    addresses = {pod["status"]["podIP"] for pod in ready}
     assert len(addresses) == 2
     assert all(address.startswith("127.") for address in addresses)
-    for pod in found:
+    for pod in ready:
         assert pod["status"]["podIPs"] == [{"ip": pod["status"]["podIP"]}]
         assert pod["status"]["hostIP"] != pod["status"]["podIP"]
         assert status_of(pod)["started"] is True
@@ -69,7 +69,7 @@ def test_environment(pods: Pods) -> None:
         "args": ["$(NAME)-$(LEVEL)"],
     }
     script = "import os, sys, json; print(json.dumps(dict(os.environ) | {'argument': sys.argv[1]}))"
-    found = json.loads(pods.run("a", script, container))
+    environment = json.loads(pods.run("a", script, container))
     pod = pods.get("a")
     address = pod["status"]["podIP"]
     expected = {
@@ -88,8 +88,8 @@ def test_environment(pods: Pods) -> None:
         "argument": "a-high",
         "HOSTNAME": "a",
     }
-    assert {key: found.get(key) for key in expected} == expected
-    assert "ABSENT" not in found
+    assert {key: environment.get(key) for key in expected} == expected
+    assert "ABSENT" not in environment
 
 
 def test_the_callers_environment_stays_outside(pods: Pods) -> None:
@@ -116,9 +116,9 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())
 """
-    said = pods.run("a", script)
-    assert said.startswith("403 ")
-    assert f"system:serviceaccount:{pods.namespace}:default" in said
+    output = pods.run("a", script)
+    assert output.startswith("403 ")
+    assert f"system:serviceaccount:{pods.namespace}:default" in output
 
 
 def test_init_containers_run_first_one_after_another_and_share_volumes(pods: Pods) -> None:
@@ -155,8 +155,8 @@ def test_a_sidecar_serves_the_containers_and_ends_after_them(pods: Pods) -> None
         "startupProbe": {"tcpSocket": {"port": 8765}, "periodSeconds": 1, "failureThreshold": 30},
     }
     script = "import os, urllib.request as u; print(u.urlopen(f'http://{os.environ[\"IP\"]}:8765/').status)"
-    said = pods.run("a", script, {"env": [ip]}, initContainers=[sidecar])
-    assert said == "200\n"
+    output = pods.run("a", script, {"env": [ip]}, initContainers=[sidecar])
+    assert output == "200\n"
 
 
 def test_an_http_probe_asks_the_pods_own_address(pods: Pods) -> None:

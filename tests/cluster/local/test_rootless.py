@@ -87,9 +87,9 @@ def test_a_cluster_without_root(home: Path) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
     done = run_unprivileged(home, CLUSTER, json.dumps(pod))
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["pod"] == {"pid": 1, "uid": 0, "memory": True, "shared": "x", "machine": True, "token": True}
-    assert found["uid outside"] == (as_nobody.NOBODY if os.geteuid() == 0 else os.geteuid())
+    result = json.loads(done.stdout)
+    assert result["pod"] == {"pid": 1, "uid": 0, "memory": True, "shared": "x", "machine": True, "token": True}
+    assert result["uid outside"] == (as_nobody.NOBODY if os.geteuid() == 0 else os.geteuid())
     left = [path.name for path in (home / "cache" / "concertina" / "clusters" / "rootless").iterdir()]
     assert left == ["logs"]
 

@@ -58,8 +58,8 @@ class Relaying(Store):
 
 
 def _port(value):
-    found = ADDRESS.search(value)
-    return int.from_bytes(found[1], "big") if found else None
+    match = ADDRESS.search(value)
+    return int.from_bytes(match[1], "big") if match else None
 
 
 def _relay(port, own):

@@ -21,7 +21,7 @@ class Items(Dataset[tuple[torch.Tensor, int]]):
 
 
 def epochs(run: Run, loader: DataLoader[tuple[torch.Tensor, int]], stops_at: int = 0) -> None:
-    """Train epochs; with `stops_at`, each pass is left after so many batches."""
+    """Train epochs; with `stops_at`, each pass is left after that number of batches."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)

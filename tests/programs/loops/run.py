@@ -49,7 +49,7 @@ class Run:
     # --- for scripts ------------------------------------------------------------------------------------------------
 
     def share(self, count: int = BATCH) -> range:
-        """Return this rank's part of so many items."""
+        """Return this rank's part of a number of items."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def mean(self, losses: Any) -> Any:

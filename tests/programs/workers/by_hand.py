@@ -147,7 +147,7 @@ def main() -> int:
     whole = {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()}
     size = (ROWS_OF_BATCH, model.sequence_length, model.dim)
     x, upstream = (torch.randn(size, generator=generator) for _ in range(2))
-    found = {
+    results = {
         "one process": of_ours(whole, x, upstream, model, None),
         "by hand": of_hand(whole, x, upstream, model),
         "ours": of_ours(whole, x, upstream, model, world.meshes.tensor),
@@ -155,6 +155,6 @@ def main() -> int:
     }
     in_turn(own(x), world.meshes.tensor)
     if world.rank == 0:
-        torch.save(found, os.environ["RESULT"])
+        torch.save(results, os.environ["RESULT"])
     dist.barrier()
     return 0

@@ -100,9 +100,9 @@ def allocated(step):
 def main() -> int:
     step = Step()
     with tensor.loss_context(step.world):
-        found = {"rank": step.world.rank, "peaks": counted(step), "allocated": allocated(step)}
+        result = {"rank": step.world.rank, "peaks": counted(step), "allocated": allocated(step)}
     ranks = [None] * step.world.size
-    dist.all_gather_object(ranks, found)
+    dist.all_gather_object(ranks, result)
     if step.world.rank == 0:
         torch.save(ranks, os.environ["RESULT"])
     dist.barrier()

@@ -45,8 +45,8 @@ def logits(module, tokens):
 
 def loss(module, batch):
     targets = batch.tokens[:, 1:]
-    found = F.cross_entropy(logits(module, batch.tokens[:, :-1]).transpose(1, 2), targets, reduction="none")
-    return (found * batch.weights).sum()
+    losses = F.cross_entropy(logits(module, batch.tokens[:, :-1]).transpose(1, 2), targets, reduction="none")
+    return (losses * batch.weights).sum()
 
 
 def build(options, data):

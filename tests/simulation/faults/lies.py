@@ -107,19 +107,19 @@ def accuses(liar: Liar, report: p.Report) -> p.Report:
     The words differ each time, because the operator would otherwise take the failure for a bug in the script.
     """
     random = liar.random
-    said = LIE + ": " + "".join(random.choices("ghijklmnopqrstuvwxyz", k=12))
+    message = LIE + ": " + "".join(random.choices("ghijklmnopqrstuvwxyz", k=12))
     failure = p.Failure(
         liar.anybody(),
         random.choice(REASONS),
-        said,
-        last_lines=(said,),
+        message,
+        last_lines=(message,),
         rank=random.choice((None, *WHOLE)),
         exit_code=random.choice(WHOLE),
         step=random.choice((None, *WHOLE)),
         secondary=random.random() < 0.3,
         at=random.choice((None, *ODD)),
     )
-    hang = p.Hang(liar.anybody(), random.choice(WHOLE), random.choice(WHOLE), said, said, random.choice(ODD))
+    hang = p.Hang(liar.anybody(), random.choice(WHOLE), random.choice(WHOLE), message, message, random.choice(ODD))
     straggler = p.Straggler(liar.anybody(), random.choice(WHOLE), random.choice(ODD), random.choice(ODD))
     words: dict[str, Any] = random.choice(({"failures": (failure,)}, {"hang": hang}, {"stragglers": (straggler,)}))
     return dataclasses.replace(report, coordinator=True, **words)

@@ -183,13 +183,13 @@ class AgentProcess:
         self.clock.after(self.clock.between(0.002, 0.02), self._reached, effect.prepare)
 
     def _reached(self, prepare: p.Prepare) -> None:
-        found = []
+        names = []
         for candidate in prepare.candidates:
             other = self.world.agents.get(candidate.replica)
             if other and self.hears(other):
-                found.append(candidate.replica)
-        late = 0.3 if len(found) < len(prepare.candidates) else 0.0
-        self.clock.after(late, self.handle, e.Reached(prepare, tuple(found)))
+                names.append(candidate.replica)
+        late = 0.3 if len(names) < len(prepare.candidates) else 0.0
+        self.clock.after(late, self.handle, e.Reached(prepare, tuple(names)))
 
     def _start(self, effect: e.StartRound) -> None:
         assign = effect.assign

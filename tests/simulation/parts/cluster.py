@@ -78,7 +78,7 @@ class SimPod:
         shards: dict[p.SnapshotId, list[int]] = {}
         for id, shard in self.volume:
             shards.setdefault(id, []).append(shard)
-        return tuple(p.HeldSnapshot(id, tuple(sorted(found))) for id, found in shards.items())
+        return tuple(p.HeldSnapshot(id, tuple(sorted(numbers))) for id, numbers in shards.items())
 
 
 class Cluster:

@@ -98,19 +98,19 @@ class Collective:
             return FRESH
         if restore.source == "Storage":
             return self._stored(process, restore)
-        found: list[Lineage] = []
+        states: list[Lineage] = []
         for shard, holders in restore.holders.items():
             data = next(
                 (data for name in holders if (data := self._pulled(process, name, int(shard))) is not None), None
             )
             if data is None:
                 return None
-            found.append(data)
-        if restore.id is None or len(found) != restore.id.shards or len(set(found)) != 1:
-            raise Violation(f"round {self.round} restores a mixed state: {restore}, {found}")
-        if steps_of(found[0]) != restore.step:
-            raise Violation(f"round {self.round} restores step {steps_of(found[0])}, not {restore.step}")
-        return found[0]
+            states.append(data)
+        if restore.id is None or len(states) != restore.id.shards or len(set(states)) != 1:
+            raise Violation(f"round {self.round} restores a mixed state: {restore}, {states}")
+        if steps_of(states[0]) != restore.step:
+            raise Violation(f"round {self.round} restores step {steps_of(states[0])}, not {restore.step}")
+        return states[0]
 
     def _stored(self, process: AgentProcess, restore: p.Restore) -> Lineage | None:
         storage, durable = self.world.storage, restore.durable
@@ -240,8 +240,8 @@ class Collective:
             progress = dataclasses.replace(progress, skipped=self.judge.anomalies.skipped)
         for process in list(self.here.values()):
             for rank in process.ranks:
-                said = progress if rank == 0 else w.Beat(rank, step, "training")
-                process.handle(e.WorkerMessage(self.round, rank, said))
+                message = progress if rank == 0 else w.Beat(rank, step, "training")
+                process.handle(e.WorkerMessage(self.round, rank, message))
 
     def _stop(self, outcome: str) -> None:
         self.over = True

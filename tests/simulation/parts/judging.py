@@ -55,8 +55,8 @@ class Judge:
 
     def _compare(self, done: int) -> None:
         if self.flipped:
-            said = f"silent corruption seen after step {done}: {self.flipped} has changed"
-            raise RollBack("SilentCorruption", said, self._agreed, self.anomalies.skipped)
+            sentence = f"silent corruption seen after step {done}: {self.flipped} has changed"
+            raise RollBack("SilentCorruption", sentence, self._agreed, self.anomalies.skipped)
         self._agreed = done
 
     def _loss(self, samples: Ranges) -> float:

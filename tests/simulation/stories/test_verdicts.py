@@ -46,14 +46,14 @@ def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
 
 def test_a_straggler_is_found_and_replaced_where_that_is_wanted() -> None:
     """A straggler is replaced without losing a step."""
-    found = replaced = 0
+    named = replaced = 0
     for world in runs("ever_slow_node", range(3, 243, 8), at=0.0):
-        found += bool(told(world, ": Straggler: "))
+        named += bool(told(world, ": Straggler: "))
         deleted = told(world, "is a straggler")
         replaced += any(" deletes " in text for text in deleted)
         assert not world.status.steps_replayed, world.story()
         assert world.cluster.spec.failure_policy.on_straggler == "Replace" or not world.cluster.deletes
-    assert found >= 10
+    assert named >= 10
     assert replaced >= 5
 
 

@@ -113,8 +113,8 @@ def test_a_child_of_the_script_writes_nothing(tmp_path: Path, monkeypatch: pytes
 def test_lines_that_can_not_be_read_are_passed_over(strange: str, tmp_path: Path) -> None:
     path = tmp_path / "modules"
     path.write_text(f'["first", {{}}]\n{strange}\n["last", {{"A": "b"}}]\n')
-    found = read(str(path))
-    assert [found[0], found[-1]] == [Imported("first"), Imported("last", {"A": "b"})]
+    records_read = read(str(path))
+    assert [records_read[0], records_read[-1]] == [Imported("first"), Imported("last", {"A": "b"})]
 
 
 @pytest.mark.parametrize(

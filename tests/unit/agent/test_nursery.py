@@ -19,10 +19,10 @@ async def breaks() -> None:
 
 @pytest.mark.parametrize("fatal", [True, False])
 def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_is_everybodys(fatal, capsys):
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     async def body() -> None:
-        tasks = TaskGroup(told.append if fatal else None)
+        tasks = TaskGroup(errors.append if fatal else None)
         tasks.start("copy shard", breaks())
         lasting = tasks.start("tick", lasts())
         await asyncio.sleep(0.01)
@@ -32,7 +32,7 @@ def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_i
         assert len(tasks) == 0
 
     asyncio.run(body())
-    assert [str(error) for error in told] == (["out of order"] if fatal else [])
+    assert [str(error) for error in errors] == (["out of order"] if fatal else [])
     (line,) = capsys.readouterr().err.splitlines()
     assert '"event":"task_failed","task":"copy shard","error":"ValueError: out of order"' in line
 

@@ -87,8 +87,8 @@ def verified() -> str:
 
 
 def environment(content: bytes) -> settings.AgentSettings:
-    told = json.loads(content)
-    named = told.items() if isinstance(told, dict) else ()
+    parsed = json.loads(content)
+    named = parsed.items() if isinstance(parsed, dict) else ()
     return settings.read({str(name): str(value) for name, value in named if isinstance(value, str | int)}, ())
 
 

@@ -100,11 +100,11 @@ def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
                 "trainingjob",
             }
             environment = {"PYTHONPATH": str(packages), "RANK": "0", "CONCERTINA_SOCKET": str(tmp_path / "s")}
-            said = subprocess.run(
+            output = subprocess.run(
                 [sys.executable, "-Sc", IN_A_JOB], env=environment, capture_output=True, text=True, check=True
             )
             expected = [packages / "trainingjob/__init__.py", False, packages / "concertina_protocol/__init__.py"]
-            assert (said.stdout.split(), said.stderr) == ([str(each) for each in expected], "")
+            assert (output.stdout.split(), output.stderr) == ([str(each) for each in expected], "")
             connection, _ = agent.accept()
             with connection, connection.makefile("rb") as stream:
                 assert [type(w.decode(line)) for line in stream] == [w.Hello, Progress]

@@ -114,7 +114,7 @@ class Storage:
         self.asked: list[str] = []
 
     async def serve(self, until: int) -> None:
-        """Serve until there were so many requests for work."""
+        """Serve until there were this number of requests for work."""
         async with serving(self._uploads) as theirs:
             while len(self.asked) < until:
                 request = await theirs.receive()

@@ -269,10 +269,10 @@ def parts(indexes: Iterable[int], heard: Collection[int] = ()) -> list[list[int]
 
 def test_what_is_said_to_many_is_said_to_some_of_them_first_to_those_that_are_heard() -> None:
     """4096 replicas are called over 64 connections. Each of these replicas relays the call to 63 others."""
-    found = parts(range(100), heard=(7, 51, 99))
-    assert [len(part) for part in found] == [10] * 10
-    assert {7, 51, 99} <= {part[0] for part in found}
-    assert sorted(index for part in found for index in part) == list(range(100))
+    split_parts = parts(range(100), heard=(7, 51, 99))
+    assert [len(part) for part in split_parts] == [10] * 10
+    assert {7, 51, 99} <= {part[0] for part in split_parts}
+    assert sorted(index for part in split_parts for index in part) == list(range(100))
 
 
 def test_the_same_pass_it_on_to_the_same_when_some_are_gone() -> None:

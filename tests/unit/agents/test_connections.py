@@ -83,15 +83,15 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
 def test_a_round_is_under_way_with_the_first_progress_of_what_this_operator_assigned() -> None:
     assign = Call(3, "c", sent_at=1.0)
     view = AgentView(assign=assign)
-    told = dataclasses.replace(report(step=1), round=3, claim="c")
-    silent = dataclasses.replace(told, progress=None)
+    reported = dataclasses.replace(report(step=1), round=3, claim="c")
+    silent = dataclasses.replace(reported, progress=None)
     assert module._assigned(view, silent) is None
-    assert module._assigned(view, told) is assign
-    assert module._assigned(dataclasses.replace(view, report=silent), told) is assign
-    assert module._assigned(dataclasses.replace(view, report=report(step=1)), told) is assign, "of the round before"
-    assert module._assigned(dataclasses.replace(view, report=told), told) is None
-    assert module._assigned(view, dataclasses.replace(told, claim="another's")) is None
-    assert module._assigned(AgentView(), told) is None
+    assert module._assigned(view, reported) is assign
+    assert module._assigned(dataclasses.replace(view, report=silent), reported) is assign
+    assert module._assigned(dataclasses.replace(view, report=report(step=1)), reported) is assign, "of the round before"
+    assert module._assigned(dataclasses.replace(view, report=reported), reported) is None
+    assert module._assigned(view, dataclasses.replace(reported, claim="another's")) is None
+    assert module._assigned(AgentView(), reported) is None
 
 
 def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_path: Path) -> None:
@@ -379,11 +379,11 @@ def test_a_clock_that_is_set_makes_no_silence_longer_or_shorter(tmp_path: Path) 
         await until_async(lambda: not view().connected, "a stream that is lost", view)
         for change in (-3600.0, 7200.0):
             now, offset = now + 1.0, offset + change
-            found = view()
-            assert found.lost_at is not None
-            assert found.ready_at is not None
-            assert now + offset - found.lost_at == pytest.approx(now - 1000.0)
-            assert now + offset - found.ready_at == pytest.approx(now - 1000.0)
+            observed_view = view()
+            assert observed_view.lost_at is not None
+            assert observed_view.ready_at is not None
+            assert now + offset - observed_view.lost_at == pytest.approx(now - 1000.0)
+            assert now + offset - observed_view.ready_at == pytest.approx(now - 1000.0)
         connections.close()
 
     asyncio.run(scenario())

@@ -141,7 +141,7 @@ def test_unfinished_lines_of_a_namespace_share_a_bound(tmp_path: Path) -> None:
 
 
 def taken(held_lines: HeldLines, count: int) -> bool:
-    """Return whether so many bytes are not free."""
+    """Return whether this number of bytes is not free."""
     free_bytes = 6 * PIECE_BYTES - count
     try:
         held_lines.take(free_bytes + 1)

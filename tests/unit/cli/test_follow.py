@@ -87,8 +87,8 @@ def test_on_a_terminal_the_whole_sentence_is_there(tmp_path: Path) -> None:
 
 def test_of_a_run_without_an_end_the_step_alone_is_told(tmp_path: Path) -> None:
     def at(step: int, percent: float | None, *holds: str) -> Raw:
-        told = JobProgress(step=step, loss=2.5, percent=percent, at=AT)
-        return job("Trains.", *holds, progress=told)
+        reported = JobProgress(step=step, loss=2.5, percent=percent, at=AT)
+        return job("Trains.", *holds, progress=reported)
 
     seen = [at(12, None), at(13, 1.5), at(14, 2.0, "Complete")]
     code, printed = followed(tmp_path, [at(11, None), seen[0]], [lines(*seen[1:])])
@@ -115,5 +115,5 @@ def test_an_api_server_that_is_away_for_a_while_ends_nothing(
     looks = [job("waits"), job("waits"), job("waits"), *away, job("is over", "Complete")]
     code, printed = followed(tmp_path, looks, [refusal(), lines(job("trains"))])
     assert (code, [line.split()[-1] for line in printed.splitlines()]) == (0, ["waits", "trains", "over"])
-    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.getMessage() for record in said] == ["team/a: not yet; asked again until the API server answers"]
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.getMessage() for record in records] == ["team/a: not yet; asked again until the API server answers"]

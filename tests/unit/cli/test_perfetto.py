@@ -22,19 +22,19 @@ def traced(rank: int, begun: int, **record: Any) -> RankTrace:
 
 
 def test_ranks_stand_beside_each_other_on_one_clock() -> None:
-    found = merged([traced(0, 10 * SECOND), traced(3, 10 * SECOND + 2_000_000)])
-    steps = [event for event in found["traceEvents"] if event["name"] == "step 1"]
+    trace = merged([traced(0, 10 * SECOND), traced(3, 10 * SECOND + 2_000_000)])
+    steps = [event for event in trace["traceEvents"] if event["name"] == "step 1"]
     assert [round(event["ts"]) for event in steps] == [0, 2000]
-    names = {event["pid"]: event["args"]["name"] for event in found["traceEvents"] if event["name"] == "process_name"}
+    names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert list(names.values()) == [
         "rank 0 (a-0-0)",
         "rank 0 (a-0-0) device 0",
         "rank 3 (a-3-0)",
         "rank 3 (a-3-0) device 0",
     ]
-    assert len({event["pid"] for event in found["traceEvents"]}) == 4
-    assert len({event["id"] for event in found["traceEvents"] if event["ph"] == "s"}) == 2
-    assert all(isinstance(event["pid"], int) for event in found["traceEvents"])
+    assert len({event["pid"] for event in trace["traceEvents"]}) == 4
+    assert len({event["id"] for event in trace["traceEvents"] if event["ph"] == "s"}) == 2
+    assert all(isinstance(event["pid"], int) for event in trace["traceEvents"])
 
 
 def test_collectives_of_the_flight_recorder() -> None:
@@ -49,10 +49,10 @@ def test_collectives_of_the_flight_recorder() -> None:
             "time_discovered_completed_ns": begun + 4_000_500,
         },
     ]
-    found = merged([traced(0, begun, entries=entries)])
-    rows = [event for event in found["traceEvents"] if event.get("cat") == "collective"]
+    trace = merged([traced(0, begun, entries=entries)])
+    rows = [event for event in trace["traceEvents"] if event.get("cat") == "collective"]
     assert [(row["name"], round(row["ts"]), round(row["dur"])) for row in rows] == [
         ("gloo:all_reduce", 1000, 0),
         ("nccl:all_reduce", 2000, 1000),
     ]
-    assert found["flightRecorder"]["0"]["entries"] == entries
+    assert trace["flightRecorder"]["0"]["entries"] == entries

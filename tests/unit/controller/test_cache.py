@@ -449,8 +449,8 @@ def test_a_write_tests_the_claim_as_it_was_observed() -> None:
 
 
 def unplaced(name: str, job_uid: str) -> OwnedPod:
-    found = pod(name, job_uid)
-    return replace(found, view=replace(found.view, waiting="Unschedulable"))
+    manifest = pod(name, job_uid)
+    return replace(manifest, view=replace(manifest.view, waiting="Unschedulable"))
 
 
 def place(known: Known, uid: str) -> QueuePlace | None:

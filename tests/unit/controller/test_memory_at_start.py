@@ -29,7 +29,7 @@ JOBS = "/apis/concertina.dev/v1beta1/trainingjobs"
 
 @dataclass
 class ApiServer:
-    """API server with so many large jobs and nothing else; it does not answer the operator's writes."""
+    """API server with this number of large jobs and nothing else; it does not answer the operator's writes."""
 
     jobs: int
     entries: int = EMPTY_LISTS

@@ -75,8 +75,8 @@ def held_by_many_finalizers() -> Raw:
 @pytest.mark.parametrize("made", [wrong_in_many_places, with_unknown_fields, held_by_many_finalizers])
 def test_what_is_wrong_with_a_job_is_kept_in_few_words(made: Callable[[], Raw]) -> None:
     view = job_view(made())
-    kept = "".join((view.spec_error, *view.ignored, *view.finalizers))
-    assert 0 < len(kept) < 10_000
+    texts = "".join((view.spec_error, *view.ignored, *view.finalizers))
+    assert 0 < len(texts) < 10_000
 
 
 def test_the_problems_that_are_not_named_are_counted() -> None:

@@ -47,8 +47,8 @@ def course(*points: tuple[int, float | None, int]) -> str:
 
 
 def curves(text: str) -> list[list[tuple[float, float]]]:
-    found = re.findall(r'<polyline class="line" points="([^"]*)"', text)
-    return [[(float(x), float(y)) for x, y in (place.split(",") for place in points.split())] for points in found]
+    matches = re.findall(r'<polyline class="line" points="([^"]*)"', text)
+    return [[(float(x), float(y)) for x, y in (place.split(",") for place in points.split())] for points in matches]
 
 
 def test_curves_are_those_of_the_status_without_what_is_not_finite() -> None:

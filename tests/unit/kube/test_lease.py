@@ -53,5 +53,5 @@ def test_the_holder_that_is_waited_for_is_named_once(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.INFO, "concertina"):
         asyncio.run(scenario())
-    said = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
-    assert said == [f"waiting for the lease ns/l, which {holder} holds" for holder in ("one", "two")]
+    records = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert records == [f"waiting for the lease ns/l, which {holder} holds" for holder in ("one", "two")]

@@ -89,8 +89,8 @@ def text(content: bytes) -> str:
 
 
 def spec(content: bytes) -> JobSpec:
-    found: Any = json.loads(content)
-    return parse_stored({"spec": found})[0]
+    parsed: Any = json.loads(content)
+    return parse_stored({"spec": parsed})[0]
 
 
 def written(content: bytes) -> JobSpec:
@@ -116,8 +116,8 @@ def written_back(observed: JobObservation) -> JobStatus:
 
 def status(content: bytes) -> JobStatus:
     """Return the status that a plan writes after the operator has read this one."""
-    told = as_kopf_reads(content)
-    view = job_view({"metadata": METADATA, "spec": {}, "status": told if isinstance(told, dict) else {}})
+    raw_status = as_kopf_reads(content)
+    view = job_view({"metadata": METADATA, "spec": {}, "status": raw_status if isinstance(raw_status, dict) else {}})
     return written_back(dataclasses.replace(TRAINS, job=dataclasses.replace(TRAINS.job, status=view.status)))
 
 
@@ -141,8 +141,8 @@ def in_a_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], ob
 
 
 def environment(content: bytes) -> settings.OperatorSettings:
-    told: Any = json.loads(content)
-    named = told.items() if isinstance(told, dict) else ()
+    parsed: Any = json.loads(content)
+    named = parsed.items() if isinstance(parsed, dict) else ()
     return settings.from_environment({str(name): str(value) for name, value in named})
 
 

@@ -56,10 +56,10 @@ def test_a_program_on_path_is_taken_when_its_version_fits(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     assert programs.installed("tool", TOOL.programs["tool"]) is None
-    found = script(tmp_path / "tool", b"#!/bin/sh\necho 'tool v1.35.2'\n")
+    program = script(tmp_path / "tool", b"#!/bin/sh\necho 'tool v1.35.2'\n")
     assert programs.installed("tool", TOOL.programs["tool"]) is None
-    script(found)
-    assert programs.installed("tool", TOOL.programs["tool"]) == found
+    script(program)
+    assert programs.installed("tool", TOOL.programs["tool"]) == program
     first = script(tmp_path / "assets" / "tool")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(first.parent))
     assert programs.installed("tool", TOOL.programs["tool"]) == first
@@ -212,5 +212,5 @@ def test_the_pinned_modules_name_their_versions() -> None:
 )
 def test_image_names(name: str, expected: str | None) -> None:
     mapping = {"mine": "/any", "mine:special": "/special", "host:5000/other": "/other"}
-    found = images.find(name, mapping)
-    assert (found.environment if found else None) == expected
+    image = images.find(name, mapping)
+    assert (image.environment if image else None) == expected

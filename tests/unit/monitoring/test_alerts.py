@@ -25,7 +25,7 @@ Series = Mapping[str, str]
 
 
 def spent(**classes: float) -> Series:
-    """Return series in which so many seconds of each minute go to each class of time, for five hours."""
+    """Return series in which these seconds of each minute go to each class of time, for five hours."""
     rest = {"productive": 60 - sum(classes.values()), "waiting": 0, **classes}
     return {f'time_seconds_total{{class="{name}"}}': f"0+{seconds:g}x300" for name, seconds in rest.items()}
 

@@ -117,16 +117,21 @@ def test_what_is_within_bounds_stays_as_it_is() -> None:
 
 def test_what_is_below_the_number_for_none_is_none() -> None:
     progress = protocol.Progress(-5, -5, 0.0, 0.0, 0.0, 0, "training", jobs.T0, math.nan, -5, mfu=-1.0)
-    told = wire(jobs.coordinator_report(progress=progress)).progress
-    assert (told.steps, told.first_step_at, told.snapshot_step, told.mfu) == (None, None, None, None)
-    assert told.step == 0, "a field that has no none"
+    received = wire(jobs.coordinator_report(progress=progress)).progress
+    assert (received.steps, received.first_step_at, received.snapshot_step, received.mfu) == (None, None, None, None)
+    assert received.step == 0, "a field that has no none"
 
 
 def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
     progress = protocol.Progress(2**70, -5, math.nan, math.inf, math.nan, 0, "x" * 9999, 1e300)
-    told = wire(jobs.coordinator_report(progress=progress)).progress
-    assert (told.step, told.steps, told.tokens_per_second, told.step_seconds) == (2**53, None, 253_402_300_799.0, 0.0)
-    assert (math.isnan(told.loss), told.at, len(told.phase)) == (True, 253_402_300_799.0, 63)
+    received = wire(jobs.coordinator_report(progress=progress)).progress
+    assert (received.step, received.steps, received.tokens_per_second, received.step_seconds) == (
+        2**53,
+        None,
+        253_402_300_799.0,
+        0.0,
+    )
+    assert (math.isnan(received.loss), received.at, len(received.phase)) == (True, 253_402_300_799.0, 63)
 
 
 @pytest.mark.parametrize("claim", [None, {"round": 9}, {"round": -1}], ids=["none", "later", "earlier"])

@@ -133,7 +133,7 @@ STORES = replace(TRAINS[0], job=replace(TRAINS[0].job, spec=jobs.spec(checkpoint
 def seen(draw: random.Random, trains: JobObservation) -> tuple[JobObservation, set[str]]:
     """Return a job that trains, read from altered objects, and the uids of its own pods."""
     status = json.loads(json.dumps(trains.job.status.manifest()))
-    told = job_view(
+    observed_view = job_view(
         {
             "metadata": {
                 "name": "demo",
@@ -157,7 +157,7 @@ def seen(draw: random.Random, trains: JobObservation) -> tuple[JobObservation, s
         if each["metadata"]["name"].startswith("demo-")
     }
     nodes = {view.name: view for view in (node_view(altered(node(index), draw)) for index in range(4))}
-    job = replace(trains.job, status=told.status)
+    job = replace(trains.job, status=observed_view.status)
     return replace(trains, job=job, pods=tuple(sorted(pods.values(), key=lambda pod: pod.order)), nodes=nodes), own
 
 

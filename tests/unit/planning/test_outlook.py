@@ -77,8 +77,8 @@ def test_tensor_groups_that_send_while_they_multiply_wait_less_and_send_more() -
     assert 0 < ends < 0.1 * sent[0]
 
     def waits(overlapped: bool, degree: int) -> float:
-        found = step_time(layout(tensor=degree, asyncTensor=overlapped), H100, FABRICS[NETWORK])
-        return found.communication[Dimension.tensor]
+        times = step_time(layout(tensor=degree, asyncTensor=overlapped), H100, FABRICS[NETWORK])
+        return times.communication[Dimension.tensor]
 
     assert waits(True, 2) < waits(False, 2) / 20, "products hide nearly all but the ends"
     # Computed by hand: a gathering takes 193 us, of which products of attention hide 83 and 55, and the other products
@@ -151,26 +151,26 @@ def test_a_budget_has_days_and_a_cost() -> None:
     assert seen.budget is not None
     assert seen.budget.seconds == pytest.approx(1e12 / seen.tokens_per_second)
     assert seen.budget.cost == pytest.approx(seen.budget.seconds / 3600 * 8 * 10)
-    told = as_object(seen)
-    assert told["budget"]["days"] == pytest.approx(seen.budget.seconds / 86400)
-    assert 0 < told["mfu"] < H100.kernels
-    assert told["degrees"]["shard"] == 64
+    printed = as_object(seen)
+    assert printed["budget"]["days"] == pytest.approx(seen.budget.seconds / 86400)
+    assert 0 < printed["mfu"] < H100.kernels
+    assert printed["degrees"]["shard"] == 64
 
 
 def test_a_search_gives_only_what_runs_the_fastest_first() -> None:
     here = layout()
-    found = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8)
-    seconds = [step_time(each, H100, FABRICS[NETWORK]).total for each in found]
-    assert len(found) > 20
+    candidates = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8)
+    seconds = [step_time(each, H100, FABRICS[NETWORK]).total for each in candidates]
+    assert len(candidates) > 20
     assert seconds == sorted(seconds)
-    assert all(each.size % each.parallelism.block == 0 and 32 % each.parallelism.tensor == 0 for each in found)
-    assert all(search.least_memory(each) < H100.memory for each in found)
-    assert {each.parallelism.tensor for each in found} > {1, 2}
+    assert all(each.size % each.parallelism.block == 0 and 32 % each.parallelism.tensor == 0 for each in candidates)
+    assert all(search.least_memory(each) < H100.memory for each in candidates)
+    assert {each.parallelism.tensor for each in candidates} > {1, 2}
 
 
 def test_a_search_tries_to_deal_experts_out() -> None:
-    found = search.candidates(layout(experts=EXPERTS).trainer, H100, FABRICS[NETWORK], 64, 8)
-    assert {each.parallelism.expert for each in found} > {1, 8}
+    candidates = search.candidates(layout(experts=EXPERTS).trainer, H100, FABRICS[NETWORK], 64, 8)
+    assert {each.parallelism.expert for each in candidates} > {1, 8}
 
 
 def own_model(**changes: Any) -> OwnDescription:
@@ -190,10 +190,10 @@ def own_layout(own: OwnDescription, activations: str = "Keep", **parallelism: An
 def test_a_model_of_one_s_own_is_searched_for_among_copies_and_ways_to_keep_activations() -> None:
     for blocks, kept in ((10, {"Keep", "KeepProducts", "Recompute"}), (0, {"Keep"})):
         here = own_layout(own_model(blocks=blocks, in_blocks=blocks and 9 * 10**8))
-        found = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8, here.own)
-        assert {each.parallelism.shard for each in found} == {None, 8}, "64 is all of them"
-        assert all(each.parallelism.group == each.parallelism.expert == 1 for each in found)
-        assert {str(each.trainer.memory.activations) for each in found} == kept
+        candidates = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8, here.own)
+        assert {each.parallelism.shard for each in candidates} == {None, 8}, "64 is all of them"
+        assert all(each.parallelism.group == each.parallelism.expert == 1 for each in candidates)
+        assert {str(each.trainer.memory.activations) for each in candidates} == kept
     huge = own_layout(own_model(weights=10**12, trained=10**12))
     assert search.candidates(huge.trainer, H100, FABRICS[NETWORK], 64, 8, huge.own) == []
 
@@ -216,10 +216,10 @@ def test_what_a_model_of_one_s_own_sends_and_takes() -> None:
         (Dimension.shard, "reduce-scatter"): 4 * 2 * 5 * 10**8,
         (Dimension.replicate, "all-reduce"): 4 * 5 * 10**8 / 8,
     }
-    told = as_object(outlook(job(), here, H100, NETWORK))
-    assert (told["parameters"], told["trainedParameters"], told["flopsCounted"]) == (10**9, 5 * 10**8, True)
-    assert told["flopsPerToken"] == 6e9
-    assert told["mfu"] == pytest.approx(6e9 * 256 * 1000 / (told["stepSeconds"] * 64 * H100.flops))
+    printed = as_object(outlook(job(), here, H100, NETWORK))
+    assert (printed["parameters"], printed["trainedParameters"], printed["flopsCounted"]) == (10**9, 5 * 10**8, True)
+    assert printed["flopsPerToken"] == 6e9
+    assert printed["mfu"] == pytest.approx(6e9 * 256 * 1000 / (printed["stepSeconds"] * 64 * H100.flops))
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def test_every_message_has_a_name_on_the_wire(name: str) -> None:
 
 
 def _frame(line: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(line)
-    return found
+    parsed: dict[str, Any] = json.loads(line)
+    return parsed
 
 
 def _subset(said: Any, heard: Any) -> bool:

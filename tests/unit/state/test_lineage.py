@@ -66,9 +66,9 @@ def test_ancestors_are_the_states_that_one_was_made_from(rounds: list[tuple[int,
     places = [CheckpointKey("u", state.round, state.step) for state in states if state.round]
     others = [CheckpointKey("another job", place.round, place.step) for place in places]
     for state in states[1:]:
-        found = ancestors([*places, *others], "u", SnapshotId(state.round, state.step, "l", 1), state.origin)
-        assert set(found) == {place for place in state.before if place.step < state.step}
-        assert [place.step for place in found] == sorted(place.step for place in found)
+        ancestor_keys = ancestors([*places, *others], "u", SnapshotId(state.round, state.step, "l", 1), state.origin)
+        assert set(ancestor_keys) == {place for place in state.before if place.step < state.step}
+        assert [place.step for place in ancestor_keys] == sorted(place.step for place in ancestor_keys)
 
 
 def test_rounds_since_a_step() -> None:

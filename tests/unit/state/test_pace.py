@@ -11,7 +11,7 @@ SECONDS = st.floats(1e-6, 100)
 
 
 def trained(pace, commits, step, stall, slower=lambda: 0.0):
-    """Return the number of snapshots in so many commits, taken as `State` takes them."""
+    """Return the number of snapshots in a number of commits, taken as `State` takes them."""
     taken, left, behind = 0, 0, False
     for _ in range(commits):
         pace.stepped(step() + behind * slower(), behind)

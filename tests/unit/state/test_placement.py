@@ -44,10 +44,10 @@ def test_boxes_of_a_dimension_that_is_cut_twice_are_those_that_hold_the_values(l
         for parts, place in order:
             step = -(-len(held) // parts)
             held = held[min(step * place, len(held)) : min(step * (place + 1), len(held))]
-        found = box((length,), (data, tensor), coordinate, cuts)
-        assert found.shape == (len(held),)
+        actual_box = box((length,), (data, tensor), coordinate, cuts)
+        assert actual_box.shape == (len(held),)
         if len(held):
-            assert whole[found.offsets[0] : found.offsets[0] + found.shape[0]].tolist() == held.tolist()
+            assert whole[actual_box.offsets[0] : actual_box.offsets[0] + actual_box.shape[0]].tolist() == held.tolist()
 
 
 def test_a_dimension_that_holds_copies_is_not_cut():

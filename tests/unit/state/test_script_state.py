@@ -252,10 +252,10 @@ def test_weights_that_were_moved_elsewhere_are_saved_as_they_are_now(tmp_path):
 
 def test_random_numbers_go_on():
     random.seed(5)
-    kept = RandomNumbers().state_dict()
+    saved_state = RandomNumbers().state_dict()
     drawn = [random.random() for _ in range(3)]
     random.seed(6)
-    RandomNumbers().load_state_dict(decode(encode(kept, "random")))
+    RandomNumbers().load_state_dict(decode(encode(saved_state, "random")))
     assert [random.random() for _ in range(3)] == drawn
 
 

@@ -23,9 +23,9 @@ from concertina_state.step_trace import Traces
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a worker's traces."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "heartbeats" / "rank-0"))
-    found = step_traces.folder(tmp_path)
-    found.mkdir()
-    return found
+    traces = step_traces.folder(tmp_path)
+    traces.mkdir()
+    return traces
 
 
 def wanted(folder: Path, name: str, rank: int) -> Path:
@@ -54,10 +54,10 @@ def test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn(
     for name, steps in expected.items():
         file = files[name]
         until(file.exists, f"the trace {name}")
-        found = json.loads(gzip.decompress(file.read_bytes()))
-        marks = [event["name"] for event in found["trace"]["traceEvents"] if event["name"].startswith("step ")]
-        assert (found["rank"], marks, found["flightRecorder"]) == (3, steps, {})
-        multiplied = [event for event in found["trace"]["traceEvents"] if event["name"] == "aten::mm"]
+        parsed = json.loads(gzip.decompress(file.read_bytes()))
+        marks = [event["name"] for event in parsed["trace"]["traceEvents"] if event["name"].startswith("step ")]
+        assert (parsed["rank"], marks, parsed["flightRecorder"]) == (3, steps, {})
+        multiplied = [event for event in parsed["trace"]["traceEvents"] if event["name"] == "aten::mm"]
         assert len(multiplied) == len(steps)
     left = {file.name for file in folder.iterdir() if not file.name.endswith(".wanted")}
     assert left == {file.name for file in files.values()}, "nothing else"

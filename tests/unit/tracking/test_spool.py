@@ -68,9 +68,9 @@ def test_the_oldest_records_go_when_it_is_full_and_are_counted(tmp_path: Path) -
         writer.append(step(number))
     assert sum(path.stat().st_size for path in tmp_path.glob("*.jsonl")) <= 2000
     reader.look()
-    kept = steps(reader)
-    assert kept == list(range(kept[0], 200))
-    assert reader.dropped == kept[0] > 0
+    remaining_steps = steps(reader)
+    assert remaining_steps == list(range(remaining_steps[0], 200))
+    assert reader.dropped == remaining_steps[0] > 0
     assert reader.end == 200
 
 

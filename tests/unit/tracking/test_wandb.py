@@ -47,13 +47,15 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
     run.close()
 
     (file,) = tmp_path.glob("wandb/offline-run-*/run-uid-1.wandb")
-    found = list(records(file))
+    run_records = list(records(file))
     rows = [
-        {i.key or "/".join(i.nested_key): i.value_json for i in r.history.item} for r in found if r.HasField("history")
+        {i.key or "/".join(i.nested_key): i.value_json for i in r.history.item}
+        for r in run_records
+        if r.HasField("history")
     ]
     assert [int(row["_step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
     assert json.loads(rows[5]["loss"]) == 0.1
-    (begun,) = {(r.run.run_id, r.run.project, r.run.display_name) for r in found if r.HasField("run")}
+    (begun,) = {(r.run.run_id, r.run.project, r.run.display_name) for r in run_records if r.HasField("run")}
     assert begun == ("uid-1", "project", "job")
     text = file.read_bytes()
     assert b"s3://bucket/step-5" in text

@@ -103,5 +103,5 @@ def test_every_field_is_one_or_the_other():
     """A new field is refused if it belongs to the model, and reported otherwise."""
     before, now = config(), config({"steps": 5, "seed": 2, "globalBatchSize": 1}, {**BASE["model"], "heads": 2})
     refused = {change.field for change in identity_changes(before, now)}
-    said = {change.field for change in other_changes(before, now)}
-    assert (refused, said) == ({"model.heads", "seed"}, {"steps", "globalBatchSize"})
+    changed_fields = {change.field for change in other_changes(before, now)}
+    assert (refused, changed_fields) == ({"model.heads", "seed"}, {"steps", "globalBatchSize"})

@@ -117,7 +117,7 @@ def _read_by_fsdp(model):
 def test_what_the_group_does_not_send_from_goes_by_the_device_in_pieces(sends, pieces):
     """The tensors have 40 MiB."""
     parts = [torch.empty(10 << 20, device="meta") for _ in range(5)]
-    found = list(_buckets(parts, types.SimpleNamespace(_device_types=[torch.device(sends)])))
-    assert [len(some) for _, some in found] == pieces
-    assert all(device.type == sends for device, _ in found)
-    assert [id(part) for _, some in found for part in some] == [id(part) for part in parts]
+    buckets = list(_buckets(parts, types.SimpleNamespace(_device_types=[torch.device(sends)])))
+    assert [len(some) for _, some in buckets] == pieces
+    assert all(device.type == sends for device, _ in buckets)
+    assert [id(part) for _, some in buckets for part in some] == [id(part) for part in parts]

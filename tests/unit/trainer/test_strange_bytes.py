@@ -74,10 +74,10 @@ def instead_of(file: Path, read: Callable[[], object]) -> Callable[[bytes], obje
 
 def went_back() -> int:
     """Return the step of the checkpoint to which a rollback goes back."""
-    found = rollback.go_back(RUN.as_uri(), "u1", Undone(1, 100))
-    assert found is not None
-    assert found.step in (5, 9)
-    return found.step
+    checkpoint_before = rollback.go_back(RUN.as_uri(), "u1", Undone(1, 100))
+    assert checkpoint_before is not None
+    assert checkpoint_before.step in (5, 9)
+    return checkpoint_before.step
 
 
 def listed() -> list[manifest.Manifest]:
@@ -100,12 +100,12 @@ def header(content: bytes) -> Header:
     begin = header_length(content[:8])
     if begin > len(content):
         raise Damaged("it is cut off")
-    found = parse_header(content[8:begin])
-    plan = reads({0: found}, LAYOUT.chunks)
+    parsed_header = parse_header(content[8:begin])
+    plan = reads({0: parsed_header}, LAYOUT.chunks)
     for item in plan.items:
         assert item.begin >= begin
         assert item.size >= 0
-    return found
+    return parsed_header
 
 
 def weights(content: bytes) -> object:

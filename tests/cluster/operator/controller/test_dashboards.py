@@ -69,14 +69,14 @@ def scrapes(operator: str, pods: list[str]) -> list[dict[str, Any]]:
 
 
 def queries() -> dict[str, Query]:
-    found = {
+    expressions = {
         f"{board.name}, {panel.title}, {query.legend}": query
         for board in DASHBOARDS.values()
         for panel in board.panels
         for query in panel.queries
     }
-    assert len(found) == sum(len(panel.queries) for board in DASHBOARDS.values() for panel in board.panels)
-    return found
+    assert len(expressions) == sum(len(panel.queries) for board in DASHBOARDS.values() for panel in board.panels)
+    return expressions
 
 
 def filled(expression: str, namespace: str, job: str) -> str:

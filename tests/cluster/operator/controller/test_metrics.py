@@ -143,14 +143,14 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
 
 def of_pods(cluster: LocalCluster, namespace: str) -> dict[str, Samples]:
     """Return the metrics of pods that are found by their annotations, by name, for those that answer."""
-    found = {}
+    metrics = {}
     for pod in json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]:
         with contextlib.suppress(OSError, KeyError):
             annotations = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
             url = f"http://{pod['status']['podIP']}:{annotations['port']}{annotations['path']}"
             with urllib.request.urlopen(url, timeout=10) as answer:
-                found[pod["metadata"]["name"]] = parsed(answer.read().decode())
-    return found
+                metrics[pod["metadata"]["name"]] = parsed(answer.read().decode())
+    return metrics
 
 
 def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
@@ -163,11 +163,11 @@ def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
     labels = {"namespace": jobs.namespace, "trainingjob": "told"}
 
     def pods() -> bool:
-        found = of_pods(cluster, jobs.namespace)
+        metrics = of_pods(cluster, jobs.namespace)
         steps = [
-            name for name, each in found.items() if total(each, "concertina_training_step", replica=name, **labels)
+            name for name, each in metrics.items() if total(each, "concertina_training_step", replica=name, **labels)
         ]
-        workers = sum(total(each, "concertina_worker_running", **labels) for each in found.values())
+        workers = sum(total(each, "concertina_worker_running", **labels) for each in metrics.values())
         return workers == 2 and steps == [jobs.members(jobs.get("told"))[0]]
 
     until(pods, "two workers, and steps by the coordinator alone", lambda: of_pods(cluster, jobs.namespace))
@@ -186,8 +186,8 @@ def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
 
 
 def everywhere(cluster: LocalCluster) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = cluster.api.call("GET", "/apis/concertina.dev/v1beta1/trainingjobs")["items"]
-    return found
+    items: list[dict[str, object]] = cluster.api.call("GET", "/apis/concertina.dev/v1beta1/trainingjobs")["items"]
+    return items
 
 
 @pytest.mark.parametrize("token", ["", "another"])

@@ -86,8 +86,8 @@ def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, ope
     # The event is on the job whose status was written first: `before` may end meanwhile, with fewer fields.
     (event,) = until(of_budget, "an event of the field")
     assert "apply the crds/" in event["message"]
-    said = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]
-    assert sum("status.restarts.budget" in line["message"] for line in said) == 1
+    lines = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]
+    assert sum("status.restarts.budget" in line["message"] for line in lines) == 1
 
 
 def test_a_second_version_is_served_beside_the_stored_one(jobs: Jobs, install: Install) -> None:

@@ -74,9 +74,9 @@ TELLS_NAN = ("tells-nan", lambda jobs: past(jobs, "tells-nan", 40))
 def diagnosed(shell: Mapping[str, str], what: str) -> Object:
     done = run(shell, f"concertina diagnose {what} --seconds {SECONDS} --json")
     assert done.stdout, done.stderr
-    found: Object = json.loads(done.stdout)
-    assert done.returncode == (FOUND if found["findings"] else 0)
-    return found
+    diagnosis: Object = json.loads(done.stdout)
+    assert done.returncode == (FOUND if diagnosis["findings"] else 0)
+    return diagnosis
 
 
 def problems(found: Object) -> list[str]:
@@ -124,14 +124,14 @@ def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.Temp
     (slow, _), (healthy, _), (nan, _) = GATE["A slow reader"], GATE["Nothing is wrong"], TELLS_NAN
     coordinator = planted.members(planted.get(slow))[0]
     with ThreadPoolExecutor(len(GATE) + 5) as beside:
-        found: dict[str, Future[Any]] = {
+        futures: dict[str, Future[Any]] = {
             section: beside.submit(follow, shell, section, name, coordinator) for section, (name, _) in GATE.items()
         }
         for key, name in {"healthy": healthy, "slow": slow, "nan": nan}.items():
-            found[key] = beside.submit(diagnosed, shell, name)
-        found["reader"] = beside.submit(diagnosed, reader, slow)
-        found["page"] = beside.submit(written, shell, folder / "page.html")
-        yield Asked(at, found)
+            futures[key] = beside.submit(diagnosed, shell, name)
+        futures["reader"] = beside.submit(diagnosed, reader, slow)
+        futures["page"] = beside.submit(written, shell, folder / "page.html")
+        yield Asked(at, futures)
 
 
 @pytest.mark.parametrize("section", GATE)
@@ -173,10 +173,10 @@ def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
 
 
 def test_who_may_read_the_job_alone_is_told_what_is_missing(asked: Asked) -> None:
-    found = asked.found["reader"].result()
-    assert problems(found) == [Problem.INPUT_BOTTLENECK]
-    assert any("the job's pods could not be listed" in sentence for sentence in found["saw"])
-    assert any("the log of reads-slowly-0-0 could not be read" in sentence for sentence in found["saw"])
+    answer = asked.found["reader"].result()
+    assert problems(answer) == [Problem.INPUT_BOTTLENECK]
+    assert any("the job's pods could not be listed" in sentence for sentence in answer["saw"])
+    assert any("the log of reads-slowly-0-0 could not be read" in sentence for sentence in answer["saw"])
 
 
 class Elements(HTMLParser):
@@ -198,12 +198,12 @@ class Elements(HTMLParser):
 
 
 def test_a_page_about_a_run(asked: Asked, jobs: Jobs) -> None:
-    found = Elements(asked.found["page"].result())
-    assert not found.loads
-    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
-    assert found.tags.count("polyline") == 3, "world, loss and seconds of steps"
+    elements = Elements(asked.found["page"].result())
+    assert not elements.loads
+    assert not {"script", "link", "img", "iframe", "object"} & set(elements.tags)
+    assert elements.tags.count("polyline") == 3, "world, loss and seconds of steps"
     for text in (f"Run {jobs.namespace}/reads-slowly", "InputBottleneck", "Training was never interrupted", "input"):
-        assert text in found.text
+        assert text in elements.text
 
 
 @pytest.mark.parametrize(

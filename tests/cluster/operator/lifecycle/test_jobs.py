@@ -175,8 +175,8 @@ def test_a_deadline_fails_the_job_and_ends_its_pods(jobs: Jobs) -> None:
 def test_the_secret_has_the_agents_identity_and_nothing_else(jobs: Jobs) -> None:
     jobs.create("a", STAY)
     jobs.wait_training("a", 1)
-    found = json.loads(jobs.cluster.kubectl("get", "secrets", "-n", jobs.namespace, "-o", "json"))["items"]
-    (secret,) = (each for each in found if each["metadata"]["name"].startswith("a-concertina-"))
+    secrets = json.loads(jobs.cluster.kubectl("get", "secrets", "-n", jobs.namespace, "-o", "json"))["items"]
+    (secret,) = (each for each in secrets if each["metadata"]["name"].startswith("a-concertina-"))
     assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
     assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")
 

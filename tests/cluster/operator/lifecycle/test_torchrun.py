@@ -76,25 +76,25 @@ class Told:
 
 
 def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs, tmp_path: Path) -> None:
-    told = Told(jobs, tmp_path)
+    lines = Told(jobs, tmp_path)
     create(jobs, tmp_path, replicas=2, elastic={"minReplicas": 1})
-    told.wait("2 a-0-0", "2 a-1-0")
+    lines.wait("2 a-0-0", "2 a-1-0")
     job = jobs.wait_reason("a", "Training")
     assert "members" not in job["status"]["world"] or not job["status"]["world"]["members"], "nobody can know them"
     assert job["status"]["replicas"] == 2
 
     jobs.kill_pod("a-0-0")
-    told.wait("2 a-0-1")
+    lines.wait("2 a-0-1")
     assert jobs.get("a")["status"]["world"]["round"] == 1, "torchrun took it in by itself"
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=3", "-n", jobs.namespace)
-    told.wait("3 a-2-0")
+    lines.wait("3 a-2-0")
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=2", "-n", jobs.namespace)
     jobs.wait_gone("pod/a-2-0")
 
-    told.forget()
+    lines.forget()
     jobs.kill_pod("a-rendezvous-1")
     job = jobs.wait("a", lambda job: job["status"]["world"].get("round", 0) == 2)
-    until(lambda: "2 " in told.file.read_text(), "a world of two", told.describe)
+    until(lambda: "2 " in lines.file.read_text(), "a world of two", lines.describe)
     assert jobs.events("a", "RendezvousLost")
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")
@@ -109,9 +109,9 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     jobs: Jobs, operator: Operator, tmp_path: Path
 ) -> None:
     """The operator learns of the deletion and the end in one burst, as when it is slow."""
-    told = Told(jobs, tmp_path)
+    lines = Told(jobs, tmp_path)
     create(jobs, tmp_path, WITHOUT_TORCH, replicas=2, elastic={"minReplicas": 1})
-    told.wait("2 a-0-0", "2 a-1-0")
+    lines.wait("2 a-0-0", "2 a-1-0")
     assert operator.process is not None
     operator.process.send_signal(signal.SIGSTOP)
     try:
@@ -119,7 +119,7 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
         jobs.wait_gone("pod/a-0-0")
     finally:
         operator.process.send_signal(signal.SIGCONT)
-    told.wait("2 a-0-1")
+    lines.wait("2 a-0-1")
     assert jobs.get("a")["status"]["internal"]["attempts"] == [1]
     assert "was deleted" in jobs.events("a", "ReplicaReplaced")[0]["message"]
 
@@ -129,11 +129,11 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
 )
 def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
     """torchrun can't change a fixed size, so all pods are replaced, in a rendezvous of their own."""
-    told = Told(jobs, tmp_path)
+    lines = Told(jobs, tmp_path)
     create(jobs, tmp_path, WITHOUT_TORCH, replicas=2)
-    told.wait("2 a-0-0", "2 a-1-0")
+    lines.wait("2 a-0-0", "2 a-1-0")
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=1", "-n", jobs.namespace)
-    told.wait("1 a-0-1")
+    lines.wait("1 a-0-1")
     jobs.wait_gone("pod/a-1-0")
     world = jobs.get("a")["status"]["world"]
     assert (world["round"], world["claim"]["round"], world["claim"]["committed"]) == (2, 2, True)
@@ -143,7 +143,7 @@ def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Job
     jobs.wait("a", lambda _: not jobs.pods("a"))
     assert jobs.get("a")["status"]["world"]["claim"]["round"] == 3, "no round follows it"
     jobs.patch("a", {"suspend": False})
-    told.wait("1 a-0-2")
+    lines.wait("1 a-0-2")
     assert jobs.get("a")["status"]["world"]["round"] == 4
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")

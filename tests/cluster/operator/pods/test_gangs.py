@@ -82,10 +82,10 @@ def nodes(jobs: Jobs, name: str) -> list[str]:
 
 
 def groups(jobs: Jobs, api: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = jobs.cluster.api.call("GET", f"/apis/{api}/namespaces/{jobs.namespace}/podgroups")[
+    items: list[dict[str, Any]] = jobs.cluster.api.call("GET", f"/apis/{api}/namespaces/{jobs.namespace}/podgroups")[
         "items"
     ]
-    return found
+    return items
 
 
 def group_of(jobs: Jobs, name: str, api: str) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def test_auto_takes_a_beta_and_no_alpha(gangs: Gangs, jobs: Jobs) -> None:
 
 def test_objects_of_other_schedulers_are_stored_and_a_missing_one_is_refused_by_name(gangs: Gangs, jobs: Jobs) -> None:
     create(jobs, "volcano", "Volcano")
-    pods = until(lambda: found if len(found := jobs.pods("volcano")) == 2 else None, "pods for Volcano")
+    pods = until(lambda: listed if len(listed := jobs.pods("volcano")) == 2 else None, "pods for Volcano")
     group = group_of(jobs, "volcano", "scheduling.volcano.sh/v1beta1")
     assert group["spec"] == {"minMember": 2, "queue": "default"}
     assert {pod["spec"]["schedulerName"] for pod in pods} == {"volcano"}

@@ -29,10 +29,10 @@ def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, st
     """
     # Each test has nodes with names of its own: without a kubelet, deleted pods of the previous test stay on their
     # nodes for a while.
-    found = {f"{jobs.namespace}-{number}": f"d{number // 3}" for number in range(12)}
+    domain_by_node = {f"{jobs.namespace}-{number}": f"d{number // 3}" for number in range(12)}
     api = jobs.cluster.api
     nodes = []
-    for number, (name, domain) in enumerate(found.items()):
+    for number, (name, domain) in enumerate(domain_by_node.items()):
         named = {DOMAIN: domain, ZONE: f"z{number // 6}", ONLY: "true", "kubernetes.io/hostname": name}
         node = api.call("POST", "/api/v1/nodes", {
             "metadata": {"name": name, "labels": named},
@@ -43,12 +43,12 @@ def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, st
     over = threading.Event()
     beats = threading.Thread(target=keep_ready, args=(api, nodes, request.param, over))
     beats.start()
-    until(lambda: all(api.call("GET", f"/api/v1/nodes/{name}")["spec"]["taints"] == [TAINT] for name in found),
+    until(lambda: all(api.call("GET", f"/api/v1/nodes/{name}")["spec"]["taints"] == [TAINT] for name in domain_by_node),
           "all nodes ready")  # fmt: skip
-    yield found
+    yield domain_by_node
     over.set()
     beats.join()
-    for name in found:
+    for name in domain_by_node:
         api.call("DELETE", f"/api/v1/nodes/{name}")
 
 
@@ -100,12 +100,12 @@ def test_pairs_that_ask_for_a_node_have_one_each(jobs: Jobs, domains: dict[str, 
 def placed(jobs: Jobs, domains: dict[str, str], count: int, without: str = "") -> dict[int, str]:
     """Return the domain of each replica's pod, once all have one."""
     pods: list[dict[str, Any]] = jobs.pods("laid")
-    found = {
+    nodes = {
         int(pod["metadata"]["labels"]["concertina.dev/replica-index"]): domains[pod["spec"]["nodeName"]]
         for pod in pods
         if pod["spec"].get("nodeName") and pod["metadata"]["uid"] != without
     }
-    return found if len(found) == count else {}
+    return nodes if len(nodes) == count else {}
 
 
 def together(places: dict[int, str]) -> list[int]:

@@ -111,9 +111,9 @@ def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
         jobs.kill_pod(before["coordinator"])
         job = jobs.wait_training("a", 1, past=before["round"])
         assert before["coordinator"] not in jobs.members(job)
-        told = jobs.condition(jobs.wait_true("a", "Degraded"), "Degraded")
-        assert told["reason"] == "PodRefused"
-        assert 'failed calling webhook "broken.example.com"' in told["message"]
+        condition = jobs.condition(jobs.wait_true("a", "Degraded"), "Degraded")
+        assert condition["reason"] == "PodRefused"
+        assert 'failed calling webhook "broken.example.com"' in condition["message"]
     finally:
         jobs.cluster.api.call("DELETE", f"{path}/{jobs.namespace}")
     jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
@@ -220,9 +220,9 @@ async def what_an_operator_reads_first(jobs: Jobs, operator: Operator) -> set[st
     settings = from_environment(operator.environment)
     async with Client(await access.load(str(jobs.cluster.kubeconfig)), give_up_after=0.5) as client:
         await master_keys.read(client, settings)
-        found = list[Raw]()
-        await list_jobs(client, None, found.append)
-    return {job["metadata"]["name"] for job in found if job["metadata"]["namespace"] == jobs.namespace}
+        objects = list[Raw]()
+        await list_jobs(client, None, objects.append)
+    return {job["metadata"]["name"] for job in objects if job["metadata"]["namespace"] == jobs.namespace}
 
 
 def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None:

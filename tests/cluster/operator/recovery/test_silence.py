@@ -78,8 +78,8 @@ def test_a_coordinator_that_the_operator_alone_does_not_hear_goes_on_until_a_mem
     before = jobs.wait_training("a", 3)
     coordinator, member = jobs.members(before)[0], jobs.members(before)[1]
     faults.cut(address(jobs, coordinator))
-    told = jobs.wait("a", degraded)
-    assert "its members hear it" in jobs.condition(told, "Degraded")["message"]
+    reported = jobs.wait("a", degraded)
+    assert "its members hear it" in jobs.condition(reported, "Degraded")["message"]
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)
     assert len(jobs.events("a", "AgentsUnreachable")) == 1
@@ -95,9 +95,9 @@ def test_an_operator_that_hears_nobody_tears_nothing_down_and_heals(jobs: Jobs, 
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     before = jobs.wait_training("a", 2)
     faults.cut("*")
-    told = jobs.wait("a", stalled)
-    assert "no agent of this job has been reached" in jobs.condition(told, "Stalled")["message"]
-    assert jobs.condition(told, "Running")["status"] == "True"
+    reported = jobs.wait("a", stalled)
+    assert "no agent of this job has been reached" in jobs.condition(reported, "Stalled")["message"]
+    assert jobs.condition(reported, "Running")["status"] == "True"
     jobs.create("b", STAY)  # The agent of this pod is never connected.
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)

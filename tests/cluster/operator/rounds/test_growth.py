@@ -27,8 +27,8 @@ Object = dict[str, Any]
 
 
 def standby_replicas(job: Object) -> Object:
-    found: Object = job.get("status", {}).get("standbyReplicas", {})
-    return found
+    counts: Object = job.get("status", {}).get("standbyReplicas", {})
+    return counts
 
 
 def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> None:
@@ -136,10 +136,10 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     refused.wait("alien", lambda job: "exceeded quota: none" in jobs.condition(job, "Ready").get("message", ""))
     time.sleep(1.1)  # As above.
     jobs.create("able", replicas=6, pod=on(one, two, three))
-    told: list[Object] = []
+    conditions: list[Object] = []
 
     def tell(job: Object) -> bool:
-        told.append(job.get("status", {}))
+        conditions.append(job.get("status", {}))
         return True
 
     jobs.wait("able", lambda job: tell(job) and placed(jobs, "able") == 5)
@@ -148,8 +148,8 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     pods.delete("holder", gracePeriodSeconds=0)
     done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
     assert done["status"].get("rounds", 0) == 1
-    assert not any(status.get("internal", {}).get("requeueState", {}).get("count") for status in told if status)
-    assert "alien" not in json.dumps(told)
+    assert not any(status.get("internal", {}).get("requeueState", {}).get("count") for status in conditions if status)
+    assert "alien" not in json.dumps(conditions)
     message = huge.events("alien", "Requeued")[0]["message"]
     assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
     for each in elsewhere:
@@ -180,8 +180,8 @@ def test_what_the_scheduler_says_of_pods_that_no_node_would_take(cluster: LocalC
         seen["tainted"] = view("tainted")
     finally:
         cluster.kubectl("taint", "node", one, "concertina.dev/test-")
-    told = {name: view.waiting_message for name, view in seen.items()}
-    assert {name for name, view in seen.items() if not view.excluded} == {"behind-another"}, told
+    messages = {name: view.waiting_message for name, view in seen.items()}
+    assert {name for name, view in seen.items() if not view.excluded} == {"behind-another"}, messages
 
 
 @pytest.mark.long(

@@ -42,7 +42,7 @@ def create(jobs: Jobs, data: Path, container: Object | None = None, grace: int =
 
 
 def trains_without(jobs: Jobs, replicas: int, *gone: str, past: int = 0) -> Object:
-    """Return the status once so many replicas train without the named ones, and have finished a step."""
+    """Return the status once this number of replicas train without the named ones, and have finished a step."""
     job = jobs.wait(
         "a",
         lambda job: (
@@ -64,8 +64,8 @@ def unharmed(job: Object) -> None:
 
 
 def member(job: Object, place: int) -> Object:
-    found: Object = job["status"]["world"]["members"][place]
-    return found
+    entry: Object = job["status"]["world"]["members"][place]
+    return entry
 
 
 def alone(job: Object) -> Object:
@@ -154,8 +154,8 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
     unharmed(job)
     assert job["status"]["lastCheckpoint"]["step"] > reached, "the last step was saved, not only one before"
     # This is the first round without them; later rounds grow from memory.
-    told = [event["message"] for event in jobs.events("a", "RoundCommitted")]
-    assert any("starts from the checkpoint of step" in message for message in told), told
+    messages = [event["message"] for event in jobs.events("a", "RoundCommitted")]
+    assert any("starts from the checkpoint of step" in message for message in messages), messages
 
 
 def test_neighbours_of_whom_one_coordinates_leave_together_without_storage(jobs: Jobs, data: Path) -> None:

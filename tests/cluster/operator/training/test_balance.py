@@ -50,9 +50,9 @@ def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_kill
     assert (job["status"].get("rounds", 0), job["status"]["restarts"].get("inWindow", 0)) == (2, 1)
     logs = {name: jobs.logs(jobs.members(each)[0]) for name, each in (("balanced", job), ("even", even))}
     for part in logs["balanced"].split(ROUND_2):
-        found = SHARES.search(part)
-        assert found
-        fast, slow = map(int, found.groups())
+        match = SHARES.search(part)
+        assert match
+        fast, slow = map(int, match.groups())
         assert fast + slow == BATCH
         assert slow < BATCH // 2
 
@@ -82,7 +82,7 @@ def slow_has_less(job: Object) -> bool:
 
 def evaluations(log: str) -> dict[int, float]:
     """Return the logged evaluations by step; a repeated one must have the same result."""
-    found: dict[int, float] = {}
+    loss_by_step: dict[int, float] = {}
     for step, loss in re.findall(r"step (\d+): evaluation loss ([\d.]+) \(mean of", log):
-        assert found.setdefault(int(step), float(loss)) == pytest.approx(float(loss), rel=BOUND)
-    return found
+        assert loss_by_step.setdefault(int(step), float(loss)) == pytest.approx(float(loss), rel=BOUND)
+    return loss_by_step

@@ -175,7 +175,7 @@ def evaluations(jobs: Jobs, name: str) -> dict[int, float]:
         LocalClusterError: If the log can not be read for another reason than a missing pod.
     """
     running = [pod["metadata"]["name"] for pod in jobs.pods(name) if pod["status"]["phase"] != "Pending"]
-    found: dict[int, float] = {}
+    loss_by_step: dict[int, float] = {}
     for pod in running:
         try:
             logs = jobs.logs(pod)
@@ -183,5 +183,5 @@ def evaluations(jobs: Jobs, name: str) -> dict[int, float]:
             if "NotFound" not in str(error):
                 raise
             continue  # The pod was deleted meanwhile.
-        found |= {int(step): float(loss) for step, loss in EVALUATION.findall(logs)}
-    return found
+        loss_by_step |= {int(step): float(loss) for step, loss in EVALUATION.findall(logs)}
+    return loss_by_step

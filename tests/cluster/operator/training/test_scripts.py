@@ -44,19 +44,19 @@ def template(shared: Path, script: Path, *arguments: str) -> Object:
 def printed(shared: Path, pattern: str) -> list[tuple[int, ...]]:
     path = shared / "log"
     text = path.read_text(errors="replace") if path.exists() else ""
-    return [tuple(map(int, found if isinstance(found, tuple) else (found,))) for found in re.findall(pattern, text)]
+    return [tuple(map(int, match if isinstance(match, tuple) else (match,))) for match in re.findall(pattern, text)]
 
 
 def workers(script: Path, argument: str) -> dict[int, int]:
     """Return the pid by rank, of the processes that run this script with this argument."""
-    found = {}
+    pids = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             if words[2:3] == [str(script)] and argument in words:
                 variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                found[int(next(v for v in variables if v.startswith("RANK="))[5:])] = int(pid)
-    return found
+                pids[int(next(v for v in variables if v.startswith("RANK="))[5:])] = int(pid)
+    return pids
 
 
 @pytest.mark.long(

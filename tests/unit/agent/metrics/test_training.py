@@ -135,8 +135,8 @@ def test_whatever_a_worker_says_is_taken_and_can_be_read_by_prometheus(said: lis
     training = Training()
     for round, progress in said:
         training.on_progress(round, progress, 0.0)
-    told = render(training.samples(said[-1][1], p.Busy(1.0, math.nan, math.inf), 1.0), (("replica", "r"),))
-    samples = [sample for family in parse(told.decode()) for sample in family.samples]
+    text = render(training.samples(said[-1][1], p.Busy(1.0, math.nan, math.inf), 1.0), (("replica", "r"),))
+    samples = [sample for family in parse(text.decode()) for sample in family.samples]
     assert samples
     assert len({(sample.name, *sorted(sample.labels.items())) for sample in samples}) == len(samples)
     counters = [sample for sample in samples if sample.name.endswith(("_total", "_bucket", "_count"))]

@@ -31,7 +31,7 @@ TURN = JobStatus(internal=Internal(requeue_state=RequeueState(turn=rfc3339(T0)))
 
 
 def short(held: int = 2, status: JobStatus | None = None, spec: Any = FIXED, **fields: Any) -> JobObservation:
-    """Return a job of three replicas, of which so many found room at T0."""
+    """Return a job of three replicas, of which `held` found room at T0."""
     pending = {"phase": "Pending", "waiting": "Unschedulable", "node": "", "ip": ""}
     pods = tuple(jobs.pod(index, **({} if index < held else pending)) for index in range(3))
     return jobs.observed(jobs.job(spec, status), pods, **fields)

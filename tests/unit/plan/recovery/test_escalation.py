@@ -25,7 +25,7 @@ DURABLE: dict[str, Any] = {"checkpoint": {"uri": "s3://bucket/run"}}
 
 
 def entry(replica: str = "demo-1-0", after: float = 0.0, **fields: Any) -> Restart:
-    """Return a failure of the job's own at step 40, so many seconds after T0."""
+    """Return a failure of the job's own at step 40, `after` seconds after T0."""
     values: dict[str, Any] = {
         "reason": "WorkerFailed",
         "node": f"node-{replica[5]}",

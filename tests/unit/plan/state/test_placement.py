@@ -59,9 +59,9 @@ def test_the_order_of_before_stays_where_it_is_as_good(places: dict[str, MemberP
     assert order(replaced, coordinator, before) == from_coordinator(seats, coordinator), (
         "a newcomer takes the place of who is gone"
     )
-    kept = [name for name in before if name != gone]
-    if left and shared(kept, left) <= shared(order(left, coordinator), left):
-        assert order(left, coordinator, before) == from_coordinator(kept, coordinator)
+    remaining = [name for name in before if name != gone]
+    if left and shared(remaining, left) <= shared(order(left, coordinator), left):
+        assert order(left, coordinator, before) == from_coordinator(remaining, coordinator)
 
 
 def from_coordinator(ring: list[str], coordinator: str) -> tuple[str, ...]:

@@ -33,9 +33,9 @@ def worlds(draw: st.DrawFn, most: int = 5) -> Blocks:
 @given(worlds(), st.data())
 def test_a_permutation_and_the_same_again(blocks: Blocks, data: st.DataObject) -> None:
     before = data.draw(st.permutations([*blocks.domains, "gone-0", "gone-1"]))
-    found = order([*blocks.domains], blocks, before)
-    assert sorted(found) == sorted(blocks.domains)
-    assert found == order([*blocks.domains], blocks, before)
+    ordered = order([*blocks.domains], blocks, before)
+    assert sorted(ordered) == sorted(blocks.domains)
+    assert ordered == order([*blocks.domains], blocks, before)
 
 
 @given(worlds())
@@ -74,11 +74,11 @@ def test_a_lost_member_takes_its_block_out_and_the_others_keep_their_ranks() -> 
     names = [f"r{at}" for at in range(12)]
     blocks = Blocks((2, 4), dict.fromkeys(names, ("zone",)))
     live = [name for name in names if name != "r5"]
-    kept = choose(live, 8, blocks, names)
-    assert kept == ("r0", "r1", "r2", "r3", "r8", "r9", "r10", "r11"), "those of the broken block are not needed"
-    assert order(kept, blocks, names) == kept, "the last block takes the place of the lost one"
-    grown = order([*kept, "r4", "r6", "r7", "new"], Blocks((2, 4), {**blocks.domains, "new": ("zone",)}), kept)
-    assert grown[:8] == kept
+    chosen = choose(live, 8, blocks, names)
+    assert chosen == ("r0", "r1", "r2", "r3", "r8", "r9", "r10", "r11"), "those of the broken block are not needed"
+    assert order(chosen, blocks, names) == chosen, "the last block takes the place of the lost one"
+    grown = order([*chosen, "r4", "r6", "r7", "new"], Blocks((2, 4), {**blocks.domains, "new": ("zone",)}), chosen)
+    assert grown[:8] == chosen
 
 
 def test_members_of_a_broken_block_fill_the_gaps_of_another() -> None:
@@ -111,5 +111,5 @@ def test_where_another_order_is_better_as_many_as_possible_keep_their_ranks() ->
 def test_of_a_thousand_members_that_are_new(count: int) -> None:
     names = [f"r{at}" for at in range(1024)]
     blocks = Blocks((2, 8, 16), {name: (f"z{at % 3}", f"n{at % 96}") for at, name in enumerate(names)})
-    found = order(names, blocks, [f"gone-{at}" for at in range(count)] + names[count:])
-    assert len(set(found)) == 1024
+    ordered = order(names, blocks, [f"gone-{at}" for at in range(count)] + names[count:])
+    assert len(set(ordered)) == 1024

@@ -18,9 +18,9 @@ counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filte
 @settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_permute_is_a_permutation_and_the_same_in_integers(size, key):
-    found = permute(np.arange(size), size, key).tolist()
-    assert sorted(found) == list(range(size))
-    assert [integers.Permutation(size, key).at(value) for value in range(min(size, 200))] == found[:200]
+    permuted = permute(np.arange(size), size, key).tolist()
+    assert sorted(permuted) == list(range(size))
+    assert [integers.Permutation(size, key).at(value) for value in range(min(size, 200))] == permuted[:200]
 
 
 @settings(deadline=None)

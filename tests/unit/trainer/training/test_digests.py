@@ -43,6 +43,6 @@ def test_one_digest_of_many_tensors_has_no_read_for_each():
 def test_hashes_are_read_when_they_are_mixed():
     some = tensors()
     with HostReads() as reads:
-        found = hashes(some)
+        hash_values = hashes(some)
     assert reads.count == 0
-    assert mixed(found) == digest(tensors())
+    assert mixed(hash_values) == digest(tensors())

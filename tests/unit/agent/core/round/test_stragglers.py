@@ -31,11 +31,11 @@ def test_the_unit_of_time_does_not_matter_and_the_fastest_is_never_late(
     busy: list[float], factor: float, unit: float
 ) -> None:
     work = {rank: Work(8, 8 * seconds) for rank, seconds in enumerate(busy)}
-    found = late(work, 8 * max(busy), factor)
-    assert busy.index(min(busy)) not in found
-    assert all(busy[rank] >= factor * min(busy) * 0.999 for rank in found)
+    late_ranks = late(work, 8 * max(busy), factor)
+    assert busy.index(min(busy)) not in late_ranks
+    assert all(busy[rank] >= factor * min(busy) * 0.999 for rank in late_ranks)
     scaled = {rank: Work(8, one.busy * 1024) for rank, one in work.items()}  # A power of two is exact.
-    assert late(scaled, 8 * max(busy) * 1024, factor) == found
+    assert late(scaled, 8 * max(busy) * 1024, factor) == late_ranks
 
 
 class Play:

@@ -76,10 +76,10 @@ def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
 def test_suspects_are_those_furthest_behind_whatever_the_order(places: list, order: list[int]) -> None:
     heartbeats = [heartbeat(rank, phase, step) for rank, (step, phase) in enumerate(places)]
     shuffled = [heartbeats[i] for i in order if i < len(heartbeats)]
-    found = suspects(shuffled)
-    assert found == suspects(heartbeats)
-    assert found
-    assert {position(one) for one in found} == {min(map(position, heartbeats))}
+    behind = suspects(shuffled)
+    assert behind == suspects(heartbeats)
+    assert behind
+    assert {position(one) for one in behind} == {min(map(position, heartbeats))}
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_how_long_is_too_long(told: float, steps: list[float], phase: str, secon
 
 
 def watchdog(seconds: float = 10.0) -> Watchdog:
-    found = Watchdog(Limits(hang_seconds=seconds))
-    found.step_took(0.1)
-    return found
+    made = Watchdog(Limits(hang_seconds=seconds))
+    made.step_took(0.1)
+    return made
 
 
 def test_a_round_hangs_when_no_rank_has_moved_and_is_named_when_the_stacks_are_there() -> None:
