@@ -73,7 +73,7 @@ class Kind:
 
 
 def training_job(policy: str, seconds: int, name: str, labels: Object, workers: int, trace: Path) -> Object:
-    """Elastic job of a script that keeps its state by `trainingjob.State`, with a checkpoint every so many seconds."""
+    """Elastic job of a script that saves its state by `trainingjob.State`, with checkpoints at the given interval."""
     command = ["python3", str(SCRIPTS / "elastic_state.py"), "ddp", "--trace", str(trace)]
     container = {
         "name": "trainer",

@@ -71,7 +71,7 @@ def job(stage: Stage, pace: Path) -> str:
 
 @pytest.fixture
 def drill(stage: Stage, job: str, pace: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
-    """Return a function that runs a scenario with the real command, and returns its verdict from the JSON output."""
+    """Yield a function that runs a scenario with the real command, and returns its verdict from the JSON output."""
 
     def play(scenario: str) -> Any:
         if scenario == "straggle":  # This slows computation, but not pauses.

@@ -96,7 +96,7 @@ def data(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="session")
 def job(cluster: Cluster, operator: None, data: None) -> Iterator[str]:
-    """Return the job's name, as soon as all of it trains and has a checkpoint."""
+    """Yield the job's name, as soon as all of it trains and has a checkpoint."""
     cluster.apply(e2e.job())
     try:
         cluster.training(3)

@@ -46,7 +46,7 @@ def held(layout, path):
 
 @pytest.fixture
 def memory():
-    """Return a folder in memory, as a replica's volume: pages of a file on a disk can't be locked for a device."""
+    """Yield a folder in memory, as a replica's volume: pages of a file on a disk can't be locked for a device."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 

@@ -249,7 +249,7 @@ class Planted(NamedTuple):
         return failure(seed, schedule=strikes or None)
 
     def shown_by(self, seeds: Iterable[int]) -> Iterator[int]:
-        """Return those of the seeds that pass with the code as it is, and break an invariant with the mutation."""
+        """Yield those of the seeds that pass with the code as it is, and break an invariant with the mutation."""
         for seed in seeds:
             with pytest.MonkeyPatch.context() as patch:
                 self.mutation(patch)

@@ -10,7 +10,7 @@ from concertina_state.tensors import DTYPES
 
 
 def shards(job):
-    """Return header and content of each shard, of the newest snapshot of which every shard is held."""
+    """Yield header and content of each shard, of the newest snapshot of which every shard is held."""
     id = job.newest().id
     for shard in range(id.shards):
         content = bytearray(job.find(id, shard).read_bytes())

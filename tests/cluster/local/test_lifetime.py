@@ -33,7 +33,7 @@ with cluster.owned(sys.argv[1], Options(nodes=1, s3=True)) as up:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """Return the name of a cluster that is down before and after the test."""
+    """Yield the name of a cluster that is down before and after the test."""
     chosen = f"life-{os.getpid()}"
     yield chosen
     local.down(chosen)

@@ -43,7 +43,7 @@ def node_condition(cluster: LocalCluster, name: str) -> str:
 
 @pytest.fixture
 def node(cluster: LocalCluster) -> Iterator[str]:
-    """Return a node that a test may disturb, and repair it afterwards."""
+    """Yield a node that a test may disturb, and repair it afterwards."""
     name = cluster.nodes()[-1]
     yield name
     with contextlib.suppress(LocalClusterError):

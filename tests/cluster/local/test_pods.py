@@ -187,7 +187,7 @@ def test_logs(pods: Pods) -> None:
 
 @pytest.fixture
 def device() -> Iterator[Path]:
-    """Return the path of a file that stands for a GPU of this machine."""
+    """Yield the path of a file that stands for a GPU of this machine."""
     path = Path("/dev/nvidia-of-a-test")
     try:
         path.touch()

@@ -38,7 +38,7 @@ print(json.dumps({"pid": os.getpid(), "uid": os.getuid(), "memory": os.path.ismo
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """Return a cache folder for that user, outside of pytest's private folders, with the programs beside it."""
+    """Yield a cache folder for that user, outside of pytest's private folders, with the programs beside it."""
     folder = Path("/tmp") / f"concertina-rootless-{os.getpid()}"
     (folder / "cache").mkdir(parents=True)
     (folder / "bin").mkdir()

@@ -40,7 +40,7 @@ def test_every_field_is_described() -> None:
 
 
 def explained(schema: dict[str, Any], indent: str = "") -> Iterator[str]:
-    """Return fields and descriptions as `kubectl explain --recursive` shows them, without those of a pod."""
+    """Yield fields and descriptions as `kubectl explain --recursive` shows them, without those of a pod."""
     for name, field in schema.get("properties", {}).items():
         choices = f" ({', '.join(field['enum'])})" if "enum" in field else ""
         yield f"{indent}{name}{choices}: {field['description']}"

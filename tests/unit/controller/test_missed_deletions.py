@@ -40,7 +40,7 @@ def job(name: str, namespace: str = "a") -> Raw:
 
 @contextlib.asynccontextmanager
 async def knowing(folder: Path, jobs: list[Raw], answers: list[type[web.HTTPError]]) -> AsyncIterator[Any]:
-    """Return an operator that knows these jobs, and an API server that gives these answers one after the other."""
+    """Yield an operator that knows these jobs, and an API server that gives these answers one after the other."""
 
     async def answer(_: web.Request) -> web.Response:
         raise answers.pop(0)

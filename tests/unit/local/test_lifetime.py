@@ -16,7 +16,7 @@ ELSEWHERE = "is of a cluster on login-2: it is seen and taken down there. If it 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a state folder in which a process was started."""
+    """Yield a state folder in which a process was started."""
     monkeypatch.setattr(paths, "clusters", lambda: tmp_path)
     folder = tmp_path / "shared"
     lifetime.spawn(folder, "sleeper", ["sleep", "600"])

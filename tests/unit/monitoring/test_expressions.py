@@ -33,7 +33,7 @@ def exposed() -> set[str]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Return the expressions by the name of the panel or rule."""
+    """Yield the expressions by the name of the panel or rule."""
     for rule in (each for group in alerts.rules()["groups"] for each in group["rules"]):
         yield rule.get("alert", rule.get("record")), rule["expr"]
     for board in DASHBOARDS.values():

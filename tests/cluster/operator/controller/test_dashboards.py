@@ -44,7 +44,7 @@ SOMETIMES = {"local_rank", "reason"}
 
 @pytest.fixture
 def metrics(installed: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """Return the address of an operator's metrics."""
+    """Yield the address of an operator's metrics."""
     [port] = processes.free_ports("127.0.0.1", 1)
     address = f"127.0.0.1:{port}"
     operator = Operator(tmp_path, installed)

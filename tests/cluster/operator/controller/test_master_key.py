@@ -58,7 +58,7 @@ class Key:
 
 @pytest.fixture
 def key(cluster: LocalCluster, operator: Operator) -> Iterator[Key]:
-    """Return the master key, and restore the key and the operator afterwards."""
+    """Yield the master key, and restore the key and the operator afterwards."""
     found = Key(cluster, operator)
     before = found.get()
     yield found

@@ -39,7 +39,7 @@ def operator(installed: dict[str, str], metrics: str, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="module")
 def jobs(cluster: LocalCluster, operator: Operator) -> Iterator[Jobs]:
-    """Return a namespace's jobs for all tests of a file. Runs are concurrent, and pause most of the time."""
+    """Yield a namespace's jobs for all tests of a file. Runs are concurrent, and pause most of the time."""
     namespace = f"t-{uuid.uuid4().hex[:8]}"
     cluster.create_namespace(namespace)
     yield Jobs(cluster, namespace)
@@ -76,7 +76,7 @@ def scrapes(operator: str, jobs: Jobs) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alerts(jobs: Jobs, metrics: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alerts]:
-    """Return the alerts of a Prometheus with the chart's rules, whose times are shortened."""
+    """Yield the alerts of a Prometheus with the chart's rules, whose times are shortened."""
     folder = tmp_path_factory.mktemp("prometheus")
     with serve(folder, scrapes(metrics, jobs), shortened(RULES, DIVISOR, folder / "rules.yaml")) as prometheus:
         yield Alerts(prometheus, jobs)

@@ -23,7 +23,7 @@ TAINT = {"key": ONLY, "effect": "NoSchedule"}
 
 @pytest.fixture(params=[1])
 def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Return the domain of each of 12 nodes: four domains of three nodes, two in each zone.
+    """Yield the domain of each of 12 nodes: four domains of three nodes, two in each zone.
 
     Each node has room for one pod, or for as many as the parameter says.
     """

@@ -111,7 +111,7 @@ class Conflicts(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def conflicts(jobs: Jobs, tmp_path: Path) -> Iterator[set[str]]:
-    """Return the kinds of which the webhook has refused one in the test's namespace, as soon as it is called."""
+    """Yield the kinds of which the webhook has refused one in the test's namespace, as soon as it is called."""
     authority = ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("webhook", "webhook", hosts=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -41,7 +41,7 @@ def one_queue(queued: QueuedJobs, units: int = 4) -> str:
 
 @pytest.fixture
 def spot(queued: QueuedJobs) -> Iterator[str]:
-    """Return a node that only pods of a flavor may use."""
+    """Yield a node that only pods of a flavor may use."""
     kubectl = queued.jobs.cluster.kubectl
     node = str(queued.jobs.cluster.nodes()[0])
     kubectl("label", "node", node, "pool=spot")

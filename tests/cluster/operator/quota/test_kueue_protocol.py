@@ -36,7 +36,7 @@ WRITE = os.environ.get("CONCERTINA_RECORD") == "write"
 
 @pytest.fixture(scope="module")
 def client(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Return a client of Kueue with its queues, and a namespace of a fixed name."""
+    """Yield a client of Kueue with its queues, and a namespace of a fixed name."""
     client = Client.of_local(cluster)
     with serving(kueue.Kueue(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue"))):
         cluster.create_namespace(NAMESPACE)

@@ -97,7 +97,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
 
 @pytest.fixture
 def elsewhere(cluster: LocalCluster, namespace: str) -> Iterator[list[Jobs]]:
-    """Return three other namespaces."""
+    """Yield three other namespaces."""
     names = [f"{namespace}-{number}" for number in range(3)]
     for name in names:
         cluster.create_namespace(name)

@@ -28,7 +28,7 @@ def node_names(jobs: Jobs) -> list[str]:
 
 @pytest.fixture
 def nodes(jobs: Jobs) -> Iterator[None]:
-    """Return the nodes, and make every node schedulable again after the test."""
+    """Yield the nodes, and make every node schedulable again after the test."""
     yield
     jobs.cluster.kubectl("patch", "nodes", *node_names(jobs), "--type=merge", "-p", json.dumps({"spec": SERVES}))
 

@@ -130,7 +130,7 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
 
 
 def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[OwnState, OwnState, type]]:
-    """Return all transitions that the machine makes."""
+    """Yield all transitions that the machine makes."""
     for rank, name in enumerate((COORDINATOR, MEMBER)):
         for bring in SITUATIONS.values():
             for seconds, events in happenings(rank):

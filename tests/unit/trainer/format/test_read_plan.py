@@ -40,7 +40,7 @@ def worlds(draw):
 
 
 def files(tensors, count):
-    """Return the shards of `count` ranks, with each box in one of them: content and header by number.
+    """Yield the shards of `count` ranks, with each box in one of them: content and header by number.
 
     A rank can hold one box of a tensor, so there are more ranks if there are more boxes.
     """
