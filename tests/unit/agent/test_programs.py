@@ -1,4 +1,4 @@
-"""Program that an interpreter describes, and the parents that can run it."""
+"""Programs of warm starts: the description that an interpreter sends, and the warm parents that can run its script."""
 
 import dataclasses
 from typing import Any

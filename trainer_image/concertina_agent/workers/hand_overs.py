@@ -28,7 +28,7 @@ MOST_PATH = 100
 
 @dataclasses.dataclass
 class Start:
-    """One start of a worker's command."""
+    """One start of a worker's command, with the interpreters that it has started."""
 
     process: Process
     record: bool
@@ -38,7 +38,7 @@ class Start:
     reports: int = 0
     """Number of interpreters that have described themselves."""
     recorded: set[str] = dataclasses.field(default_factory=set)
-    """Keys of the programs of which an interpreter records."""
+    """Keys of the programs of which an interpreter already records the imports."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Plain:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """A script that runs in a fork of a parent."""
+    """Answer to an interpreter whose script runs in a fork of a parent."""
 
     child: Child
     refused: Callable[[str], None]
