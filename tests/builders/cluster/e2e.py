@@ -34,7 +34,7 @@ def setting(name: str, default: str = "") -> str:
 
 NAMESPACE = setting("NAMESPACE", "concertina-e2e")
 IMAGE, TAG = setting("IMAGE", "concertina/operator"), setting("TAG", "0.1.0")
-"""Image of operator, agent and trainer, unless the variables below name other ones."""
+"""Of operator, agent and trainer where the next ones don't say otherwise."""
 AGENT_IMAGE, TRAINER_IMAGE = setting("AGENT_IMAGE", IMAGE), setting("TRAINER_IMAGE", f"{IMAGE}:{TAG}")
 MORE_IMAGES = ("SCRIPT_IMAGE", "NO_PYTHON_IMAGE", "BARE_PYTHON_IMAGE")
 """Variables that name other images; tests whose image is missing are skipped."""
@@ -62,7 +62,7 @@ def chart(*more: str) -> list[Object]:
 
 
 def prerequisites() -> str:
-    """Apply what an administrator applies once: the CRD, the namespace, and the permission to read nodes."""
+    """Return the YAML that an administrator applies once: CRD, namespace, and the permission to read nodes."""
     wide = [each for each in chart() if each["kind"] in CLUSTER_WIDE]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     return yaml.safe_dump_all([namespace, *wide])
