@@ -120,7 +120,7 @@ class SimulatedNode:
         return at
 
     async def power_off(self) -> float:
-        """Kill all pods of the node without reporting that to the API server."""
+        """Kill all pods of the node without reporting that to the API server. Return the time, in Unix seconds."""
         at = time.time()
         for part in self._parts:
             part.cancel()

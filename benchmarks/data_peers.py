@@ -97,7 +97,7 @@ Way = Callable[[Path, int, int], Batches]
 
 
 def memory_map(threads: int = 0, workers: int = 0, run: int = 1) -> Way:
-    """Read the shards themselves with grain."""
+    """Return the way to read the shards themselves with grain."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import grain
@@ -109,7 +109,7 @@ def memory_map(threads: int = 0, workers: int = 0, run: int = 1) -> Way:
 
 
 def array_record(threads: int) -> Way:
-    """Read the format that grain recommends, with one record for each sequence."""
+    """Return the way to read the format that grain recommends, with one record for each sequence."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import grain
@@ -183,7 +183,7 @@ def mosaic(workers: int, run: int = 1) -> Way:
 
 
 def stateful(workers: int, run: int = 1) -> Way:
-    """Read the shards themselves with StatefulDataLoader."""
+    """Return the way to read the shards themselves with StatefulDataLoader."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import torch

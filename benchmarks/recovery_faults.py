@@ -79,7 +79,7 @@ def kill_node(victims: Victims) -> float:
 
 
 def stop_agent(victims: Victims) -> float:
-    """Stop an agent, so that it is silent while its connections stay open."""
+    """Stop an agent, so that it is silent while its connections stay open. Return the time, in Unix seconds."""
     pid = victims.agent(victims.member)
     victims.stopped.append(pid)
     return _signal(pid, signal.SIGSTOP)
@@ -92,14 +92,17 @@ def stop_worker(victims: Victims) -> float:
 
 
 def notice(victims: Victims) -> float:
-    """Delete the pod with its grace period."""
+    """Delete the pod with its grace period. Return the time of the request, in Unix seconds."""
     at = time.time()
     victims.stage.cluster.kubectl("delete", "pod", victims.member, "--wait=false")
     return at
 
 
 def operator_too(victims: Victims) -> float:
-    """Kill the operator at the same moment; its container is restarted."""
+    """Kill an agent and the operator at the same moment. Return the time, in Unix seconds.
+
+    The kubelet restarts the operator's container.
+    """
     pid, operator = victims.agent(victims.member), operator_of(victims.stage)
     if operator is not None:
         operator.signal(signal.SIGKILL)

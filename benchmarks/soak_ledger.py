@@ -70,7 +70,7 @@ def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
 
 
 def judge(found: list[Round], final: int) -> Verdict:
-    """Check the rounds against `final`, the step of the durable checkpoint at the end."""
+    """Return the verdict on the rounds, given `final`, the step of the durable checkpoint at the end."""
     wrong, replayed, unheard, last = [], 0, 0, 0
     losses: dict[int, list[float]] = defaultdict(list)
     for each in found:

@@ -51,7 +51,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 def places(value: Any, into: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Yield every (mapping or list, key or index) within the document."""
+    """Append every pair of a mapping or list within the document and its key or index to `into`, and return `into`."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inside:
         into.append((value, key))

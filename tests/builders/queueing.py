@@ -145,7 +145,7 @@ class FakeApi:
         return self._store(kind, obj, "ADDED")
 
     def replace(self, kind: str, obj: Raw) -> Raw:
-        """Store a changed object. One that is being deleted and has no finalizer left is gone."""
+        """Store and return a changed object. If it is being deleted and has no finalizer left, it is removed."""
         metadata = obj["metadata"]
         if "deletionTimestamp" in metadata and not metadata.get("finalizers"):
             return self.remove(kind, metadata["name"])

@@ -75,7 +75,7 @@ class Replica:
 
 
 def hang(ship: w.Ship) -> None:
-    """Return while the upload is under way, which lasts until this process ends."""
+    """Start an upload that hangs until this process ends, and return once it is under way."""
     storage = socket.create_server(("127.0.0.1", 0))
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{storage.getsockname()[1]}", "AWS_REGION": "here",

@@ -127,7 +127,7 @@ def _problem(labels: Mapping[str, str]) -> Problem:
 
 
 def bundled(jobs: Jobs, data: Path, name: str, fault: Path | None = None, pace: str = "0.1", **more: Any) -> None:
-    """Return a job of the bundled trainer.
+    """Create a job of the bundled trainer.
 
     `more` is merged into the spec, and `trainer` into its section. `container`, with its `environment` and `volumes`,
     is a part of the pod.

@@ -101,7 +101,10 @@ def describe() -> str:
 
 
 def run_picked(checks: Sequence[Check], revision: Revision, seconds: float, path: Path | None) -> int:
-    """Run checks, and write the results after each of them: this process may be killed at any time."""
+    """Run checks and return the exit status.
+
+    The results are written after each check, because this process may be killed at any time.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     begun = time.monotonic()
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -122,7 +122,7 @@ class Agents:
 
 
 def _ends(start: Start) -> Callable[[node.Round], None]:
-    """Tell the ranks to stop once they ask, and kill them once they stop."""
+    """Return a function that tells the ranks to stop once they ask, and kills them once they stop."""
     asked: list[bool] = []
 
     def watch(round: node.Round) -> None:

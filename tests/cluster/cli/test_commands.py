@@ -176,7 +176,7 @@ def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) ->
     """Each pod prints in two rounds, alternating with the other pod. Between the rounds its rank has changed."""
 
     def turn(number: int, *words: str) -> str:
-        """Wait for this pod's turn, print, and pass the turn on."""
+        """Return a shell command that waits for this turn, runs `words`, and lets the next turn begin."""
         wait = f"until [ -e {tmp_path}/{number} ]; do sleep 0.05; done"
         return "; ".join([wait, *words, f"sleep 0.05; touch {tmp_path}/{number + 1}"])
 

@@ -285,10 +285,10 @@ class OperatorProcess:
         self.clock.after(self.clock.between(0.002, 0.01), self._apply, made, list(made.actions))
 
     def _decides_the_same(self, observed: JobObservation, made: Plan) -> None:
-        """Return whether a new version of the job needs no pass, because only numbers have changed.
+        """Check that a new version of the job needs no pass if only numbers in its status have changed.
 
         Raises:
-            Violation: If it does not hold.
+            Violation: If a pass would decide something.
         """
         job = dataclasses.replace(observed.job, status=made.status)
         again = self._plan(dataclasses.replace(observed, job=job))

@@ -57,7 +57,7 @@ def draw(seed: int, calm: bool) -> Schedule:
 
 
 def _apart(source: str, table: tuple[str, ...]) -> list[Strike]:
-    """Draw from a random generator of its own, so that the other faults of a seed stay the same."""
+    """Draw faults from a separate random generator, so that the other faults of a seed stay the same."""
     chance = random.Random(source)
     count = chance.randint(1, 2) if chance.random() < OFTEN else 0
     return [Strike(chance.uniform(*TRAINING), chance.choice(table), chance.getrandbits(32)) for _ in range(count)]

@@ -26,7 +26,7 @@ from concertina_protocol.connection import abort
 
 
 def remembered(asked: list[protocol.Message]) -> Answer:
-    """Answer like an agent, and keep the requests."""
+    """Return a server's answer that appends the requests to `asked` and behaves like an agent otherwise."""
 
     async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
         asked.append(message)

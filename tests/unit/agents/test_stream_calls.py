@@ -24,7 +24,7 @@ Scenario = Callable[[AgentConnections, Heard, str], Awaitable[None]]
 
 
 def said(heard: list[tuple[object, str]], takes_calls: bool = True) -> Answer:
-    """Answer all requests as an agent does, and record the connection of each."""
+    """Return a server's answer like an agent's, which appends the connection and kind of each request to `heard`."""
 
     async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
         heard.append((writer.get_extra_info("peername"), type(message).__name__))

@@ -37,7 +37,7 @@ def test_a_foreign_line_is_refused_with_a_sentence():
 
 
 def connected(path, talk):
-    """Yield a worker's end, and the thread in which the agent's end runs `talk`."""
+    """Return a worker's end of a channel, and the thread in which the agent's end runs `talk`."""
     ready = threading.Event()
 
     async def agent():

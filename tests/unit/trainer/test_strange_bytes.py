@@ -46,7 +46,7 @@ FACTS = ShardMetadata(SnapshotId(3, 7, "digest", 2), 1, 210, "c", "d", skipped=(
 
 
 def published() -> Path:
-    """Create a run's folder with two finished checkpoints, by the uploader itself."""
+    """Create a run's folder with two finished checkpoints by the uploader itself, and return its path."""
     folder, scratch = FOLDER / "run", FOLDER / "scratch"
     scratch.mkdir()
     for step in (5, 9):

@@ -122,7 +122,7 @@ class HandOvers:
         return f"{self._number}:{self.path}"
 
     def add(self, process: Process, record: bool) -> Start:
-        """Add the start to which `next_value` belongs; its interpreters are answered until its process has ended."""
+        """Add and return the start to which `next_value` belongs. Answer its interpreters until `process` ends."""
         number, now = self._number, asyncio.get_running_loop().time()
         start = self._starts[number] = Start(process, record, now)
         process.ended.add_done_callback(lambda _: self._starts.pop(number, None))

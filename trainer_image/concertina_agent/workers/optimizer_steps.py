@@ -89,7 +89,7 @@ class StepCounter:
         self._name = name.encode(errors="replace")[:NAME_BYTES]
 
     def _claimed(self) -> int:
-        """Open the file for this process alone, until it ends.
+        """Open and lock the file for this process until it ends, and return the file descriptor.
 
         Raises:
             OSError: If another process of this worker, such as its parent, counts its steps already.

@@ -125,7 +125,7 @@ def _whole_sequences(norm: nn.Module, arguments: Any, output: DTensor) -> DTenso
 
 @contextmanager
 def loss_context(world: DistContext) -> Iterator[None]:
-    """Return a context for the loss of logits that are cut by vocabulary, and its gradient.
+    """Context for the loss of logits that are sharded by vocabulary, and for its gradient.
 
     Within it, the time that DTensors wait for each other is measured. torch is changed for the whole process, so enter
     it once.

@@ -51,7 +51,9 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
 
 
 def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) -> Raw:
-    """Place all pods of the job in one domain, by a requirement or by a preference that outweighs the other ones.
+    """Return the affinity with a term that places all pods of the job in one domain.
+
+    The term is a requirement, or a preference that outweighs the other ones.
 
     The scheduler exempts the first pod from the requirement, because no pod of the job is anywhere yet.
     """

@@ -45,7 +45,7 @@ class Api:
         return self._call(connection, method, path, body, timeout)
 
     def _call(self, connection: http.client.HTTPSConnection, method: str, path: str, body: Any, timeout: float) -> Any:
-        """Send one request on a connection.
+        """Send one request on a connection, and return the decoded response.
 
         Raises:
             ControlPlaneError: When the API server refuses the request.

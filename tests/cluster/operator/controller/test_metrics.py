@@ -87,7 +87,7 @@ def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
 
 
 def settled(cluster: LocalCluster, scraped: Scraped) -> list[float]:
-    """Wait until the jobs of other tests are gone, because the operator acts on them as well and counts that.
+    """Delete the jobs of other tests and wait until they are gone: the operator's metrics would count them as well.
 
     After a restart of the API server, Kubernetes may try for a long time to delete a namespace.
     """

@@ -67,7 +67,7 @@ def jobs(gangs: Gangs) -> Iterator[Jobs]:
 
 
 def create(jobs: Jobs, name: str, gang: str | None, replicas: int = 2, **spec: Any) -> None:
-    """Return a job whose replicas take a node's only GPU each."""
+    """Create a job whose replicas take a node's only GPU each."""
     container = {
         "name": "trainer", "image": "concertina/trainer:test", "command": ["python3", "-uc", STAY],
         "resources": {"limits": {GPU: "1"}},

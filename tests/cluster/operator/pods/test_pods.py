@@ -86,7 +86,7 @@ ASKED: dict[str, Object] = {
 
 @pytest.fixture
 def classes(jobs: Jobs) -> str:
-    """Create a priority class and a runtime class; the former's name is the test's own."""
+    """Create a priority class and the runtime class `given`. Return the priority class's name, unique to the test."""
     name = f"given-{jobs.namespace}"
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 7}
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "given"}, "handler": "runc"}

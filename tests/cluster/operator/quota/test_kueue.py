@@ -116,7 +116,7 @@ def test_an_elastic_job_starts_smaller_and_grows(queued: QueuedJobs) -> None:
 
 
 def preempted(queued: QueuedJobs, **elastic: Any) -> Object:
-    """Let four replicas train, and a job of high priority ask for three."""
+    """Let four replicas train and a job of high priority ask for three. Return the job that is evicted."""
     one_queue(queued)
     queued.create("a", "team", 4, elastic=ELASTIC | elastic)
     job = queued.wait_trains("a", 4)

@@ -53,7 +53,7 @@ def address(jobs: Jobs, replica: str) -> str:
 
 
 def undisturbed(jobs: Jobs, before: Object) -> Object:
-    """Check that the job has the same round and pods as before."""
+    """Check that the job has the same round and pods as before, and return the job."""
     after = jobs.get("a")
     assert after["status"]["world"] == before["status"]["world"], jobs.describe("a")
     assert after["status"]["restarts"]["total"] == 0

@@ -58,7 +58,7 @@ def test_growing_that_fails_is_not_tried_again_at_once(jobs: Jobs) -> None:
 
 
 def on(*nodes: str) -> Object:
-    """Create a pod with a GPU on one of these nodes, each of which has two."""
+    """Return the spec of a pod that needs one of the two GPUs of any of these nodes."""
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
     command = {"command": ["python3", "-uc", SHORT], "resources": {"limits": {"nvidia.com/gpu": 1}}}

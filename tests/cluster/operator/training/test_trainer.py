@@ -27,7 +27,7 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Server]:
 
 
 def secret(jobs: Jobs, storage: s3.Server, **changes: str) -> None:
-    """Return the Secret `s3` of the jobs' namespace."""
+    """Create the Secret `s3` in the jobs' namespace."""
     body = {"metadata": {"name": "s3"}, "stringData": {**storage.environment(), **changes}}
     jobs.cluster.api.call("POST", f"/api/v1/namespaces/{jobs.namespace}/secrets", body)
 

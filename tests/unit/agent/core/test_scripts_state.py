@@ -109,7 +109,7 @@ def test_a_member_that_went_without_its_part_of_the_last_snapshot_is_lost():
 
 
 def through(driver: Driver, *steps: int, rank: int = 0) -> list[e.Effect]:
-    """Let the worker commit these snapshots, and exit."""
+    """Let the worker commit the snapshots of these steps and exit. Return the effects of the exit."""
     driver.say(w.KeepsState(rank), rank=rank)
     driver.tell(e.StorageSeen(p.Storage(p.StorageHealth.READY)))
     for step in steps:
@@ -139,7 +139,7 @@ def test_where_ranks_have_different_last_snapshots_the_newest_that_all_have_is_t
 
 
 def beats(driver: Driver, name: str, saved: tuple[int, ...], parts: tuple[p.Part, ...] = ()) -> list[e.Effect]:
-    """Let a member that has finished send heartbeats while time passes."""
+    """Let a member that has finished send heartbeats for 0.25 s, and return the effects."""
     driver.member_says(name, "succeeded", saved=saved, durable_parts=parts)
     return driver.wait(0.25)
 

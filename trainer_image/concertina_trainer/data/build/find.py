@@ -315,7 +315,7 @@ def _of_split(
 
 
 def _each_once(listing: Listing) -> Listing:
-    """Leave out further names of a file, because its documents would be taken twice."""
+    """Return the listing with one name for each file: documents of a file with two names would be used twice."""
     plain = {item.identity: item.name for item in reversed(listing) if isinstance(item, InputFile)}
     plain |= {
         item.identity: item.name
