@@ -1,13 +1,16 @@
-"""Saving and restoring the training state of one rank: what a save costs the step, when it is durable, and how fast it
-comes back from each place; beside torch's own dcp.save, dcp.async_save and its stager, in the same run.
+"""Time to save and to restore the training state of one rank, compared with torch's own functions.
 
 python benchmarks/checkpoint.py [--mebibytes 10 100 1024] [--runs N] [--json FILE]
 
+The benchmark measures how long a save delays the step, when it is durable, and how fast the state is restored from each
+place. torch's dcp.save, dcp.async_save and its stager are measured in the same run.
+
 The state is that of a real model of the given size, float32 weights and two moments, in one process. Node memory is
-/dev/shm, as a replica's volume is; files are on the disk of --folder; the S3 server is a SeaweedFS on this machine.
-`memcpy` copies the same tensors into others: nothing can be faster. `memory` is what a worker waits for when its agent
-has checked the snapshot while it joined and built its model; `with its check` is one after the other. `a peer` is from
-the request for a shard that only another agent holds until the tensors are filled.
+/dev/shm, like a replica's volume. Files are on the disk of --folder, and the S3 server is a SeaweedFS on this machine.
+The row `memcpy` copies the same tensors into others, which is a lower bound for all rows. The row `memory` is the time
+that a worker waits for its snapshot when its agent has checked the snapshot while the worker joined and built its
+model. The row `with its check` includes the check. The row `a peer` is the time from the request for a shard that only
+another agent holds until the tensors are filled.
 """
 
 import argparse
@@ -57,14 +60,15 @@ from concertina_trainer.training.engine import WholeModel
 UID = "bench"
 CONFIG = uploader.Destination(uri="bench", keep=2)
 BETWEEN = 3.0
-"""Seconds from one snapshot to the next, as in training, where they take a hundredth of the time at most."""
+"""Seconds from one snapshot to the next. It is long, because in training snapshots take at most a hundredth of the
+time."""
 DEMO = {"layers": 4, "dim": 128}
-"""The demo's model, the default: 0.8 million weights."""
+"""Size of the demo's model, which is the default: 0.8 million weights."""
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[DistContext]:
-    """A world of one."""
+    """Yield the context of a world of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     yield DistContext.of(0, 1, device, ParallelismConfig())
@@ -72,7 +76,7 @@ def alone() -> Iterator[DistContext]:
 
 
 class Subject:
-    """A model of about so many MiB of state, and its snapshots."""
+    """Model with a training state of about the given size in MiB, and its snapshots."""
 
     def __init__(self, mebibytes: float, world: DistContext, memory: Path) -> None:
         self.world = world
@@ -84,7 +88,7 @@ class Subject:
         self.state = TrainState(self.model, self.config, self.optimizer, world)
         self.state.initialise(self.config)
         self.volume = memory / "volume"
-        """As an agent's: this is where it would look."""
+        """Folder of the snapshots, at the place where an agent would look for them."""
         self.snapshots = Snapshots(self.volume / "snapshots" / "round-1" / "shard-0", self.state.saved)
         self.step = 0
 
@@ -93,11 +97,11 @@ class Subject:
         return self.state.saved.layout.size / 2**20
 
     def begin(self) -> TakenSnapshot:
-        """As the training loop does: it waits for the copy, a thread commits."""
+        """Begin a snapshot as the training loop does: the loop waits for the copy, and a thread commits."""
         return self.snapshots.begin(self._next())
 
     def take(self) -> TakenSnapshot:
-        """Committed, as the loop waits for one that becomes durable."""
+        """Take a snapshot and wait for its commit, as the loop waits for a snapshot that becomes durable."""
         return self.snapshots.take(self._next())
 
     def _next(self) -> ShardMetadata:
@@ -109,7 +113,7 @@ class Subject:
         self.state.load(self.state.plan({0: shard.header}), {0: shard}, shard.header.metadata.id.step)
 
     def train_step(self) -> None:
-        """One step of a whole global batch, without reading and without other ranks."""
+        """Train one step of a whole global batch, without reading data and without other ranks."""
         length, size = self.config.model.sequence_length, self.config.global_batch_size
         plan = plan_batch(size, self.config.micro_batch_size, 1)
         tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
@@ -121,7 +125,7 @@ class Subject:
         self.optimizer.update(1e-6, 1.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """As torch's own functions want them."""
+        """Return the state's tensors by name, as torch's own functions take them."""
         saved = self.state.saved
         return {chunk.name: tensor for chunk, tensor in zip(saved.layout.chunks, saved.tensors, strict=True)}
 
@@ -136,7 +140,7 @@ def _model(mebibytes: float) -> dict[str, int]:
 
 
 def timed(runs: int, work: Callable[[], object], before: Callable[[], object] = lambda: None) -> list[float]:
-    """Seconds of each; the first, which warms up, is not counted."""
+    """Return the seconds of each run; the first run is a warm-up and is not counted."""
     seconds = []
     for _ in range(runs + 1):
         before()
@@ -147,7 +151,10 @@ def timed(runs: int, work: Callable[[], object], before: Callable[[], object] = 
 
 
 def in_turn(runs: int, works: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each, one after the other, again and again: what else the machine does hits all alike."""
+    """Return the seconds of each work by row, with the works taken in turn.
+
+    In this way, other load on the machine affects all rows alike.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(runs + 1):
         for name, work in works.items():
@@ -158,8 +165,10 @@ def in_turn(runs: int, works: Mapping[str, Callable[[], object]]) -> dict[str, l
 
 
 def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
-    """What the loop waits for at the first snapshots of a round. The third is on its way to storage when its slot is
-    written again: four take a new file."""
+    """Return how long the loop waits at the first snapshots of a round.
+
+    The third snapshot is still on its way to storage when its slot is written again, so the first four take a new file.
+    """
     seconds = []
     for run in range(runs):
         folder = memory / f"first-{run}" / "snapshots" / "round-1" / "shard-0"
@@ -181,7 +190,7 @@ def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
 
 
 def saves(subject: Subject, runs: int, memory: Path, disk: Path) -> dict[str, list[float]]:
-    """What the training loop waits for."""
+    """Return how long the training loop waits for a snapshot."""
     tensors = subject.tensors()
     copies = [torch.empty_like(tensor) for tensor in tensors.values()]
     options = StagingOptions(False, False, False, False)
@@ -202,8 +211,11 @@ def saves(subject: Subject, runs: int, memory: Path, disk: Path) -> dict[str, li
 def dcp_saves(
     tensors: dict[str, torch.Tensor], runs: int, target: Path, stager: DefaultStager
 ) -> dict[str, list[float]]:
-    """torch's own saves to a file: as they come, and set up as its documentation advises for speed: two writing
-    threads, and a stager that is kept, as one made for each save has to find all its memory anew."""
+    """Return the times of torch's own saves to a file, with default settings and tuned.
+
+    The tuning follows torch's documentation: two writing threads, and a stager that is reused, because a new stager has
+    to allocate all of its memory again.
+    """
 
     def comes() -> dict[str, Any]:
         return {"checkpoint_id": target}
@@ -218,14 +230,14 @@ def dcp_saves(
         "torch: dcp.save": timed(runs, lambda: dcp.save(tensors, **comes(), no_dist=True), wipe),
         "torch: dcp.save, 2 threads": timed(runs, lambda: dcp.save(tensors, **threads(), no_dist=True), wipe),
     }
-    for name, where, kept in (
+    for name, where, reused_stager in (
         ("", comes, None), (", stager kept", comes, stager), (", stager kept, 2 threads", threads, stager),
     ):  # fmt: skip
         stalls, durable = [], []
         for _ in range(runs + 1):
             wipe()
             started = time.perf_counter()
-            pending = dcp.async_save(tensors, **where(), async_stager=kept, no_dist=True)
+            pending = dcp.async_save(tensors, **where(), async_stager=reused_stager, no_dist=True)
             stalls.append(time.perf_counter() - started)
             assert isinstance(pending, Future)
             pending.result()
@@ -236,12 +248,15 @@ def dcp_saves(
 
 
 def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict[str, list[float]], dict[str, Durable]]:
-    """From the start of a save until LATEST names it; in turn with dcp.save, and with obstore's own put of the same
-    file to the same server. `kept`: beside as many as ours keeps, and the oldest goes once the new one is there; what
-    goes just before leaves its memory to what is written next, which on a virtual machine is the half of it."""
+    """Return the times from the start of a save until LATEST names it, and the checkpoints.
+
+    dcp.save, and obstore's own put of the same file to the same server, are measured in turn. In the row `kept`,
+    dcp.save keeps as many checkpoints as concertina, and the oldest one is deleted after each save. A file that is
+    deleted just before a save leaves its memory to that save, which on a virtual machine halves the time.
+    """
     newest = dict[str, Durable]()
     target, tensors = disk / "dcp", subject.tensors()
-    kept = deque[Path]()
+    checkpoints = deque[Path]()
 
     def save(name: str, folder: ObjectPrefix) -> None:
         taken = subject.take()
@@ -255,10 +270,10 @@ def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict
         dcp.save(tensors, checkpoint_id=target, no_dist=True)
 
     def dcp_save_kept() -> None:
-        kept.append(disk / f"dcp-{subject.step}")
-        dcp.save(tensors, checkpoint_id=kept[-1], no_dist=True)
-        if len(kept) > CONFIG.keep:
-            shutil.rmtree(kept.popleft())
+        checkpoints.append(disk / f"dcp-{subject.step}")
+        dcp.save(tensors, checkpoint_id=checkpoints[-1], no_dist=True)
+        if len(checkpoints) > CONFIG.keep:
+            shutil.rmtree(checkpoints.popleft())
 
     file, cloud = (ObjectPrefix(uri, create=True) for uri in (f"file://{disk}/durable", f"s3://{bucket}"))
     works = {
@@ -272,7 +287,7 @@ def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict
 
 
 def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
-    """From the request for a shard that another agent holds until every tensor is filled."""
+    """Return the times from the request for a shard that another agent holds until every tensor is filled."""
     taken = subject.take()
     size = taken.path.stat().st_size
     target = memoryview(bytearray(size))
@@ -293,7 +308,7 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
 
 
 def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]) -> dict[str, list[float]]:
-    """From the order to restore until every tensor is filled and checked."""
+    """Return the times from the order to restore until every tensor is filled and checked."""
     taken = subject.take()
     shard = shards.committed_shard(taken.path)
     assert shard is not None

@@ -1,9 +1,9 @@
-"""What a shard's way from a peer takes of processors at the least: each part of it alone, from memory to memory.
+"""Processor time that a shard's transfer from a peer takes at least: each part of the transfer alone, in memory.
 
 python benchmarks/checkpoint_floor.py [--mebibytes 1016] [--runs N] [--json FILE]
 
-Processor seconds, as a machine that does other work beside adds less to them than to seconds: take the best. Where both
-ends share two cores, no pull takes less than half of the sum.
+The unit is processor seconds, because other load on the machine affects them less than elapsed seconds. Use the best
+run. If both ends share two cores, a pull takes at least half of the sum.
 """
 
 import argparse
@@ -27,7 +27,7 @@ UID, PIECE = "bench", 1 << 18
 
 
 class Secure:
-    """Both ends of TLS as agents speak it, without a socket between."""
+    """Both ends of a TLS connection as agents use it, without a socket between them."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ class Secure:
 
 
 def parts(pieces: int, folder: Path) -> dict[str, float]:
-    """Processor seconds of each part, for so many pieces."""
+    """Return the processor seconds of each part of the transfer, for the given number of pieces."""
     piece, into, target = memoryview(os.urandom(PIECE)), memoryview(bytearray(PIECE)), bytearray(pieces * PIECE)
     seconds: dict[str, float] = {}
     last = time.process_time()
@@ -123,7 +123,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             for part, seconds in parts(options.mebibytes * 2**20 // PIECE, Path(folder)).items():
                 rows.setdefault(part, []).append(seconds)
-    rows["sum"] = [sum(run) for run in zip(*(each for part, each in rows.items() if part[0] != "("), strict=True)]
+    rows["sum"] = [
+        sum(run) for run in zip(*(part_runs for part, part_runs in rows.items() if part[0] != "("), strict=True)
+    ]
     report.show(f"{options.mebibytes} MiB from a peer, parts, processor seconds; {ssl.OPENSSL_VERSION}", rows)
     report.write(options.json, "checkpoint_floor", rows)
 

@@ -1,7 +1,9 @@
-"""What snapshots take of a loop whose device copies for free, so that their checksum is all that is left.
+"""Cost of snapshots for a loop whose device copies for free, so that only their checksum takes time.
 
-Part of checkpoint.py. The state is a file of the given size, a step is a sleep, and a job of one replica has a snapshot
-on its peers at once. `in each step` waits for the checksum of the snapshot before, as a loop without a pace does."""
+This is a part of checkpoint.py. The state is a file of the given size, a step is a sleep, and the job has one replica,
+so a snapshot counts as copied to its peers at once. The row `in each step` waits for the checksum of the previous
+snapshot, as a loop without a pace does.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
 
 STEP_SECONDS = 0.0586
-"""As long beside 1 GiB as a step of benchmarks/gpu.py's 0.3B on an H100 is beside its state."""
+"""Duration of a step. Its ratio to 1 GiB of state is that of benchmarks/gpu.py's model 0.3B on an H100 to its own
+state."""
 STEPS = 300
 
 
 class CopiedForFree:
-    """A state of which nothing has to be copied."""
+    """State from which nothing has to be copied."""
 
     def __init__(self, mebibytes: float) -> None:
         elements = int(mebibytes * 2**18)
@@ -45,7 +48,7 @@ class CopiedForFree:
 
 @dataclasses.dataclass
 class OneReplica:
-    """An agent that has nobody to copy to."""
+    """Agent of a job with one replica, which has no peer to copy to."""
 
     copied: list[CopiedUpTo] = dataclasses.field(default_factory=list)
 
@@ -54,12 +57,12 @@ class OneReplica:
             self.copied.append(CopiedUpTo(message.id.step))
 
     def poll(self) -> Sequence[object]:
-        found, self.copied = self.copied, []
-        return found
+        copied, self.copied = self.copied, []
+        return copied
 
 
 def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[str, object]]:
-    """Seconds of each step, and how many snapshots the paced loop took."""
+    """Return the seconds of each step, and the number of snapshots that the paced loop took."""
     state = CopiedForFree(mebibytes)
     metadata = ShardMetadata(SnapshotId(1, 0, "l", 1), 0, 0, "", "")
 
@@ -95,7 +98,7 @@ def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[
 
 
 def _timed(end_of_step: Callable[[int], None], count: int) -> list[float]:
-    """Seconds of each step, after three that find the memory of the slots."""
+    """Return the seconds of each step, after three steps that allocate the memory of the slots."""
     seconds = []
     for step in range(1, count + 4):
         started = time.perf_counter()

@@ -1,5 +1,8 @@
-"""For `checkpoint.py`: a shard that another member holds. The holder is a real agent in a process of its own, the other
-end is what an agent pulls with, over mutual TLS on the loopback; beside it the same bytes through a plain socket."""
+"""Transfer of a shard from another member, for `checkpoint.py`.
+
+The holder is a real agent in a process of its own. The other end is the code with which an agent pulls a shard, over
+mutual TLS on the loopback interface. For comparison, the same bytes are sent through a plain socket.
+"""
 
 import asyncio
 import base64
@@ -27,7 +30,7 @@ GIVE_UP = 60.0
 
 
 class Pulling:
-    """Both ends, and what of the shard has been pulled."""
+    """Both ends of a transfer, and the part of the shard that has been pulled."""
 
     def __init__(self, id: p.SnapshotId, address: str, identity: Path, volume: Path) -> None:
         self._id, self._identity, self._volume = id, identity, volume
@@ -37,7 +40,7 @@ class Pulling:
         self._assign = p.Assign(UID, id.round + 1, "claim", (there, here), "", restore)
 
     def pull(self) -> Path:
-        """As when a worker asks its agent for the shard; a file in this volume, checked."""
+        """Pull the shard as when a worker requests it from its agent, into a verified file of this volume."""
         return asyncio.run(self._pull())
 
     async def _pull(self) -> Path:
@@ -52,7 +55,7 @@ class Pulling:
 
 @contextlib.contextmanager
 def holder(folder: Path, volume: Path, id: p.SnapshotId) -> Iterator[Pulling]:
-    """An agent whose volume holds shard 0 of that snapshot."""
+    """Yield an agent whose volume holds shard 0 of the given snapshot."""
     identity = folder / "identity"
     identity.mkdir()
     for name, content in Authority(b"k" * 32, UID, time.time()).secret_data().items():
@@ -88,7 +91,7 @@ def _wait_until_it_listens(port: int, agent: "subprocess.Popen[bytes]") -> None:
 
 
 def plain_copy(path: Path, target: memoryview) -> None:
-    """The file's bytes through a plain TCP connection on the loopback into memory that is there."""
+    """Copy the file's bytes through a plain TCP connection on the loopback interface into allocated memory."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sender = threading.Thread(target=_send, args=(listening.getsockname(), path))
         sender.start()

@@ -1,15 +1,17 @@
-"""What the operator costs at scale: `python benchmarks/control_plane.py [JOBSxREPLICAS ...] [--only SCENARIO ...]`.
+"""Cost of the operator at scale: `python benchmarks/control_plane.py [JOBSxREPLICAS ...] [--only SCENARIO ...]`.
 
-On a real control plane with simulated nodes, whose pods are stand-ins for agents (`control_plane_agent`), the operator
-runs as a process of its own. For each size all jobs are made at once (`run`: until all train). Then come, in this order
-all of these or those named: `steady`, `kill-member` (some, one after the other), `kill-operator` and `kill-api-server`
-(each is started again), `kill-nodes` (some at once), `delete-jobs` (some, which are made again). Printed: seconds, the
-operator's requests by verb and resource, and the processor time of everything that takes part: it shares this machine's
-cores. Logs are kept where something was never reached.
+The operator runs as a process of its own, on a real control plane with simulated nodes, whose pods are stand-ins for
+agents (`control_plane_agent`). For each size, all jobs are created at once (`run`: until all jobs train). The other
+scenarios follow in this order, either all of them or those that --only names: `steady`, `kill-member` (several members,
+one after the other), `kill-operator` and `kill-api-server` (each is started again), `kill-nodes` (several nodes at
+once), and `delete-jobs` (some jobs, which are created again). The benchmark prints seconds, the operator's requests by
+verb and resource, and the processor time of all processes, which share this machine's cores. Logs are kept if a state
+was never reached.
 
-`--large N ...`: an operator starts beside so many of the largest jobs that the API server accepts, each number on a
-control plane of its own (`control_plane_memory`). Without sizes and numbers there are some of both. `--peers FOLDER`:
-then other operators run as many jobs, each on a control plane of its own (`control_plane_peers`)."""
+With `--large N ...`, an operator starts beside N of the largest jobs that the API server accepts, with a control plane
+of its own for each N (`control_plane_memory`). Without sizes and without --large, there are defaults for both. With
+`--peers FOLDER`, other operators then run as many jobs, each on a control plane of its own (`control_plane_peers`).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ from concertina.local.state import lifetime
 
 LOOK_SECONDS = 0.1
 SECOND_THOUGHTS_SECONDS = 15.0
-"""A new operator that doubted anyone would have begun a round by then."""
+"""Time within which a new operator would have begun a round if it had taken a replica for lost."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Bench:
     tables: dict[str, dict[str, list[float]]]
 
     def say(self, scenario: str, what: str, value: float) -> None:
-        """`what` has its unit in it where that is not seconds."""
+        """Record a value; `what` contains the unit unless that is seconds."""
         self.tables.setdefault(f"{self.size}, {scenario}", {}).setdefault(what, []).append(value)
 
     def say_reached(self, scenario: str, what: str, reached: Mapping[str, float]) -> None:
@@ -90,7 +92,7 @@ class Bench:
             self.say(scenario, f"until {mark} of the jobs {what}", seconds)
 
     def begin(self) -> Usage:
-        """For `measured`, which counts from now on."""
+        """Start a measurement, and return the usage so far for `measured`."""
         self.requests.more()
         self.hosts.longest_standstill()
         return self.meter.usage()
@@ -98,8 +100,10 @@ class Bench:
     async def measured(
         self, scenario: str, before: Usage, share: float, unit: str, until_it_trains: bool = False
     ) -> None:
-        """What was used and asked for since, as multiples of `share`. `until_it_trains`: requests for a job that were
-        made later are left out."""
+        """Report the usage and the requests since `before`, the requests as multiples of `share`.
+
+        With `until_it_trains`, requests for a job that were made after it began to train are left out.
+        """
         after = self.meter.usage()
         for who, spent in after.cpu_since(before).items():
             self.say(scenario, f"{who}: processor time", spent)
@@ -108,19 +112,19 @@ class Bench:
         self.say(scenario, "nodes and agents: longest standstill", self.hosts.longest_standstill())
         await asyncio.sleep(SYNC_SECONDS)
         asked = [
-            each
-            for each in self.requests.more()
-            if not until_it_trains or each.at <= self.jobs.of(each.name).trained_at
+            request
+            for request in self.requests.more()
+            if not until_it_trains or request.at <= self.jobs.of(request.name).trained_at
         ]
         self.say(scenario, f"requests {unit}", len(asked) / share)
-        for what, number in Counter(each.what for each in asked).most_common():
+        for what, number in Counter(request.what for request in asked).most_common():
             self.say(scenario, f"{what}: requests {unit}", number / share)
 
 
 async def run(bench: Bench) -> None:
     names = [f"job-{number}" for number in range(bench.size.jobs)]
     before, begun = bench.begin(), time.time()
-    async with asyncio.TaskGroup() as both:  # a job that is refused ends the wait for it
+    async with asyncio.TaskGroup() as both:  # The wait ends with an error if a job is refused.
         both.create_task(bench.jobs.create(names, bench.size.replicas))
         await asyncio.sleep(0)
         reached = await bench.jobs.until("train", begun, bench.options.limit, lambda name, job: job.trains)
@@ -164,8 +168,11 @@ async def kill_member(bench: Bench) -> None:
 
 
 async def _all_train(bench: Bench, names: Collection[str] | None = None) -> None:
-    """All, or those named. What was done to them before is over then: who is killed between a commit and its Assign has
-    rounds to begin."""
+    """Wait until all jobs, or the named ones, train.
+
+    This also waits for the end of an earlier disturbance: if a process was killed between a commit and its Assign,
+    further rounds have to begin.
+    """
     await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.trains, names)
 
 
@@ -202,7 +209,7 @@ async def kill_api_server(bench: Bench) -> None:
 async def kill_nodes(bench: Bench) -> None:
     await _all_train(bench)
     on_nodes = await bench.jobs.on_nodes()
-    dead = sorted(on_nodes, key=lambda node: -len(on_nodes[node]))[: bench.options.dead]  # schedulers leave some empty
+    dead = sorted(on_nodes, key=lambda node: -len(on_nodes[node]))[: bench.options.dead]  # Some nodes are empty.
     lost = sum((on_nodes[node] for node in dead), Counter[str]())
     before = {name: bench.jobs.seen[name].round for name in lost}
     used, begun = bench.begin(), time.time()
@@ -239,7 +246,7 @@ async def delete_jobs(bench: Bench) -> None:
 
 
 def _rounds(bench: Bench) -> dict[str, int]:
-    """The highest of each job that was claimed."""
+    """Return the highest claimed round of each job."""
     return {name: max(job.claims, default=0) for name, job in bench.jobs.seen.items()}
 
 
@@ -259,7 +266,10 @@ SCENARIOS: Mapping[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
 
 
 async def _beside(following: asyncio.Task[None], scenario: Coroutine[Any, Any, None]) -> None:
-    """The scenario, which would wait in vain once nothing follows the jobs any more: then that is raised."""
+    """Run the scenario, and raise the error of the task that follows the jobs as soon as it fails.
+
+    Without that task the scenario would wait forever.
+    """
     playing = asyncio.ensure_future(scenario)
     try:
         await asyncio.wait((playing, following), return_when=asyncio.FIRST_COMPLETED)
@@ -316,7 +326,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peers", type=Path, help="a folder with operators to run as many jobs beside, each alone")
     options = parser.parse_args()
-    found = kinds.found(options.peers) if options.peers else ()
+    present_peers = kinds.found(options.peers) if options.peers else ()
     tables: dict[str, dict[str, list[float]]] = {}
     sizes, large = options.sizes, options.large
     if not sizes and not large:
@@ -329,7 +339,7 @@ def main() -> None:
             break
     for objects in large:
         asyncio.run(control_plane_memory.play(objects, tables.setdefault(f"{objects} large objects", {})))
-    for size, peer in itertools.product(sizes, found):
+    for size, peer in itertools.product(sizes, present_peers):
         table = tables[f"{size}, run, {peer.kind}"] = {}
         try:
             asyncio.run(peers.play(peer, size.jobs, size.replicas, options, table))

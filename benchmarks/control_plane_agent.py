@@ -1,10 +1,11 @@
-"""A stand-in for the agent of one replica: the real core and the real network, with workers that are only said to run.
+"""Stand-in for the agent of one replica: the real core and the real network code, with workers that do not exist.
 
-It differs from `concertina_agent.agent` in what costs processors that are not the operator's: no process is started, no
-file is written, it looks round rarely while nothing happens, members and coordinator beat rarely (`beat_rarely`), and
-whether another replica can be reached is known by a connection without a handshake (`Reach`). What it says to the
-operator and to other stand-ins is said by the agent's own code, over mTLS, and to the operator as often as any agent
-says it."""
+It differs from `concertina_agent.agent` where that would use processor time that is not the operator's. It starts no
+process and writes no file, and it looks for changes less often while nothing happens. Members and coordinator send
+heartbeats less often (`beat_rarely`), and whether another replica can be reached is tested by a connection without a
+handshake (`Reach`). The agent's own code sends all messages to the operator and to other stand-ins, over mTLS. The
+operator gets messages as often as from any agent.
+"""
 
 from __future__ import annotations
 
@@ -38,35 +39,39 @@ from concertina_protocol.connection import Connection
 from concertina_protocol.heartbeat import WorkerPhase
 
 START_SECONDS = 0.2
-"""Until the workers of a round run."""
+"""Seconds until the workers of a round run."""
 STEP_SECONDS = 4.0
 QUIET_TICK_SECONDS, ALERT_SECONDS = 15.0, 3.0
-"""Between two looks round while nothing happens, and for how long after something has it looks round at an agent's own
-pace."""
+"""Seconds between two ticks while nothing happens, and seconds after an event during which ticks come at an agent's own
+rate."""
 MEMBER_BEAT_SECONDS, MEMBER_SILENCE_SECONDS = 20.0, 90.0
-"""Here who dies breaks its connections, so no silence has to be noticed."""
+"""Intervals of heartbeats between members, and the silence after which a member is lost. A stand-in that dies breaks
+its connections, so silence need not be noticed soon."""
 ROUTINE = (e.Tick, e.MemberMessage, e.CoordinatorMessage, e.WorkerMessage)
 END_SECONDS = 0.01
-"""Until workers that were told to are gone."""
+"""Seconds until workers that were told to stop are gone."""
 REACH_SECONDS = 3.0
-"""For a connection to another replica: where all share two cores it may be long in coming, and one that is dead refuses
-at once."""
+"""Time limit in seconds of a connection to another replica. Where all processes share two cores, a connection may take
+long, and one to a dead replica is refused at once."""
 STORE_PORT = 29500
-"""Nobody connects to it."""
+"""Port of the round's store, to which nothing connects."""
 REACH_PORT = 29501
 REACH_BACKLOG = 64
 
 
 def beat_rarely() -> None:
-    """For this process: what the members of a round and their coordinator say to one another while all is well, of
-    which the operator hears nothing, was nearly all that a stand-in cost (6 ms a second for a job of four)."""
+    """Make members and coordinators in this process send heartbeats less often.
+
+    These messages do not reach the operator, and were nearly the whole cost of a stand-in (6 ms a second for a job of
+    four).
+    """
     p.BEAT_SECONDS = MEMBER_BEAT_SECONDS
     for module in (p, coordinator):
         setattr(module, "SILENCE_SECONDS", MEMBER_SILENCE_SECONDS)  # noqa: B010
 
 
 class NoShards:
-    """A command of one's own has no snapshots."""
+    """Store of shards without any: a user's own command has no snapshots."""
 
     async def answer_index(self, message: p.Index, wire: Connection) -> None:
         await wire.send(p.Refused("no snapshots here", 0, ""))
@@ -77,10 +82,13 @@ class NoShards:
 
 class StandIn:
     def __init__(self, settings: AgentSettings) -> None:
-        """Inside a running event loop. Raises OSError or ssl.SSLError where the identity can't be read."""
+        """Initialize the stand-in, inside a running event loop.
+
+        Raises OSError or ssl.SSLError if the identity can't be read.
+        """
         self._settings = settings
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The exit code, once it has ended by itself."""
+        """Exit code, once the stand-in has ended by itself."""
         self._events: collections.deque[e.Event] = collections.deque()
         self._busy = self._dead = False
         self._alert_until = 0.0
@@ -110,10 +118,13 @@ class StandIn:
             e.ReportChanged: (network.report_changed,),
             e.Exit: (self._exit,),
         }
-        """Who carries out an effect, in order; of storage there is none."""
+        """Functions that carry out an effect, in order. There are none for storage."""
 
     def start(self) -> None:
-        """Raises OSError where the address can't be had."""
+        """Start to listen.
+
+        Raises OSError if the address is not available.
+        """
         self._network.start()
         self._reach.start()
         self._soon(e.Warm())
@@ -123,11 +134,11 @@ class StandIn:
         return self._settings.pod_ip
 
     def notice(self, grace: float) -> None:
-        """SIGTERM."""
+        """Handle a SIGTERM."""
         self.emit(e.TerminationNotice(grace))
 
     async def die(self) -> None:
-        """At once: the port is shut and all connections break, as when its process is killed."""
+        """Die at once: close the port and break all connections, as when the process is killed."""
         self._dead = True
         self._tasks.cancel()
         if self._ticks is not None:
@@ -136,7 +147,7 @@ class StandIn:
         await self._network.stop()
 
     def emit(self, event: e.Event) -> None:
-        """Events that come up while effects are carried out wait for their turn."""
+        """Handle an event. Events that occur while effects are being carried out wait for their turn."""
         if self._dead:
             return
         if not isinstance(event, ROUTINE):
@@ -195,7 +206,7 @@ class StandIn:
 
 
 class StandInWorkers:
-    """Each finishes a step every few seconds, of which rank 0 tells."""
+    """Stand-ins for workers, each of which finishes a step every few seconds. Rank 0 reports its steps."""
 
     def __init__(self, emit: Callable[[e.Event], None], tasks: TaskGroup) -> None:
         self._emit, self._tasks = emit, tasks
@@ -256,8 +267,11 @@ class StandInWorkers:
 
 
 class Reach:
-    """Of other stand-ins in a large world, where each asks a few, always the same: over connections that are kept, as
-    an agent keeps those on which it pings. (A ping takes an agent 0.05 ms, both ends together.)"""
+    """Test whether other stand-ins can be reached, over connections that are kept open.
+
+    In a large world, each stand-in tests a few others, always the same ones. An agent keeps the connections for its
+    pings open likewise. (A ping costs an agent 0.05 ms, for both ends together.)
+    """
 
     def __init__(self, pod_ip: str) -> None:
         self._listening = socket.create_server(
@@ -271,15 +285,15 @@ class Reach:
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """What is connected to it breaks."""
+        """Close all connections, so that the other ends see them break."""
         asyncio.get_running_loop().remove_reader(self._listening)
-        for each in (self._listening, *self._accepted, *self._kept.values()):
-            each.close()
+        for connection in (self._listening, *self._accepted, *self._kept.values()):
+            connection.close()
 
     async def of(self, agent: str) -> bool:
         host, _ = addresses.split(agent)
-        if (kept := self._kept.get(host)) is not None:
-            if _is_open(kept):
+        if (connection := self._kept.get(host)) is not None:
+            if _is_open(connection):
                 return True
             self._kept.pop(host).close()
         connected = await _dial(host, REACH_PORT)
@@ -294,7 +308,7 @@ class Reach:
 
 
 def _is_open(connected: socket.socket) -> bool:
-    """Nothing is ever sent on it."""
+    """Return whether the connection is open. Nothing is ever sent on it."""
     try:
         connected.recv(1)
     except BlockingIOError:

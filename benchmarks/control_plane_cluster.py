@@ -1,5 +1,7 @@
-"""What is measured: a real control plane without nodes, the operator as a process of its own, what each of them uses
-of the processors, and what the operator asks of the API server."""
+"""Subjects of the measurement: a real control plane without nodes, and the operator as a process of its own.
+
+The module measures the processor time of each process, and the requests that the operator makes to the API server.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,19 @@ AS_IT_COMES = "python -m concertina.controller.operator"
 START_SECONDS = 60.0
 SCRAPE_SECONDS = 5.0
 SYNC_SECONDS = 1.0
-"""Until the API server has written what it was asked."""
+"""Seconds until the API server has written its requests to the audit log."""
 TICKS = os.sysconf("SC_CLK_TCK")
 _numbers = itertools.count(1)
-"""Of control planes, so that each has logs of its own."""
+"""Numbers of control planes, so that each has logs of its own."""
 
 
 @contextlib.contextmanager
 def control_plane(say: Callable[[str], None], audited: Sequence[str] = (OPERATOR_USER,)) -> Iterator[LocalCluster]:
-    """Its clients may ask as much as they like, what these users ask is counted, and a node is lost when it is
-    elsewhere: where two cores carry everything, a Lease may be renewed late."""
+    """Yield a control plane for the benchmark.
+
+    Its clients may send any number of requests, and the requests of the given users are counted. A node counts as lost
+    later than in other clusters, because a Lease may be renewed late where two cores carry all processes.
+    """
     with local.owned(f"bench-control-plane-{os.getpid()}-{next(_numbers)}", Options(nodes=0), say) as cluster:
         folder = cluster.directory
         policy = {
@@ -81,7 +86,13 @@ def control_plane(say: Callable[[str], None], audited: Sequence[str] = (OPERATOR
 
 
 def start_again(cluster: LocalCluster, component: str) -> None:
-    """Raises TimeoutError. An API server ends at once where the kernel still holds the port of the one before."""
+    """Start the API server again after it was killed.
+
+    An API server ends at once while the kernel still holds the port of the previous one.
+
+    Raises:
+        TimeoutError: If it does not answer in time.
+    """
     cluster.kill_component(component)
     give_up = time.monotonic() + START_SECONDS
     while True:
@@ -94,7 +105,7 @@ def start_again(cluster: LocalCluster, component: str) -> None:
 
 
 class Operator:
-    """One process after the other, each with the same identity, like a container that is started again."""
+    """Processes of the operator, one after the other, with the same identity, like a container that is restarted."""
 
     def __init__(self, cluster: LocalCluster, command: str = AS_IT_COMES) -> None:
         self.log = cluster.record.logs / "operator.log"
@@ -112,7 +123,11 @@ class Operator:
         return self._process.pid
 
     async def start(self, limit: float = START_SECONDS) -> float:
-        """Returns once it works; when it was begun, in Unix seconds."""
+        """Start a process and wait until it works; return the Unix time in seconds at which it was started.
+
+        Raises:
+            TimeoutError: If it does not work in time.
+        """
         before, begun = self._starts(), time.time()
         self._process = self._begin()
         while self._starts() == before:
@@ -137,7 +152,7 @@ class Operator:
         self._process.wait(timeout=30)
 
     def close(self) -> None:
-        """In its own way; else by force."""
+        """End the process by a signal that it handles, or else by SIGKILL."""
         if self._process is not None and self._process.poll() is None:
             try:
                 self.end(signal.SIGTERM)
@@ -145,7 +160,7 @@ class Operator:
                 self.end()
 
     async def heard(self) -> int:
-        """How many streams of agents are open, by its own metrics; none where it does not answer."""
+        """Return how many streams of agents are open according to the operator's metrics; 0 if it does not answer."""
         url = f"http://{self._metrics}/metrics"
         try:
             answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=SCRAPE_SECONDS)
@@ -153,10 +168,10 @@ class Operator:
             return 0
         families = text_string_to_metric_families(answer.read().decode())
         streams = next(family for family in families if family.name == "concertina_agent_streams")
-        return int(next(each.value for each in streams.samples if each.labels == {"state": "open"}))
+        return int(next(sample.value for sample in streams.samples if sample.labels == {"state": "open"}))
 
     def errors(self) -> Counter[str]:
-        """What it logged as raised, by the last line of each."""
+        """Return the last line of each exception in the operator's log."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if '"traceback"' in line)
         return Counter(str(line["traceback"]).strip().splitlines()[-1][:200] for line in lines)
 
@@ -165,7 +180,10 @@ class Operator:
 
 
 def _installed(cluster: LocalCluster) -> dict[str, str]:
-    """The chart, without its Deployment; the environment of an operator process with its service account."""
+    """Install the chart without its Deployment, and return the environment of an operator process.
+
+    The process has the permissions of the chart's service account.
+    """
     chart = str(CHECKOUT / "charts/concertina")
     options = ("--namespace", SYSTEM, "--create-namespace", "--set", "replicas=0")
     programs.run_helm(cluster.kubeconfig, "install", "bench", chart, *options)
@@ -184,7 +202,7 @@ def _installed(cluster: LocalCluster) -> dict[str, str]:
 
 
 def kubeconfig_of(cluster: LocalCluster, namespace: str, account: str) -> Path:
-    """Of a service account."""
+    """Write and return a kubeconfig for a service account."""
     kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
     token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration=24h").strip()
     (user,) = kubeconfig["users"]
@@ -196,23 +214,23 @@ def kubeconfig_of(cluster: LocalCluster, namespace: str, account: str) -> Path:
 
 @dataclass(frozen=True)
 class Used:
-    """By one process so far."""
+    """Resources that one process has used so far."""
 
     who: str
     cpu: float
-    """Seconds."""
+    """Processor time in seconds."""
     memory: float
-    """MiB at the highest."""
+    """Highest memory use in MiB."""
 
 
 @dataclass(frozen=True)
 class Usage:
     at: float
     processes: dict[int, Used]
-    """By pid."""
+    """Used resources by pid."""
 
     def cpu_since(self, before: Usage) -> dict[str, float]:
-        """Seconds; of one that has been started again, by the new process."""
+        """Return the processor time in seconds since `before`; for a restarted process, that of the new process."""
         spent: dict[str, float] = {}
         for pid, used in self.processes.items():
             known = before.processes.get(pid)
@@ -220,7 +238,7 @@ class Usage:
         return spent
 
     def memory(self) -> dict[str, float]:
-        """MiB at the highest, of processes that do the same together."""
+        """Return the highest memory use in MiB, summed over processes with the same task."""
         return dict(sum((Counter({used.who: used.memory}) for used in self.processes.values()), Counter()))
 
 
@@ -252,7 +270,7 @@ class Meter:
 
 
 def _used(who: str, pid: int) -> Used | None:
-    """None where it has ended."""
+    """Return the resources that a process has used, or None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -269,21 +287,21 @@ class Request:
     what: str
     """Verb and resource."""
     name: str
-    """Of the object."""
+    """Name of the object."""
     at: float
-    """Unix seconds."""
+    """Time of the request in Unix seconds."""
 
 
 @dataclass
 class Requests:
-    """What the audited users have asked of the API server; watches and Leases are left out."""
+    """Requests of the audited users to the API server, without watches and Leases."""
 
     path: Path
     _read: int = 0
 
     def more(self) -> list[Request]:
-        """Since the last time; the API server writes them within a second."""
-        found: list[Request] = []
+        """Return the requests since the last call; the API server logs them within a second."""
+        requests: list[Request] = []
         with self.path.open("rb") as file:
             file.seek(self._read)
             for line in file:
@@ -298,5 +316,5 @@ class Requests:
                 refused = " (refused)" if event["responseStatus"]["code"] >= 400 else ""
                 at = unix_seconds(event["requestReceivedTimestamp"])
                 who = event["user"]["username"].rpartition(":")[2]
-                found.append(Request(who, f"{event['verb']} {what}{refused}", about.get("name", ""), at))
-        return found
+                requests.append(Request(who, f"{event['verb']} {what}{refused}", about.get("name", ""), at))
+        return requests

@@ -1,4 +1,4 @@
-"""The processes in which simulated nodes and their stand-in agents live, and what the benchmark asks of them."""
+"""Processes that run simulated nodes and their stand-in agents, and the orders that the benchmark sends them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class KillNode:
 
 @dataclass(frozen=True)
 class LongestStandstill:
-    """Since it was asked for the last time."""
+    """Order to return the longest standstill since the last such order."""
 
 
 Order = KillPod | KillNode | LongestStandstill | None
-"""None: end. A kill is answered with when it was done (Unix seconds), or with None by who does not have that pod or
-node."""
+"""Order of the benchmark; None ends the process. The answer to a kill is its time in Unix seconds, or None from a
+process that does not have the pod or node."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,30 @@ class Hosts:
     each: tuple[Host, ...]
 
     def kill(self, order: KillPod | KillNode) -> float:
-        """When it died, in Unix seconds. Raises LookupError where it does not run."""
+        """Kill a pod or node, and return the time in Unix seconds.
+
+        Raises:
+            LookupError: If it does not run.
+        """
         for host in self.each:
             if (at := host.ask(order)) is not None:
                 return at
         raise LookupError(f"{order} runs nowhere")
 
     def longest_standstill(self) -> float:
-        """Seconds for which the agents of one process could do nothing: they are to blame for what was late then."""
+        """Return the longest time in seconds for which the event loop of one process was blocked.
+
+        A delay of that length may be due to the stand-in agents rather than to the operator.
+        """
         return max(host.ask(LongestStandstill()) or 0.0 for host in self.each)
 
 
 @contextlib.contextmanager
 def running(processes: int, nodes: int, kubeconfig: Path, network: str, logs: Path) -> Iterator[Hosts]:
-    """Nodes node-0 ... shared out among that many processes, all Ready at the API server soon. `network`: the first two
-    numbers of pods' addresses; the third is the node's."""
+    """Run nodes node-0, node-1 and so on in the given number of processes, until all are Ready at the API server.
+
+    `network` is the first two numbers of the pods' addresses. The third one is the node's.
+    """
     spawn = multiprocessing.get_context("spawn")
     hosts, started = [], []
     for part in range(processes):
@@ -95,11 +104,11 @@ def running(processes: int, nodes: int, kubeconfig: Path, network: str, logs: Pa
         hosts.append(Host(process.pid, ours))
     try:
         for host in hosts:
-            host.pipe.recv()  # its nodes have joined
+            host.pipe.recv()  # The process's nodes have joined.
         yield Hosts(tuple(hosts))
     finally:
         for host in hosts:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # The process has ended.
                 host.pipe.send(None)
         for process in started:
             process.join(10)
@@ -110,14 +119,14 @@ def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) ->
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 1)
     os.dup2(1, 2)
     raise_limit()
-    gc.disable()  # thousands of agents in one process: each full collection would stop all of them for a second
+    gc.disable()  # With thousands of agents, each full collection would stop the process for a second.
     beat_rarely()
-    for context in (tls.server_context, tls.client_context):  # the agents of a job have the same; each costs 10 ms
+    for context in (tls.server_context, tls.client_context):  # The agents of a job share it; each costs 10 ms.
         setattr(tls, context.__name__, functools.cache(context))
     setattr(lines, "decode", functools.lru_cache(64)(decode))  # noqa: B010 - a Prepare names all to all, who are on machines of their own
     with small_tls_buffers():
         asyncio.run(_live(networks, kubeconfig, pipe))
-    os._exit(0)  # thousands of connections need no farewell
+    os._exit(0)  # Thousands of connections are not closed one by one.
 
 
 async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:
@@ -125,7 +134,9 @@ async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:
     async with Client(await access.load(str(kubeconfig)), give_up_after=60.0) as client:
         with tempfile.TemporaryDirectory() as folder:
             identities = Identities(client, Path(folder))
-            nodes = {name: SimulatedNode(name, each, client, identities, tasks) for name, each in networks.items()}
+            nodes = {
+                name: SimulatedNode(name, network, client, identities, tasks) for name, network in networks.items()
+            }
             some = asyncio.Semaphore(NODES_AT_ONCE)
 
             async def join(node: SimulatedNode) -> None:
@@ -165,7 +176,7 @@ async def _obey(nodes: dict[str, SimulatedNode], order: KillPod | KillNode) -> f
 
 
 async def _receive(pipe: Pipe) -> Order:
-    """None too where the benchmark has ended."""
+    """Return the next order; None also if the benchmark has ended."""
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
     loop.add_reader(pipe.fileno(), arrived.set)

@@ -1,4 +1,4 @@
-"""TrainingJobs of the benchmark, as one watch sees them."""
+"""TrainingJobs of the benchmark, as one watch observes them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ AT_ONCE = 16
 LOOK_SECONDS, SAY_SECONDS = 0.05, 5.0
 GRACE_SECONDS = 2
 MOST_KILLS = 1000
-"""Of one job: it would have failed after ten."""
+"""Value of maxRestarts: with the default, a job would have failed after ten kills."""
 GROW_SECONDS = 3600
-"""A job begins whole, and no round begins but those that a scenario asks for."""
+"""Stabilization window for growth. It is long, so that a job begins at full size and only the scenarios start new
+rounds."""
 
 
 def manifest(name: str, replicas: int, workers: int) -> Raw:
@@ -44,22 +45,22 @@ def manifest(name: str, replicas: int, workers: int) -> Raw:
 
 @dataclass
 class SeenJob:
-    """What its status says; when that was seen first, in Unix seconds."""
+    """Status of a job, and the Unix times in seconds at which its parts were first observed."""
 
     wanted: int
     uid: str = ""
-    """Empty while there is no such job."""
+    """Uid of the job; empty while there is no such job."""
     ready: str = ""
     """Reason of the condition Ready."""
     members: tuple[str, ...] = ()
     rounds: dict[int, float] = field(default_factory=dict)
-    """That were committed."""
+    """Committed rounds, with the time at which each was first observed."""
     claims: dict[int, float] = field(default_factory=dict)
-    """Rounds that were claimed."""
+    """Claimed rounds, with the time at which each was first observed."""
     progress_at: float = 0.0
-    """Of which moment its progress is."""
+    """Time in `status.progress` at which the progress was reported."""
     trained_at: float = float("inf")
-    """When it was first seen to train."""
+    """Time at which the job was first observed to train."""
 
     @property
     def trains(self) -> bool:
@@ -67,7 +68,7 @@ class SeenJob:
 
     @property
     def is_smaller(self) -> bool:
-        """It began without a replica that was too slow to answer."""
+        """Whether the job began without a replica that was too slow to answer."""
         return self.trains and len(self.members) < self.wanted
 
     @property
@@ -77,7 +78,7 @@ class SeenJob:
     def saw(self, job: Raw, at: float) -> None:
         self.uid, status = job["metadata"]["uid"], job.get("status") or {}
         conditions = status.get("conditions") or ()
-        self.ready = next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
+        self.ready = next((condition["reason"] for condition in conditions if condition["type"] == "Ready"), "")
         world = status.get("world") or {}
         self.members = tuple(member.replica for member in JobStatus.model_validate(status).world.members)
         if world.get("round"):
@@ -94,12 +95,12 @@ class Jobs:
     resource = TRAINING_JOBS
 
     def __init__(self, client: Client, workers: int = 1) -> None:
-        """`workers`: of each replica."""
+        """Initialize without jobs; `workers` is their number in each replica."""
         self._client, self._workers = client, workers
         self.seen: dict[str, SeenJob] = {}
 
     def of(self, name: str) -> SeenJob:
-        """The job that an object is named after."""
+        """Return the job whose name the object's name begins with."""
         return self.seen.get("-".join(name.split(".")[0].split("-")[:2]), SeenJob(0))
 
     async def create(self, names: Iterable[str], replicas: int) -> None:
@@ -111,17 +112,17 @@ class Jobs:
         await _some_at_once(self._client.delete(self.resource, NAMESPACE, name) for name in names)
 
     async def on_nodes(self) -> dict[str, Counter[str]]:
-        """How many members of each job each node has. A pod that was one may be left there."""
-        found: dict[str, Counter[str]] = {}
+        """Return the number of each job's members by node. A pod that was a member may still be on a node."""
+        members_by_node: dict[str, Counter[str]] = {}
         pods, _ = await self._client.list_all(PODS, NAMESPACE)
         for pod in pods:
             name = pod_names.parse(pod["metadata"]["name"])
             if name is not None and pod["metadata"]["name"] in self.seen[name.job].members:
-                found.setdefault(pod["spec"]["nodeName"], Counter())[name.job] += 1
-        return found
+                members_by_node.setdefault(pod["spec"]["nodeName"], Counter())[name.job] += 1
+        return members_by_node
 
     async def follow(self) -> None:
-        """Without end."""
+        """Follow the jobs forever."""
         while True:
             try:
                 jobs, version = await self._client.list_all(self.resource, NAMESPACE)
@@ -153,10 +154,12 @@ class Jobs:
         holds: Callable[[str, SeenJob], bool],
         names: Collection[str] | None = None,
     ) -> dict[str, float]:
-        """Seconds since `begun` until it holds for half, for 99 % and for all of these jobs (of all where none are
-        named); infinite where it was not so within `limit` seconds."""
+        """Return the seconds since `begun` until the condition holds for half, for 99 % and for all of the jobs.
+
+        The jobs are the named ones, or all. A value is infinite if it was not reached within `limit` seconds.
+        """
         of = self.seen if names is None else {name: self.seen[name] for name in names}
-        said = time.time()
+        said_at = time.time()
         needed = {"half": (len(of) + 1) // 2, "99 %": -(-len(of) * 99 // 100), "all": len(of)}
         reached = dict.fromkeys(needed, float("inf"))
         while reached["all"] == float("inf"):
@@ -164,8 +167,8 @@ class Jobs:
             for mark, least in needed.items():
                 if count >= least:
                     reached[mark] = min(reached[mark], now - begun)
-            if now - said >= SAY_SECONDS or count == len(of):
-                said = now
+            if now - said_at >= SAY_SECONDS or count == len(of):
+                said_at = now
                 print(f"  {now - begun:6.1f} s: {count} of {len(of)} {what}", flush=True)
             if now - begun > limit:
                 break

@@ -1,4 +1,4 @@
-"""Other operators, the kinds of jobs that they run, and what says that such a job runs."""
+"""Other operators, the kinds of jobs that they run, and the status by which such a job counts as running."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import yaml
 from concertina.kube.resources import Raw, Resource
 
 RATE = 1000
-"""Requests a second of a client, and at once."""
+"""Rate limit of a client in requests a second, and its burst."""
 IMAGE, COMMAND = "trainer:bench", ["torchrun", "train.py"]
 
 
 @dataclass(frozen=True)
 class Program:
-    """An operator. Its paths are those of its source."""
+    """Operator to compare with. Its paths are relative to its source."""
 
     name: str
     resources: tuple[str, ...]
-    """Custom ones."""
+    """Paths of its custom resource definitions."""
     webhooks: str
-    """For kustomize."""
+    """Folder of its webhooks, for kustomize."""
     flags: tuple[str, ...] = ()
     configuration: str = ""
     certificates: str = ""
-    """What its configuration calls the rotation of certificates."""
+    """Field of its configuration for the rotation of certificates."""
     objects: tuple[str, ...] = ()
-    """Which it checks by a webhook, so that they are made once it runs."""
+    """Paths of objects that its webhook validates, so they are created once the operator runs."""
 
     def command(self, folder: Path, port: int, work: Path) -> list[str]:
         command = [str(folder / "bin" / self.name), *(flag.format(port=port) for flag in self.flags)]
@@ -92,7 +92,9 @@ def _pytorch_job(pods: int) -> Raw:
 
 
 def _pytorch_job_runs(status: Raw, pods: int) -> bool:
-    running = any(each["type"] == "Running" and each["status"] == "True" for each in status.get("conditions", ()))
+    running = any(
+        condition["type"] == "Running" and condition["status"] == "True" for condition in status.get("conditions", ())
+    )
     return running and status["replicaStatuses"]["Worker"].get("active") == pods
 
 
@@ -108,8 +110,8 @@ def _train_job(pods: int) -> Raw:
 
 
 def _its_job_is_ready(status: Raw, field: str) -> bool:
-    """A Job is ready once all its pods are."""
-    return any(each.get("ready") for each in status.get(field, ()))
+    """Return whether a Job is ready, which it is once all of its pods are."""
+    return any(job.get("ready") for job in status.get(field, ()))
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,9 @@ class Peer:
     resource: Resource
     programs: tuple[Program, ...]
     spec: Callable[[int], Raw]
-    """Of a job with so many pods."""
+    """Function that returns the spec of a job with the given number of pods."""
     runs: Callable[[Raw, int], bool]
-    """Whether that is what the status says of so many pods."""
+    """Function that returns whether a status says that this number of pods run."""
 
 
 PEERS = (
@@ -149,7 +151,7 @@ PEERS = (
 
 
 def found(folder: Path) -> tuple[Peer, ...]:
-    """Those whose programs are there."""
+    """Return the peers whose programs are present."""
 
     def there(program: Program) -> bool:
         return (folder / "bin" / program.name).is_file() and (folder / "src" / program.name).is_dir()

@@ -1,4 +1,4 @@
-"""The memory of an operator that starts where there are many of the largest jobs that the API server accepts."""
+"""Memory of an operator that starts beside many of the largest jobs that the API server accepts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from concertina.kube.client import Client
 from concertina.kube.resources import TRAINING_JOBS, Raw
 
 EMPTY_LISTS = 430_000
-"""1.3 MB of what takes most memory when it is decoded; the API server stores 1.5 MiB."""
+"""Number of empty lists in a job: 1.3 MB of the JSON that takes the most memory when it is decoded. The API server
+stores up to 1.5 MiB."""
 AT_ONCE = 2
 START_SECONDS = 600.0
-"""To give up: the API server takes half a second for each object."""
+"""Time limit of the start in seconds. The API server takes half a second for each object."""
 SETTLE_SECONDS = 20.0
-"""From the operator's start: it also writes a status for each of them."""
+"""Seconds from the operator's start to the measurement: the operator also writes a status for each job."""
 
 
 async def play(objects: int, table: dict[str, list[float]]) -> None:
-    """Measure the start of an operator beside so many objects. A row says its unit if that is not seconds."""
+    """Measure the start of an operator beside the given number of objects.
+
+    A row names its unit if that is not seconds.
+    """
     with control_plane(print) as cluster:
         async with Client(await access.load(str(cluster.kubeconfig))) as client:
             operator = Operator(cluster, AS_IT_COMES)
@@ -47,7 +51,7 @@ async def play(objects: int, table: dict[str, list[float]]) -> None:
 
 
 def _largest(name: str) -> Raw:
-    """A job whose template has a field that nobody knows, which the API server keeps."""
+    """Return a job whose template has an unknown field, which the API server keeps."""
     job = manifest(name, 1, 1)
     job["spec"]["suspend"] = True
     job["spec"]["template"]["spec"]["junk"] = [[]] * EMPTY_LISTS

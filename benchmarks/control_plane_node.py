@@ -1,8 +1,9 @@
-"""A simulated node: its Node and Lease at the API server, and the pods that are bound to it.
+"""Simulated node: its Node and Lease at the API server, and the pods that are bound to it.
 
-A pod runs as soon as it is seen, with an address of its own on the loopback network at which a stand-in for its agent
-listens; one that is to be deleted gets its notice, and its end is confirmed when the stand-in has gone. In a pod that
-has no identity of an agent nothing runs."""
+A pod runs as soon as the node observes it. It has an address of its own on the loopback network, at which a stand-in
+for its agent listens. A pod that is being deleted gets its termination notice, and the node confirms its end once the
+stand-in has ended. A pod without an agent's identity runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ from concertina_agent.settings import AgentSettings
 
 LEASE_SECONDS, RENEWED_SECONDS = 40, 10.0
 PODS_A_NODE = 250
-"""As many as there are addresses."""
+"""Maximum number of pods on a node: the number of its addresses."""
 NOTICED_SECONDS = 0.05
-"""Until a node says that a pod of its has died."""
+"""Seconds until a node reports that one of its pods has died."""
 KILLED = 137
 
 
@@ -42,8 +43,11 @@ class Identities:
     _known: dict[str, asyncio.Task[Path]] = field(default_factory=dict)
 
     async def of(self, pod: Raw) -> Path:
-        """Raises ApiError."""
-        name = next(each["secret"]["secretName"] for each in pod["spec"]["volumes"] if each["name"] == IDENTITY)
+        """Return the identity in the pod's Secret.
+
+        Raises ApiError if the Secret can't be read.
+        """
+        name = next(volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if volume["name"] == IDENTITY)
         if name not in self._known:
             self._known[name] = asyncio.create_task(self._read(pod["metadata"]["namespace"], name))
         return await asyncio.shield(self._known[name])
@@ -78,18 +82,18 @@ class RunningPod:
 
 class SimulatedNode:
     def __init__(self, name: str, network: str, client: Client, identities: Identities, tasks: TaskGroup) -> None:
-        """`network`: the first three numbers of its pods' addresses."""
+        """Initialize the node; `network` is the first three numbers of its pods' addresses."""
         self.name = name
         self._client, self._identities, self._tasks = client, identities, tasks
         self._addresses = itertools.cycle(f"{network}.{last}" for last in range(1, PODS_A_NODE + 1))
         self._taken: set[str] = set()
         self._pods: dict[str, RunningPod] = {}
-        """Those that run, by uid."""
+        """Running pods by uid."""
         self._seen: set[str] = set()
         self._parts: list[asyncio.Task[None]] = []
 
     async def join(self) -> None:
-        """Registers with the API server, and looks after its pods from then on."""
+        """Register with the API server, and run the node's pods from then on."""
         labels = {"kubernetes.io/hostname": self.name}
         await self._client.create(NODES, None, {"metadata": {"name": self.name, "labels": labels}})
         room = {"cpu": "256", "memory": "1Ti", "pods": str(PODS_A_NODE)}
@@ -104,8 +108,10 @@ class SimulatedNode:
         ]
 
     async def kill(self, pod: str) -> float | None:
-        """The agent of the pod of this name dies; when (Unix seconds), or None where it does not run here."""
-        running = next((each for each in self._pods.values() if each.pod["metadata"]["name"] == pod), None)
+        """Kill the agent of the named pod; return the time in Unix seconds, or None if the pod does not run here."""
+        running = next(
+            (candidate for candidate in self._pods.values() if candidate.pod["metadata"]["name"] == pod), None
+        )
         if running is None:
             return None
         at = time.time()
@@ -114,7 +120,7 @@ class SimulatedNode:
         return at
 
     async def power_off(self) -> float:
-        """All its pods die, and nobody is told."""
+        """Kill all pods of the node without reporting that to the API server. Return the time, in Unix seconds."""
         at = time.time()
         for part in self._parts:
             part.cancel()
@@ -168,11 +174,11 @@ class SimulatedNode:
             self._tasks.start("run", self._run(pod))
 
     async def _run(self, pod: Raw) -> None:
-        address = next(each for each in self._addresses if each not in self._taken)
+        address = next(free for free in self._addresses if free not in self._taken)
         self._taken.add(address)
         try:
             agent = await self._agent(pod, address)
-        except (ApiError, OSError) as error:  # the next pod of its kind may have more luck
+        except (ApiError, OSError) as error:  # The next pod of this kind may succeed.
             print(f"{pod['metadata']['name']}: {error!r}", flush=True)
             return
         running = self._pods[pod["metadata"]["uid"]] = RunningPod(pod, agent)
@@ -185,14 +191,14 @@ class SimulatedNode:
             await self._say(pod, _status(pod, "Failed" if code else "Succeeded", _terminated(code)))
 
     async def _agent(self, pod: Raw, address: str) -> StandIn | NoAgent:
-        if all(each["name"] != IDENTITY for each in pod["spec"].get("volumes", ())):
+        if all(volume["name"] != IDENTITY for volume in pod["spec"].get("volumes", ())):
             return NoAgent(address)
         agent = StandIn(_settings(pod, address, await self._identities.of(pod)))
         agent.start()
         return agent
 
     async def _end(self, pod: Raw, running: RunningPod | None) -> None:
-        """Of a pod that is to be deleted."""
+        """End a pod that is being deleted."""
         if running is not None:
             running.ending = True
             if not running.agent.ended.done():
@@ -231,7 +237,7 @@ async def _unless_gone(request: Awaitable[object]) -> None:
 
 
 def _settings(pod: Raw, address: str, identity: Path) -> AgentSettings:
-    """As `concertina_agent.settings.read` of the environment that the pod would have."""
+    """Return the settings that `concertina_agent.settings.read` would read from the pod's environment."""
     trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
     values = {each["name"]: each.get("value", "") for each in trainer["env"]}
     return AgentSettings(
@@ -255,7 +261,7 @@ def _conditions(*kinds: str) -> list[Raw]:
 
 
 def _status(pod: Raw, phase: str, state: Raw) -> Raw:
-    """All its containers are alike."""
+    """Return a status in which all containers are in the same state."""
     runs = phase == "Running"
     alike = {"image": "", "imageID": "", "ready": runs, "restartCount": 0, "state": state}
     containers = [{"name": each["name"]} | alike for each in pod["spec"]["containers"]]

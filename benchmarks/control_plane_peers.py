@@ -1,8 +1,10 @@
 """Other operators that run jobs of as many pods: PyTorchJob, JobSet and TrainJob, each on a control plane of its own.
 
-A folder has their programs in `bin/` and their sources, of which manifests and configurations are taken as they come,
-in `src/`, both under the names that `control_plane_kinds` gives them. They may ask the API server as much as they like,
-elect no leader, and their webhooks are called at this machine. Their pods run, but do nothing: no group is formed."""
+The given folder has their programs in `bin/` and their sources in `src/`, under the names in `control_plane_kinds`.
+Manifests and configurations are taken unchanged from the sources. The operators may send any number of requests to the
+API server, use no leader election, and their webhooks listen on this machine. Their pods run but do nothing: no process
+group is formed.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,15 @@ from concertina.local.state import lifetime
 SYSTEM = "peers"
 HERE = "127.0.0.1"
 CERTIFICATES = Path("k8s-webhook-server/serving-certs")
-"""Below the folder for temporary files: where controller-runtime looks for a webhook's."""
+"""Path below the folder for temporary files at which controller-runtime looks for a webhook's certificates."""
 AWAITED = Path("/tmp") / CERTIFICATES / "tls.crt"
-"""training-operator waits for this file, whatever it serves with."""
+"""File that training-operator waits for, even if it serves with other certificates."""
 ROTATED = "training-operator-webhook-cert"
-"""A Secret in which training-operator puts certificates of its own; nobody uses them."""
+"""Secret into which training-operator puts certificates of its own, which nothing uses."""
 NETWORK = "10.200"
-"""Of pods: no EndpointSlice takes an address of the loopback network. Nobody connects to them."""
+"""Network of the pods, to which nothing connects. An EndpointSlice takes no address of the loopback network."""
 OF_CONTROLLER_MANAGER = ("job-controller", "endpoint-controller", "endpointslice-controller")
-"""Which do a part of a peer's work, as it makes Jobs and Services."""
+"""Controllers of the controller manager that do a part of a peer's work, because it creates Jobs and Services."""
 
 
 class PeerJobs(Jobs):
@@ -70,7 +72,7 @@ class PeerJobs(Jobs):
 
 @contextlib.contextmanager
 def operating(peer: Peer, folder: Path, cluster: LocalCluster) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
-    """Its programs as processes, by name."""
+    """Run the peer's programs as processes, and yield them by name."""
     work = cluster.directory / SYSTEM
     pair = ClusterAuthority(cluster.directory / "pki").issue("webhooks", "webhooks", hosts=[HERE])
     (work / CERTIFICATES).mkdir(parents=True)
@@ -106,7 +108,7 @@ def _install(program: Program, source: Path, port: int, cluster: LocalCluster) -
     for hooks in yaml.safe_load_all(cluster.kubectl("kustomize", str(source / program.webhooks))):
         if hooks["kind"] == "Service":
             continue
-        hooks["metadata"] = {"name": program.name}  # by its own name training-operator would put in another authority
+        hooks["metadata"] = {"name": program.name}  # Under its own name, training-operator would install another CA.
         for hook in hooks["webhooks"]:
             path = hook["clientConfig"]["service"]["path"]
             hook["clientConfig"] = {"url": f"https://{HERE}:{port}{path}", "caBundle": authority}
@@ -117,7 +119,10 @@ def _install(program: Program, source: Path, port: int, cluster: LocalCluster) -
 
 
 def _served(cluster: LocalCluster) -> bool:
-    """All custom resources; a condition says so earlier than they are, and `kubectl wait` fails where there is none."""
+    """Wait until all custom resources are served.
+
+    A condition says so before it is true, and `kubectl wait` fails as long as there are no such objects.
+    """
     resources = cluster.api.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
     return all(
         cluster.api.exists(f"/apis/{spec['group']}/{version['name']}/{spec['names']['plural']}")
@@ -149,7 +154,7 @@ def _listens(port: int) -> bool:
 
 
 async def play(peer: Peer, number: int, pods: int, options: argparse.Namespace, table: dict[str, list[float]]) -> None:
-    """Make so many jobs of so many pods at once, until all say that they run. In the table: as of the operator."""
+    """Create the given number of jobs at once, and wait until all of them run. The table has the operator's rows."""
     print(f"{number}x{pods}: {peer.kind} ...", flush=True)
     users = [f"system:serviceaccount:{SYSTEM}:{program.name}" for program in peer.programs]
     users += [f"system:serviceaccount:kube-system:{each}" for each in OF_CONTROLLER_MANAGER]

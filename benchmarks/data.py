@@ -1,18 +1,19 @@
-"""Tokens a second of the data layer, from disk and from S3, beside its peers; the cost of its order; and its stall.
+"""Throughput of the data layer in tokens a second, from disk and from S3, compared with other libraries.
 
     python benchmarks/data.py [--mebibytes 512] [--runs 3] [--json FILE] [--without-peers]
 
-All read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and give int64;
-what is counted is an epoch from its second batch on, of files that were just written. Rows, taken in turn:
-- gather: numpy alone takes the same sequences in the same order out of one memory map: what nothing can exceed;
-- concertina, local: each file is checked; cold S3: from SeaweedFS into an empty cache, its start included;
-  trainingjob.data: what a script of one's own reads by, of the same files;
-- raw store: the same objects by plain GETs, as many at once;
-- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk, each set up in the several ways of
-  data_peers.WAYS, of which the fastest of a first pass is measured, and in runs of 8 sequences that stay together,
-  which is another order and less work. None of them checks what it reads.
-Order: seconds and memory to find 4096 positions among 8 million shards, in a fresh process. Stall: part of the time
-that training at a rate waits for data.
+The benchmark also measures the cost of computing the order, and how long training waits for data (stall). All libraries
+read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return int64. An
+epoch is counted from its second batch on, of files that were just written. The rows are measured in turn:
+- gather: numpy alone takes the same sequences in the same order out of one memory map, which is an upper bound;
+- concertina, local: each file is verified; cold S3: from SeaweedFS into an empty cache, including its start;
+  trainingjob.data: the API by which a user's own script reads the same files;
+- raw store: the same objects by plain GETs, with the same concurrency;
+- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk, each in the variants of
+  data_peers.WAYS, of which the fastest one of a first pass is measured. One variant reads runs of 8 sequences that
+  stay together, which is another order and less work. None of these libraries verifies what it reads.
+Order: seconds and memory to find 4096 positions among 8 million shards, in a fresh process. Stall: share of the time
+that training at a given rate waits for data.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
-"""Of a pass of one way; of a row in one run."""
+"""Time limit in seconds for a pass of one variant, and for a row in one run."""
 CONSOLE = Console(stderr=True)
 ORDER = """
 import json, re, time
@@ -89,11 +90,11 @@ def main() -> None:
             print(f"{name}: {value}")
     report.write(options.json, "data", costs, speeds, **facts)
     sys.stdout.flush()
-    os._exit(0)  # the threads that prepare batches never end by themselves
+    os._exit(0)  # The threads that prepare batches never end by themselves.
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Mtok/s by row, and what else there is to say."""
+    """Return Mtok/s by row, and further facts."""
     speeds: dict[str, list[float]] = collections.defaultdict(list)
     facts: dict[str, Any] = {}
     made = folder / "data"
@@ -108,8 +109,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
             speeds["concertina, local"].append(speed(read(str(made))))
             speeds["trainingjob.data, local"].append(speed(read_in_script(str(made))))
             for name, way in best:
-                found = data_peers.measure(name, way, made, LENGTH, BATCH, MOST_SECONDS)
-                speeds[f"{name}: {way}"].append(found)
+                reached = data_peers.measure(name, way, made, LENGTH, BATCH, MOST_SECONDS)
+                speeds[f"{name}: {way}"].append(reached)
             speeds["raw store"].append(raw("s3://data/set"))
             shutil.rmtree(folder / "cache", ignore_errors=True)
             speeds["concertina, cold S3"].append(cold("s3://data/set"))
@@ -119,7 +120,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
 
 
 def write(uri: str, mebibytes: int) -> None:
-    """Random tokens in documents of about 1000, as `data build` lays them out."""
+    """Write random tokens in documents of about 1000 tokens, in the layout of `data build`."""
     generator = np.random.default_rng(0)
     folder, shards = ObjectPrefix(uri, create=True), list[TokenShard]()
     for index in range(max(1, mebibytes * 2**20 // SHARD_BYTES)):
@@ -132,8 +133,10 @@ def write(uri: str, mebibytes: int) -> None:
 
 
 def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Each peer with the fastest way that shuffles single sequences, as ours does, and with the one in runs; `facts`
-    gets Mtok/s of all ways, and why a peer could not run."""
+    """Return the fastest variant of each peer that shuffles single sequences, and its variant in runs.
+
+    `facts` receives the Mtok/s of all variants, and the reason why a peer could not run.
+    """
     best, facts["sweep"] = [], {}
     for name, ways in data_peers.WAYS.items():
         CONSOLE.print(f"trying the ways of {name}")
@@ -143,40 +146,40 @@ def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
             facts[f"{name} did not run"] = str(error)
             continue
         facts["sweep"][name] = tried
-        single = {way: found for way, found in tried.items() if way != data_peers.IN_RUNS}
+        single = {way: rate for way, rate in tried.items() if way != data_peers.IN_RUNS}
         best += [(name, max(single, key=single.__getitem__)), (name, data_peers.IN_RUNS)]
     return best
 
 
 def speed(batches: Iterable[Any]) -> float:
-    """Mtok/s, counted as that of the peers."""
+    """Return Mtok/s, counted in the same way as for the peers."""
     seconds, tokens = data_peers.consume(batches, LENGTH, MOST_SECONDS)
     return tokens / seconds / 1e6
 
 
 def read(uri: str) -> Iterator[Any]:
-    """An epoch through the reader."""
+    """Read an epoch through the trainer's reader."""
     reader = Reader(DataConfig(uri=uri), LENGTH, seed=1, threads=THREADS)
     for position in range(0, reader.epoch_size // BATCH * BATCH, BATCH):
         yield reader.read(position, position + BATCH)
 
 
 def read_in_script(uri: str) -> Iterator[Any]:
-    """An epoch as a script has it."""
+    """Read an epoch as a user's own script does."""
     data = trainingjob.data(uri, length=LENGTH, batch=BATCH, seed=1)
     for _ in range(data.epoch_size // BATCH):
         yield next(data)
 
 
 def cold(uri: str) -> float:
-    """Mtok/s with the start, as the first shards are fetched before the first batch."""
+    """Return Mtok/s including the start, because the first shards are fetched before the first batch."""
     started = time.perf_counter()
     count = sum(len(batch) for batch in read(uri))
     return count * LENGTH / (time.perf_counter() - started) / 1e6
 
 
 def gather(made: Path) -> Iterator[Any]:
-    """The same sequences in the same order: rows of one file, by numpy's own indexing."""
+    """Read the same sequences in the same order: rows of one file, by numpy's own indexing."""
     file = made.parent / "rows"
     if not file.exists():
         with file.open("wb") as out:
@@ -191,7 +194,7 @@ def gather(made: Path) -> Iterator[Any]:
 
 
 def raw(uri: str) -> float:
-    """All shards by plain GETs. Mtok/s."""
+    """Read all shards by plain GETs, and return Mtok/s."""
     folder = ObjectPrefix(uri)
     names = [key for key in folder.list("") if key.endswith(".bin")]
     started = time.perf_counter()
@@ -201,7 +204,7 @@ def raw(uri: str) -> float:
 
 
 def stall(uri: str, rate: float, seconds: float = 5.0) -> float:
-    """Percent of the time that a loop waits which takes `rate` tokens a second, once it is warm."""
+    """Return the percentage of time that a loop which consumes `rate` tokens a second waits, once it is warm."""
     import torch
 
     from concertina_trainer.data.read.batches import Batches

@@ -1,7 +1,8 @@
-"""The peers of `data.py`: each in a process of its own, in the form and set up in the ways that its documentation
-advises for local disks. Of the ways the fastest is found first (the sweep), and that one is measured.
+"""Peers of `data.py`, each in a process of its own.
 
-They are no dependencies of this project: they are installed once into a folder of their own (see `install`).
+Each peer has the format and the settings that its documentation recommends for local disks. The fastest variant is
+determined first (the sweep), and then measured. The peers are no dependencies of this project: they are installed once
+into a folder of their own (see `install`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ NEEDS = (
     *("catalogue", "idna", "certifi", "charset-normalizer", "psutil", "jaxtyping"),
 )
 CHUNK_BYTES = 64 * 2**20
-"""As large as our shards: of litdata's chunks and mosaicml-streaming's shards."""
+"""Size of litdata's chunks and of mosaicml-streaming's shards in bytes, which is that of concertina's shards."""
 Batches = Iterable[Any]
 
 
 def install() -> Path:
-    """The folder with the peers and what they need but torch and numpy; made on first use."""
+    """Return the folder with the peers and their dependencies except torch and numpy; create it on first use."""
     if not (FOLDER / "complete").exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
@@ -46,7 +47,7 @@ def install() -> Path:
 
 @dataclass(frozen=True)
 class Rows:
-    """Every `run` sequences of the built data, in the order of the disk: memory maps of its shards."""
+    """Every run of `run` sequences of the built data, in the order of the disk, from memory maps of its shards."""
 
     folder: Path
     length: int
@@ -54,13 +55,13 @@ class Rows:
 
     @functools.cached_property
     def files(self) -> list[NDArray[np.uint16]]:
-        """[runs, run, length + 1] of each shard; a sequence's last token is the next one's first."""
-        found = []
+        """Array `[runs, run, length + 1]` of each shard; the last token of a sequence is the first one of the next."""
+        rows = []
         for file in sorted(self.folder.glob("*.bin")):
             tokens = np.asarray(np.memmap(file, "<u2", mode="r"))
             windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)[:: self.length]
-            found.append(windows[: len(windows) // self.run * self.run].reshape(-1, self.run, self.length + 1))
-        return found
+            rows.append(windows[: len(windows) // self.run * self.run].reshape(-1, self.run, self.length + 1))
+        return rows
 
     def __len__(self) -> int:
         return sum(map(len, self.files))
@@ -75,8 +76,10 @@ class Rows:
 
 
 def consume(batches: Batches, length: int, most_seconds: float) -> tuple[float, int]:
-    """Seconds and tokens from the second batch on, until the epoch ends or for so long; each batch is, or becomes, an
-    array of int64 [batch, length + 1], which models read."""
+    """Return the seconds and tokens from the second batch on, until the epoch ends or the time is up.
+
+    Each batch is, or is converted to, an int64 array `[batch, length + 1]`, which models read.
+    """
     tokens, started = 0, 0.0
     for batch in batches:
         array = np.asarray(batch).astype(np.int64, copy=False).reshape(-1, length + 1)
@@ -90,11 +93,11 @@ def consume(batches: Batches, length: int, most_seconds: float) -> tuple[float, 
 
 
 Way = Callable[[Path, int, int], Batches]
-"""The batches of the data in a folder, by sequence length and batch."""
+"""Function that returns the batches of the data in a folder, by sequence length and batch size."""
 
 
 def memory_map(threads: int = 0, workers: int = 0, run: int = 1) -> Way:
-    """grain over the shards themselves."""
+    """Return the way to read the shards themselves with grain."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import grain
@@ -106,7 +109,7 @@ def memory_map(threads: int = 0, workers: int = 0, run: int = 1) -> Way:
 
 
 def array_record(threads: int) -> Way:
-    """grain over the format that it is recommended with, each sequence a record."""
+    """Return the way to read the format that grain recommends, with one record for each sequence."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import grain
@@ -128,13 +131,13 @@ def array_record(threads: int) -> Way:
 def _grain(data: Any, threads: int, workers: int) -> Batches:
     import grain
 
-    found = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16 if threads else 0))
+    dataset = data.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16 if threads else 0))
     if workers:
         from absl import flags
 
-        flags.FLAGS(sys.argv[:1])  # its workers are told them
-        found = found.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-    return found
+        flags.FLAGS(sys.argv[:1])  # Its workers get them as arguments.
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    return dataset
 
 
 def litdata(workers: int, run: int = 1) -> Way:
@@ -174,13 +177,13 @@ def mosaic(workers: int, run: int = 1) -> Way:
         size = batch // run
         data = StreamingDataset(local=str(out), shuffle=True, shuffle_seed=1, batch_size=size)
         loader = StreamingDataLoader(data, batch_size=size, num_workers=workers)
-        return (each["tokens"] for each in loader)
+        return (sample["tokens"] for sample in loader)
 
     return read
 
 
 def stateful(workers: int, run: int = 1) -> Way:
-    """Over the shards themselves."""
+    """Return the way to read the shards themselves with StatefulDataLoader."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import torch
@@ -194,7 +197,7 @@ def stateful(workers: int, run: int = 1) -> Way:
 
 
 def _without_torchvision() -> None:
-    """mosaicml-streaming imports it at its top, for images alone."""
+    """Replace torchvision, which mosaicml-streaming imports at its top but needs for images only."""
     import transformers  # noqa: F401 - before it can see that torchvision is none
 
     class Anything(types.ModuleType):
@@ -210,7 +213,8 @@ def _without_torchvision() -> None:
 
 
 IN_RUNS = "runs of 8"
-"""Eight sequences that follow one another on the disk are one item: cheaper, and shuffled together."""
+"""Suffix of variants in which eight sequences that follow one another on the disk are one item, which is cheaper and
+shuffles them together."""
 WAYS: dict[str, dict[str, Way]] = {
     "grain": {
         "ArrayRecord, 4 threads": array_record(threads=4),
@@ -226,10 +230,14 @@ WAYS: dict[str, dict[str, Way]] = {
 
 
 def measure(name: str, way: str, folder: Path, length: int, batch: int, most_seconds: float) -> float:
-    """Mtok/s, in a process of its own. Raises RuntimeError with what it printed where it could not run."""
+    """Return Mtok/s, measured in a process of its own.
+
+    Raises:
+        RuntimeError: If the peer could not run. The message is its output.
+    """
     path = f"{install()}:{Path(__file__).parent}"
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    main = "import data_peers; data_peers.main()"  # so that workers of the peers can import what they are sent
+    main = "import data_peers; data_peers.main()"  # The peers' workers import the functions that they are sent.
     command = [sys.executable, "-W", "ignore", "-c", main, name, way, folder, length, batch, most_seconds]
     done = subprocess.run(
         list(map(str, command)), env=environment, capture_output=True, text=True, timeout=600, check=False
@@ -245,4 +253,4 @@ def main() -> None:
     batches = WAYS[name][way](Path(folder), int(length), int(batch))
     print(json.dumps(consume(batches, int(length), float(most_seconds))))
     sys.stdout.flush()
-    os._exit(0)  # some leave threads behind
+    os._exit(0)  # Some peers leave threads behind.

@@ -1,9 +1,9 @@
-"""What `determinism: Bitwise` costs: seconds of a step beside `Order`, in the same world, same model and batch.
+"""Cost of `determinism: Bitwise`: seconds of a step compared with `Order`, in the same world, model and batch.
 
 python benchmarks/determinism.py [--world N] [--steps N] [--json FILE]
 
-Worlds of real processes on gloo and the demo's model; steps of both kinds take turns: both see the same machine.
-Reading data and saving are left out: they are the same.
+The worlds are real processes on gloo with the demo's model. Steps of both kinds alternate, so that other load on the
+machine affects both alike. Reading data and saving are left out, because they are the same for both kinds.
 """
 
 import argparse
@@ -46,7 +46,7 @@ class Kind:
         self.engine = WholeModel(self.model, self.optimizer, self.sums, world)
 
     def step(self) -> float:
-        """Seconds."""
+        """Train one step, and return its duration in seconds."""
         length = CONFIG.model.sequence_length
         batches = []
         for part in self.plan.slices(self.world.rank):
@@ -90,7 +90,7 @@ def main() -> None:
     for size in options.world:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(rank, (size, options.steps, folder), nprocs=size)
-            rows |= {f"{name}, {size} workers": found for name, found in torch.load(f"{folder}/seconds").items()}
+            rows |= {f"{name}, {size} workers": seconds for name, seconds in torch.load(f"{folder}/seconds").items()}
     report.show("a step", rows)
     report.write(options.json, "determinism", rows)
 

@@ -1,9 +1,12 @@
-"""How soon a new operator hears the coordinators of all jobs: `python benchmarks/failover.py [JOBS ...] [--json FILE]`.
+"""Time until a new operator is connected to the coordinators of all jobs.
 
-As many coordinators as there are jobs, each with its own job's certificates, are served by processes that speak the
-real protocol over real mTLS; the operator's side is its own code (`concertina.agents`), in a process that begins with
-nothing, as after `kill -9`. Printed: seconds until half, 99 % and all coordinators are heard, processor seconds that
-took, and the longest time for which the operator's event loop stood still."""
+`python benchmarks/failover.py [JOBS ...] [--json FILE]`
+
+There is one coordinator for each job, with the job's own certificates. They are served by processes that speak the real
+protocol over real mTLS. The operator's side is its own code (`concertina.agents`), in a process without any state, as
+after `kill -9`. The benchmark prints the seconds until half, 99 % and all of the coordinators are connected, the
+processor seconds of that, and the longest time for which the operator's event loop was blocked.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ from concertina_protocol.connection import Connection
 
 MASTER, CREATED = b"benchmark-master-key" * 2, 1_700_000_000.0
 SERVERS = 2
-"""Processes that serve the coordinators; they take processor time from the operator's side, as on one machine they
-would."""
+"""Number of processes that serve the coordinators. They take processor time from the operator's side, as they would on
+one machine."""
 
 
 def uid(job: int) -> str:
@@ -39,7 +42,7 @@ def told(job: int) -> protocol.Report:
 
 
 async def _coordinator(job: int, folder: Path) -> int:
-    """Serves one coordinator; its port."""
+    """Serve one coordinator, and return its port."""
     for name, content in Authority(MASTER, uid(job), CREATED).secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -54,7 +57,7 @@ async def _coordinator(job: int, folder: Path) -> int:
                 while True:
                     await wire.send(told(job))
                     await asyncio.sleep(protocol.BEAT_SECONDS)
-        except (OSError, asyncio.CancelledError):  # the other end is gone, or the benchmark is over
+        except (OSError, asyncio.CancelledError):  # The other end is gone, or the benchmark has ended.
             pass
         finally:
             wire.close()
@@ -65,7 +68,7 @@ async def _coordinator(job: int, folder: Path) -> int:
 
 
 def serve(jobs: range, pipe: Pipe) -> None:
-    """One process: sends the ports of its coordinators, and ends when it is told anything."""
+    """Run one process: send the ports of its coordinators, and end when a message arrives."""
 
     async def run() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +102,7 @@ async def _hear(ports: list[int]) -> dict[str, float]:
     connections = AgentConnections(changed)
 
     async def job(number: int, port: int) -> None:
-        """As a job's first pass does."""
+        """Observe a job as its first pass does."""
         await connections.open(uid(number), CREATED, MASTER)
         connections.watch(uid(number), {"a-0-0": f"127.0.0.1:{port}"})
 

@@ -1,4 +1,4 @@
-"""Floods by agents of other tenants, as the operator's log tells of them."""
+"""Detection of floods by agents of other tenants, from the operator's log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from concertina.drill.faults import tenants
 
 
 def held_back(stage: Stage, namespace: str) -> bool:
-    """Return whether the operator that runs now says that it holds back the agents of that namespace."""
+    """Return whether the current operator reports that it throttles the agents of that namespace."""
     log = stage.cluster.kubectl("-n", SYSTEM, "logs", "deployment/concertina", "--tail=-1")
     return any(tenants.HELD_BACK in line and f'"{namespace}"' in line for line in log.splitlines())

@@ -1,9 +1,10 @@
-"""What one GPU does: `python benchmarks/gpu.py [--model NAME ...] [--runs N] [--json FILE]`.
+"""Performance of one GPU: `python benchmarks/gpu.py [--model NAME ...] [--runs N] [--json FILE]`.
 
-The bundled trainer's own model, optimizer and snapshots in a world of one, with tokens drawn at random: how fast it
-trains and what memory that takes, beside what `concertina plan` says of the same GPU; and what a snapshot costs: two
-steps with one between them, beside two steps without, beside a copy in the loop from memory that is not pinned, and
-beside torch's own stager. In turn, after the snapshot before has been committed. Last, a snapshot is restored.
+The bundled trainer's own model, optimizer and snapshots run in a world of one rank, with random tokens. The benchmark
+measures the training speed and the memory, compared with the estimate of `concertina plan` for the same GPU. It also
+measures the cost of a snapshot: two steps with a snapshot between them, compared with two steps without one, with a
+copy in the loop to memory that is not pinned, and with torch's own stager. These are measured in turn, after the
+previous snapshot has been committed. At the end, a snapshot is restored.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MODELS = {
     "0.7B": {"layers": 10, "dim": 2048, "heads": 32, "kvHeads": 8, "hiddenDim": 8192, "sequenceLength": 4096},
 }
 ROWS = {"0.3B": 16, "0.7B": 4}
-"""Sequences of a step, in one microbatch."""
+"""Number of sequences in a step, in one microbatch."""
 
 
 def trainer(name: str) -> dict[str, object]:
@@ -76,7 +77,7 @@ class Subject:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Number of tokens in a step."""
         return self.batches[0].weights.numel()
 
     def step(self) -> None:
@@ -121,12 +122,12 @@ def two_steps(subject: Subject, between: Callable[[], object]) -> None:
 
 
 def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], float]:
-    """Seconds of two steps; and, of a snapshot's copy, of the device's."""
+    """Return the seconds of two steps by row, and the device's seconds of a snapshot's copy."""
     pageable = [torch.empty_like(tensor, device="cpu").fill_(0) for tensor in subject.tensors().values()]
     stager = DefaultStager(StagingOptions(True, True, False, False))
 
     def stages_twice() -> bool:
-        """Say whether the stager can be used again: that of torch 2.11 ends with its first snapshot."""
+        """Return whether the stager can be used again: that of torch 2.11 ends with its first snapshot."""
         for _ in range(2):
             try:
                 stager.stage({"a": torch.ones(1, device="cuda")})
@@ -147,7 +148,7 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
     if stages_twice():
         works["torch's stager, pinned"] = lambda: stager.stage(subject.tensors())
     rows: dict[str, list[float]] = {name: [] for name in works}
-    for run in range(runs + 3):  # the first three find a slot's memory
+    for run in range(runs + 3):  # The first three runs allocate the memory of the slots.
         for name, between in works.items():
             subject.snapshots.finish()
             took = timed(functools.partial(two_steps, subject, between))
@@ -158,7 +159,7 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
 
 
 def planned(name: str, gpu: Gpu) -> dict[str, float]:
-    """Return what `concertina plan` expects. It makes a process group, so there must be none."""
+    """Return the estimate of `concertina plan`. It creates a process group, so there must be none."""
     job = parse_spec(
         {
             "spec": {
@@ -216,12 +217,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     for model in options.model:
         with report.step(model), tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-            some, found = measure(model, options.runs, gpu, Path(folder))
+            some, measured_facts = measure(model, options.runs, gpu, Path(folder))
         report.show(f"{model} on {name}", some)
-        for what, value in (found | expected[model]).items():
+        for what, value in (measured_facts | expected[model]).items():
             print(f"{what}: {value}")
         rows |= some
-        facts[model] = found | expected[model]
+        facts[model] = measured_facts | expected[model]
     dist.destroy_process_group()
     report.write(options.json, "gpu", rows, None, **facts)
 

@@ -1,9 +1,10 @@
-"""The local cluster: seconds until it is ready, milliseconds until a pod runs, memory of the whole.
+"""Local cluster: seconds until it is ready, milliseconds until a pod runs, and memory of the whole cluster.
 
 python benchmarks/local_cluster.py [--runs N] [--pods N] [--json FILE]
 
-A pod's start is the time from sending its creation to hearing from a watch that it is Running: API server, scheduler,
-node agent, process and status write are all in it. First one after another, then all at once.
+The start of a pod is the time from the request that creates it until a watch reports it as Running. It includes the API
+server, the scheduler, the node agent, the process and the status write. Pods are created one after another first, then
+all at once.
 """
 
 import argparse
@@ -27,7 +28,7 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 async def pod_starts(running: LocalCluster, count: int, together: bool) -> list[float]:
-    """Seconds from creation to Running, for each of count pods; they are deleted afterwards."""
+    """Return the seconds from creation to Running for each of `count` pods; the pods are deleted afterwards."""
     tls = ssl.create_default_context(cafile=str(running.directory / "pki" / "ca.crt"))
     tls.load_cert_chain(running.directory / "pki" / "kubeconfig.crt", running.directory / "pki" / "kubeconfig.key")
     client = NodeClient(running.record.endpoints.server, tls)
@@ -61,7 +62,7 @@ async def _watch(client: NodeClient, seen: dict[str, "asyncio.Future[float]"]) -
 
 
 def memory(running: LocalCluster) -> dict[str, float]:
-    """MiB (proportional set size: shared pages are counted once) by part."""
+    """Return the memory by part, in MiB of proportional set size: shared pages are counted once."""
     parts: dict[str, float] = {}
     for process in processes.marked(running.directory):
         root = Path(f"/proc/{process.pid}")
@@ -74,8 +75,8 @@ def memory(running: LocalCluster) -> dict[str, float]:
 
 
 def measure(runs: int, pods: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds by row, and the memory of the last run's cluster."""
-    programs.control_plane(print)  # their build, if any, is no part of this
+    """Return the seconds by row, and the memory of the last run's cluster."""
+    programs.control_plane(print)  # The build of the programs is not part of the measurement.
     ready, one, burst = (
         "up: 3 nodes ready (reach 5)",
         "pod start, one after another (reach 0.05)",

@@ -1,15 +1,19 @@
-"""What all measuring costs training: `python benchmarks/measuring.py [--blocks N] [--only KIND ...] [--json FILE]`.
+"""Overhead of all measurements: `python benchmarks/measuring.py [--blocks N] [--only KIND ...] [--json FILE]`.
 
-A real agent runs two ranks over gloo: the bundled trainer with a small and a larger model, and a script that calls
-`trainingjob.report` alone. It serves metrics, which are scraped each 15 s, is watched as an operator watches it, and
-(bundled) keeps a spool that a process of its own ships to TensorBoard. In blocks of some steps, in an order drawn anew
-each time, the ranks measure and tell everything, or nothing at all: no clock, no heartbeat, no line in the log, no word
-to the agent. Two more scripts, and one process on a GPU where there is one, commit their state after each step, or not
-(`trainingjob.State`: a snapshot as often as one per cent of the time allows); of these no step is tracked. Printed: how
-much more a step with all of it takes, block beside block, in time (medians of blocks and means) and in processor time
-of rank 0, with a 95 % interval by bootstrap; and the same of two kinds of blocks that are alike, which is what noise
-comes to. Snapshots are left out of the first three; nothing else is. In a run of its own each measuring is measured:
-its time and its calls in a step of rank 0, and the processor time of agent and shipper."""
+A real agent runs two ranks over gloo: the bundled trainer with a small and a larger model, and a script that only calls
+`trainingjob.report`. The agent serves metrics, which are scraped every 15 s, and is watched as an operator watches it.
+With the bundled trainer, it also keeps a spool, which a process of its own ships to TensorBoard. Steps run in blocks,
+in an order that is drawn anew each time. In a block, the ranks either measure and report everything, or nothing at all:
+no clock, no heartbeat, no log line, no message to the agent. Two more scripts, and one process on a GPU if there is
+one, either commit their state after each step or do not (`trainingjob.State`: snapshots take at most one per cent of
+the time). No step of these is tracked.
+
+The benchmark prints by how much a step with all measurements is slower, block against neighbouring block, in time
+(medians of blocks and means) and in processor time of rank 0, with a 95 % interval by bootstrap. The same figures for
+two kinds of blocks that are alike show the noise. Snapshots are left out of the first three kinds, and nothing else is.
+A separate run measures each measurement: its time and its calls in a step of rank 0, and the processor time of the
+agent and the shipper.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ UID = "7d1f3f0e-measured"
 RANKS = 2
 SCRAPE_SECONDS = 15.0
 LIMIT = 500.0
-"""Of one run, seconds."""
+"""Time limit of one run in seconds."""
 WITH, WITHOUT, AGAIN = "with", "without", "without, again"
 RESAMPLES = 2000
 TICK = os.sysconf("SC_CLK_TCK")
@@ -57,22 +61,22 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Kind:
-    """What is trained."""
+    """Subject of the training."""
 
     name: str
     block: int
-    """Steps."""
+    """Number of steps in a block."""
     model: Mapping[str, Any] | None = None
-    """Of the bundled trainer; None: the script."""
+    """Model of the bundled trainer; None for the script."""
     batch: int = 8
     script: str = "measured_script.py"
     dim: int = 0
     cut: str = ""
-    """Of the script: its model's width, and how a state is cut."""
+    """Parallelism of the script's state. `dim` is the width of its model."""
     ranks: int = RANKS
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     package: str = "measured_trainer"
-    """Of the bundled trainer, under another name."""
+    """Name of the package that contains the bundled trainer with switchable measurements."""
 
     def environment(self, data: Path) -> dict[str, str]:
         if self.model is None:
@@ -104,7 +108,7 @@ KINDS = (
 
 
 class Agent:
-    """A real one, and this process in its operator's place."""
+    """Real agent, with this process in the place of its operator."""
 
     def __init__(self, folder: Path, kind: Kind, data: Path, turns: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -115,7 +119,7 @@ class Agent:
             (folder / "identity" / name).write_bytes(base64.b64decode(content))
         port, self.metrics = free_ports("127.0.0.1", 2)
         self._address = f"127.0.0.1:{port}"
-        # What a commit costs is not what those pay who have each step tracked.
+        # A run that measures commits must not pay for the tracking of each step.
         tracking = None if kind.cut else {"backend": "TensorBoard", "uri": f"file://{folder}/runs"}
         environment = {
             "PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1",
@@ -135,12 +139,12 @@ class Agent:
             )  # fmt: skip
 
     async def begin(self) -> None:
-        """The first round."""
+        """Begin the first round."""
         me = p.Candidate("measured-0-0", self._address)
         prepared = await self._ask(p.Prepare(UID, 1, "claim", (me,)))
         assert isinstance(prepared, p.Prepared), prepared
         member = p.Member(me.replica, prepared.instance, self._address, 0, prepared.workers)
-        # A block in which nothing is told is no hang.
+        # The agent must not take a block without reports for a hang.
         limits = p.Limits(hang_seconds=LIMIT)
         done = await self._ask(
             p.Assign(UID, 1, "claim", (member,), prepared.store, p.Restore(p.RestoreSource.FRESH), limits)
@@ -165,20 +169,20 @@ class Agent:
             await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics").read())
 
     def seconds_of_processor(self) -> dict[str, float]:
-        """Of the agent, and of the process that ships; not of ranks."""
-        found = {"agent": processor_seconds(self.process.pid)}
+        """Return the processor seconds of the agent and of the shipping process, without the ranks."""
+        seconds_by_process = {"agent": processor_seconds(self.process.pid)}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
             with contextlib.suppress(OSError):
                 if b"concertina_tracking" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    found["shipper"] = processor_seconds(int(child))
-        return found
+                    seconds_by_process["shipper"] = processor_seconds(int(child))
+        return seconds_by_process
 
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-3000:]
 
     def stop(self) -> None:
-        """With what it started; its ranks have ended, or end with their round."""
+        """Stop the agent and the processes that it started; its ranks have ended, or end with their round."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -192,11 +196,12 @@ def processor_seconds(pid: int) -> float:
 @dataclass(frozen=True)
 class Run:
     blocks: Sequence[tuple[str, Sequence[float], Sequence[float]]]
-    """Of rank 0: kind, seconds of each step, and processor seconds."""
+    """Blocks of rank 0: kind, seconds of each step, and processor seconds of each step."""
     hooks: Mapping[str, tuple[float, float, float]]
-    """Seconds of the median step and of the mean one, and calls in it; of a part of a step one before and one after."""
+    """For each measurement, the seconds in the median step and in the mean one, and the calls in a step. A part of a
+    step has one measurement at its start and one at its end."""
     processor: Mapping[str, float]
-    """Seconds a step, by process."""
+    """Processor seconds of a step, by process."""
 
 
 async def _run(kind: Kind, data: Path, folder: Path, blocks: int, hooks: bool) -> Run:
@@ -218,10 +223,10 @@ async def _run(kind: Kind, data: Path, folder: Path, blocks: int, hooks: bool) -
         for task in beside:
             task.cancel()
         agent.stop()
-    found = json.loads(written.read_text())
-    steps = warm + kind.block * len(found["blocks"])
+    result = json.loads(written.read_text())
+    steps = warm + kind.block * len(result["blocks"])
     processor = {name: (seconds - before.get(name, 0.0)) / steps for name, seconds in used.items()}
-    return Run([(name, seconds, used) for name, seconds, used in found["blocks"]], found["hooks"], processor)
+    return Run([(name, seconds, used) for name, seconds, used in result["blocks"]], result["hooks"], processor)
 
 
 def run(kind: Kind, data: Path, blocks: int, hooks: bool = False) -> Run:
@@ -239,26 +244,26 @@ Average = Callable[[Sequence[float]], float]
 
 
 def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: str, average: Average) -> list[float]:
-    """Per cent by which a block of `one` takes more than that of `other` beside it."""
-    found = []
+    """Return by how many per cent a block of `one` takes longer than the neighbouring block of `other`."""
+    percents = []
     for at in range(0, len(blocks), 3):
         turn = {kind: average(seconds) for kind, seconds in blocks[at : at + 3]}
-        found.append(100 * (turn[one] / turn[other] - 1))
-    return found
+        percents.append(100 * (turn[one] / turn[other] - 1))
+    return percents
 
 
 def interval(values: Sequence[float], average: Average) -> tuple[float, float]:
-    """In which 95 of 100 averages of resampled values lie."""
+    """Return the interval that contains 95 of 100 averages of resampled values."""
     draw = random.Random(0)
-    found = sorted(average(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES)]
+    averages = sorted(average(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    return averages[int(0.025 * RESAMPLES)], averages[int(0.975 * RESAMPLES)]
 
 
 PAIRS = {"with beside without": (WITH, WITHOUT), "without beside without": (AGAIN, WITHOUT)}
 
 
 def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Milliseconds of steps; and by how much per cent more a block takes than the one beside it, with the interval."""
+    """Return the milliseconds of steps, and the difference of each pair of kinds in per cent, with its interval."""
     steps: dict[str, list[float]] = {}
     facts: dict[str, dict[str, float]] = {}
     seconds_of = [(name, seconds) for name, seconds, _ in seen.blocks]

@@ -1,9 +1,10 @@
-"""What metrics cost: `python benchmarks/metrics.py [--jobs N] [--pods N] [--scrapes N] [--json FILE]`.
+"""Cost of metrics: `python benchmarks/metrics.py [--jobs N] [--pods N] [--scrapes N] [--json FILE]`.
 
-An operator's cache holds as many jobs and pods as are asked for, each as the API server sends them, and its real
-endpoint is scraped over HTTP. Printed: processor seconds of a scrape (of this process, the scraper's own not among
-them), the part of a core that this is at a scrape each 15 s, the longest time for which the event loop stood still
-meanwhile, and the memory of the process. Then the same of one agent's: a scrape, and a step that is told of."""
+An operator's cache holds the given number of jobs and pods, each as the API server sends it, and its real endpoint is
+scraped over HTTP. The benchmark prints the processor seconds of a scrape (of this process, without the scraper's own),
+the share of a core at one scrape every 15 s, the longest time for which the event loop was blocked meanwhile, and the
+memory of the process. It then does the same for an agent: one scrape, and one reported step.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ STEPS = 20_000
 
 
 def job(number: int, pods: int) -> dict[str, Any]:
-    """One that trains, with a spec and a status as full as they are after a long run with failures."""
+    """Return a job that trains, with a spec and a status as large as after a long run with failures."""
     at, name = rfc3339(BEGUN), f"training-job-{number:04}"
     members = [
         {"replica": f"{name}-{index}-0", "uid": f"{number:04}-{index:04}", "instance": "0" * 16, "node": f"n-{index}",
@@ -115,7 +116,7 @@ def pod(number: int, index: int) -> dict[str, Any]:
 
 
 def scrape(url: str, scrapes: int, pipe: Pipe) -> None:
-    """A process of its own, as Prometheus is."""
+    """Scrape from a process of its own, as Prometheus does."""
     size = 0
     for _ in range(scrapes):
         pipe.recv()
@@ -159,7 +160,7 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
 
     for name in ("processor seconds of a scrape", "part of a core, each 15 s", "loop stood still, s", "series"):
         rows[name] = []
-    async with serving.endpoints(settings, [lambda: JobCollector([each.view for each in cache.jobs()])]):
+    async with serving.endpoints(settings, [lambda: JobCollector([cached_job.view for cached_job in cache.jobs()])]):
         watching = asyncio.create_task(watch_loop())
         for _ in range(scrapes):
             await asyncio.sleep(0.2)
@@ -178,7 +179,7 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
 
 
 def progress(metrics: int = p.MOST_METRICS) -> p.Progress:
-    """Of rank 0, with so many numbers by names of its own."""
+    """Return the progress of rank 0, with the given number of custom metrics."""
     return p.Progress(
         0, 9000, 2.5, 1e5, 0.3, 0, "training", BEGUN, BEGUN, tokens=0, mfu=0.4,
         seconds={part.value: 0.0 for part in p.StepPart},

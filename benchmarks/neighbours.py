@@ -1,13 +1,15 @@
-"""The cost of other tenants to a job: `python benchmarks/neighbours.py [--json FILE] [--only ...]`.
+"""Effect of other tenants on a job: `python benchmarks/neighbours.py [--json FILE] [--only ...]`.
 
 On a local cluster, jobs of one replica run to their end one after the other: first alone, then while another namespace
-asks for as many replicas as the schema allows, none of which any node takes. Measured for each small job: from its
-creation to its first status, to its pod, to its pod's node, and to Complete; and how far the status of a job that
-trains is behind its script, which reports a step every 0.1 s (progress is written every 1.5 s).
+requests as many replicas as the schema allows, which no node can run. For each small job, the benchmark measures the
+time from its creation to its first status, to its pod, to its pod's node, and to Complete. It also measures how far the
+status of a training job is behind its script, which reports a step every 0.1 s (progress is written every 1.5 s).
 
 Then a worker of a healthy job is killed several times (`concertina drill --scenario kill-worker`): alone, while many
-jobs of other namespaces wait for room, and while agents of another namespace say as much as they can. Meanwhile the
-operator's health is asked for every 20 ms: its event loop answers, so an answer is at least as late as the loop."""
+jobs of other namespaces wait for room, and while agents of another namespace send messages as fast as they can.
+Meanwhile the operator's health endpoint is requested every 20 ms. Its event loop answers, so an answer is at least as
+late as the loop.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,10 @@ from concertina.terminal.cluster_connection import Target
 LIMIT = 180.0
 ALONE, BESIDE = "alone", "beside the largest job"
 HEALTHY, TENANTS = "healthy", "tenants"
-"""The job whose worker is killed; the namespace of others."""
+"""Name of the job whose worker is killed, and the namespace of the other tenants."""
 HEALTH_PORT, ASK_SECONDS, AT_LEAST_SECONDS = 8080, 0.02, 60.0
-"""Of the operator's health: asked so often, for so long at least."""
+"""Port of the operator's health endpoint, the interval of requests to it in seconds, and the minimum duration of the
+measurement in seconds."""
 LARGEST, QUEUE, FLOOD = "largest", "queue", "flood"
 JOBS = "/apis/concertina.dev/v1beta1/namespaces/{}/trainingjobs"
 STEPS = """
@@ -64,7 +67,7 @@ def job(name: str, namespace: str, script: str, replicas: int = 1, **pod: Any) -
 
 
 def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -> None:
-    """One small job from its creation to its end."""
+    """Measure one small job from its creation to its end."""
     begun = time.time()
     stage.cluster.api.call("POST", JOBS.format("small"), job(name, "small", "pass"))
 
@@ -81,13 +84,16 @@ def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -
     samples[f"pod has a node, {kind}"].append(time.time() - begun)
 
     def complete(status: dict[str, Any]) -> bool:
-        return any(each["type"] == "Complete" and each["status"] == "True" for each in status.get("conditions", ()))
+        return any(
+            condition["type"] == "Complete" and condition["status"] == "True"
+            for condition in status.get("conditions", ())
+        )
 
     samples[f"complete, {kind}"].append(reached(complete))
 
 
 def lags(stage: Stage, samples: list[float], stop: threading.Event) -> None:
-    """By how many seconds the progress of the job that trains is behind in its status, twice a second."""
+    """Measure twice a second by how many seconds the progress in the job's status is behind its script."""
     while not stop.wait(0.5):
         at = stage.job("trains", "small")["status"]["progress"]["at"]
         samples.append(time.time() - unix_seconds(at))
@@ -114,8 +120,10 @@ def measure(stage: Stage, runs: int) -> dict[str, list[float]]:
 
 
 def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
-    """Measure how late the operator's health answers. Each ASK_SECONDS counts: while one answer is late, so is what
-    would have been asked meanwhile."""
+    """Measure how late the operator's health endpoint answers.
+
+    Each ASK_SECONDS counts as one request: while an answer is late, the requests that would follow are late too.
+    """
     (pod,) = stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
     url, due = f"http://{pod['status']['podIP']}:{HEALTH_PORT}/healthz", time.monotonic()
     while not stop.wait(max(0.0, due - time.monotonic())):
@@ -129,18 +137,18 @@ def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
 
 async def recoveries(stage: Stage, runs: int) -> list[float]:
     """Measure the seconds from the kill of a worker to the next step."""
-    found, scenario = [], SCENARIOS["kill-worker"]
+    times, scenario = [], SCENARIOS["kill-worker"]
     async with Target(stage.cluster.record.kubeconfig, None, "default").connect() as (client, namespace):
         job = DrillTarget(client, namespace, HEALTHY, cluster.serving(client.access.server))
         for _ in range(runs):
             verdict = await play(job, "kill-worker", scenario, scenario.fault(job), print)
             seconds = verdict.seen.seconds.first_step
-            found.append(float("inf") if seconds is None else seconds)
-    return found
+            times.append(float("inf") if seconds is None else seconds)
+    return times
 
 
 def recover(stage: Stage, runs: int, kind: str, samples: dict[str, list[float]]) -> None:
-    """A healthy job's recoveries, and the operator's answers meanwhile."""
+    """Measure the recoveries of a healthy job, and the operator's answers meanwhile."""
     stop, begun, late = threading.Event(), time.monotonic(), samples.setdefault(f"the operator's answer, {kind}", [])
     asking = threading.Thread(target=answers, args=(stage, late, stop))
     asking.start()
@@ -153,7 +161,7 @@ def recover(stage: Stage, runs: int, kind: str, samples: dict[str, list[float]])
 
 
 def others(stage: Stage, jobs: list[dict[str, Any]]) -> None:
-    """Jobs of the namespace TENANTS, until the operator has told of all of them."""
+    """Create jobs in the namespace TENANTS, and wait until the operator has written a status for each of them."""
     stage.cluster.create_namespace(TENANTS)
     for each in jobs:
         stage.cluster.api.call("POST", JOBS.format(TENANTS), each)
@@ -166,7 +174,7 @@ def others(stage: Stage, jobs: list[dict[str, Any]]) -> None:
 
 
 def isolate(stage: Stage, options: argparse.Namespace, only: list[str]) -> dict[str, list[float]]:
-    """Recoveries alone, and beside each kind of tenants in `only`."""
+    """Measure recoveries alone, and beside each kind of other tenants in `only`."""
     samples: dict[str, list[float]] = {}
     for _ in stages.build_data(stage.storage):
         pass

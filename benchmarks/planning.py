@@ -1,12 +1,12 @@
-"""`concertina plan`'s model of time beside published runs: the MFU that it expects, and theirs.
+"""Time model of `concertina plan` compared with published runs: the predicted MFU and the published one.
 
 python benchmarks/planning.py [--json FILE]
 
 Sources: torchtitan's docs/performance.md (A100) and benchmarks/llama3_h100_202412_torchtitan.md; The Llama 3 Herd of
 Models, arXiv 2407.21783, table 4; MegaScale, arXiv 2402.15627; DeepSeek-V3, arXiv 2412.19437, table 1 and section 3
-(14.8 trillion tokens in 2.664 million hours of H800; products in FP8; zero bubble stands for DualPipe). MFU of
-torchtitan's H100 runs and of DeepSeek-V3 is made of their tokens a second, by this repository's count of operations,
-over the peak of bfloat16. Rows marked `set` are those by which a GPU's `kernels` was chosen.
+(14.8 trillion tokens in 2.664 million hours of H800; products in FP8; zero bubble stands for DualPipe). The MFU of
+torchtitan's H100 runs and of DeepSeek-V3 is computed from their tokens a second, with this repository's count of
+operations and the peak of bfloat16. Rows marked `set` are those from which a GPU's `kernels` was determined.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ LLAMA_8B = {"layers": 32, "dim": 4096, "heads": 32, "kvHeads": 8, "hiddenDim": 1
 LLAMA_70B = {"layers": 80, "dim": 8192, "heads": 64, "kvHeads": 8, "hiddenDim": 28672}
 LLAMA_405B = {"layers": 126, "dim": 16384, "heads": 128, "kvHeads": 8, "hiddenDim": 53248}
 GPT_175B = {"layers": 96, "dim": 12288, "heads": 96, "hiddenDim": 32768}
-"""MegaScale's has two matrices of 4 dim where this has three of 8/3."""
+"""Model of MegaScale, whose feed-forward has two matrices of width 4 dim; this decoder has three of width 8/3 dim."""
 DEEPSEEK_V3: dict[str, object] = {
     "layers": 61, "dim": 7168, "heads": 128, "hiddenDim": 18432,
     "experts": {"count": 256, "activePerToken": 8, "hiddenDim": 2048, "shared": 1, "firstDense": 3},
 }  # fmt: skip
-"""Its attention has 187 million weights a layer (latent, with heads of 192 and 128), where this has 205."""
+"""Model of DeepSeek-V3, whose attention has 187 million weights a layer (latent, with heads of 192 and 128); this
+decoder's has 205 million."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +51,11 @@ class Published:
     activations: str
     mfu: float | None = None
     tokens: float | None = None
-    """A second, of each GPU."""
+    """Tokens a second of each GPU."""
     length: int = 8192
     vocabulary: int = 128256
     reshard: str = "Auto"
-    """Llama 3 and MegaScale keep gathered weights."""
+    """Value of `reshardAfterForward`. Llama 3 and MegaScale keep gathered weights."""
 
 
 SET = " (set)"

@@ -53,7 +53,7 @@ from concertina.demo import stage as stages
 
 Object = dict[str, Any]
 ALL, HIGH = 4, 3
-"""Workers of the first job and of the second one."""
+"""Number of workers of the first job and of the second one."""
 QUEUE, PRIORITY, FLAVOR = "team", "high", "gpu-nodes"
 GPU = {"nvidia.com/gpu": "1"}
 TRAINS_SECONDS = 10.0
@@ -73,7 +73,7 @@ class Kind:
 
 
 def training_job(policy: str, seconds: int, name: str, labels: Object, workers: int, trace: Path) -> Object:
-    """Elastic job of a script that keeps its state by `trainingjob.State`, with a checkpoint every so many seconds."""
+    """Elastic job of a script that saves its state by `trainingjob.State`, with checkpoints at the given interval."""
     command = ["python3", str(SCRIPTS / "elastic_state.py"), "ddp", "--trace", str(trace)]
     container = {
         "name": "trainer",
@@ -125,7 +125,7 @@ class Bench:
     evicted_at: dict[str, float] = field(default_factory=dict)
     """Unix seconds of the first eviction of a job, by its name."""
     admitted_at: dict[str, float] = field(default_factory=dict)
-    """The same of its admission."""
+    """Unix seconds of the first admission of a job, by its name."""
 
     def create_queue(self) -> None:
         quota = [{"name": name, "nominalQuota": str(ALL)} for name in GPU]
@@ -179,11 +179,11 @@ class Bench:
         return trace
 
     def _trains(self, trace: Path, workers: int, seconds: float = 0.0) -> Step:
-        """Return the first step of a world of so many workers, once it has trained for so long."""
+        """Return the first step of a world of this size, once that world has trained for the given time."""
 
         def long() -> Step | None:
-            found = [step for step in steps(trace) if step.world == workers]
-            return found[0] if found and found[-1].at - found[0].at >= seconds else None
+            taken = [step for step in steps(trace) if step.world == workers]
+            return taken[0] if taken and taken[-1].at - taken[0].at >= seconds else None
 
         step: Step = until(f"{trace.name} with {workers} workers", LIMIT, long)
         return step
@@ -203,7 +203,7 @@ def _first(trace: Path, workers: int, after: float) -> Step | None:
 
 
 def lost(done: Sequence[Step]) -> int:
-    """Return how many steps rank 0 went back in all."""
+    """Return how many steps rank 0 went back in total."""
     return sum(max(0, one.step - other.step + 1) for one, other in pairwise(done))
 
 

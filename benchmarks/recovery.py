@@ -1,17 +1,17 @@
-"""Seconds from a fault to the first step of the new world, on the local cluster, beside torchrun in the same run.
+"""Seconds from a fault to the first step of the new world, on the local cluster, compared with torchrun and torchft.
 
     python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--scenarios ...] [--json FILE] [--only ...]
 
-Rows: what dies (`worker`: one training process; `member`: process 1 of a replica other than the coordinator;
-`coordinator`: process 1 of the coordinator, which hosts the store; `node`: all processes of a node), what is stopped
-(SIGSTOP: connections stay open), `notice` (the pod is deleted with its grace), `join` (from a successor's being warm to
-the first step with it), under
+The rows are named after the process that dies (`worker`: one training process; `member`: process 1 of a replica other
+than the coordinator; `coordinator`: process 1 of the coordinator, which hosts the store; `node`: all processes of a
+node), the process that is stopped (SIGSTOP: connections stay open), `notice` (the pod is deleted with its grace
+period), or `join` (from the moment at which a successor is warm to the first step with it). They are measured for
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
-- concertina, script: benchmarks/scripts/elastic_ddp.py as a command of one's own, started warm, with checkpoints of
-  its own; script with state: elastic_state.py of the same model, DDP and FSDP2, by `trainingjob.State`, with short
-  steps and such as a snapshot may take a hundredth of. One worker is killed right after the first steps, when nothing
-  is imported in advance yet, which is a row of its own;
-- torchrun: the same script under three torchrun agents, as it comes and tuned;
+- concertina, script: benchmarks/scripts/elastic_ddp.py as a user's own command, started warm, with checkpoints of
+  its own; script with state: elastic_state.py with the same model, DDP and FSDP2, by `trainingjob.State`, once with
+  short steps and once with steps so long that a snapshot may take a hundredth of one. One worker is killed right
+  after the first steps, when nothing is imported in advance yet, which is a row of its own;
+- torchrun: the same script under three torchrun agents, with default settings and tuned;
 - torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
 """
 
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def split(found: list[Recovery]) -> dict[str, list[float]]:
-    """Seconds by part, over all runs of a row."""
+    """Return the seconds by part, over all runs of a row."""
     return {part: [recovery.parts[part] for recovery in found] for part in PARTS}
 
 
@@ -102,8 +102,11 @@ def measure_concertina(
     scripts: dict[str, list[int]],
     commits: dict[str, list[float]],
 ) -> None:
-    """The rows of concertina: one job of each kind on one cluster. `scripts`: steps replayed; `commits`: per cent of
-    the time that saving took, by process."""
+    """Measure concertina, with one job of each kind on one cluster.
+
+    `scripts` receives the steps that were trained again, and `commits` the percentage of time that saving took, by
+    process.
+    """
     traces = Path(tempfile.mkdtemp(prefix="recovery-trace-"))
     try:
         with stages.standing(f"recovery-{os.getpid()}", 3, lambda _: nullcontext(CONSOLE.log)) as stage:
@@ -130,7 +133,7 @@ def measure_scripts(
     replayed: dict[str, list[int]],
     commits: dict[str, list[float]],
 ) -> None:
-    """Commands of one's own: with checkpoints of its own, and with its state kept."""
+    """Measure users' own commands: a script with checkpoints of its own, and scripts that use `trainingjob.State`."""
     scenarios = [name for name in options.scenarios if name in SCRIPT_SCENARIOS]
     for kind in options.scripts:
         trace = traces / kind.replace(" ", "-")
@@ -143,9 +146,9 @@ def measure_scripts(
                 CONSOLE.log(f"{title}, worker, right after the job's first steps: {cold}")
                 totals[f"{title}: worker, right after the first steps"].append(cold.total)
                 replayed[f"{title}: worker, right after the first steps"].append(cold.replayed)
-            for row, found in each(title, scenarios, options.runs, functools.partial(traced, bench, trace)):
-                totals[row].append(found.total)
-                replayed[row].append(found.replayed)
+            for row, recovery in each(title, scenarios, options.runs, functools.partial(traced, bench, trace)):
+                totals[row].append(recovery.total)
+                replayed[row].append(recovery.replayed)
         if kind != "script":
             commits[title] = commit_share(trace)
 
@@ -159,7 +162,7 @@ def measured(bench: Bench) -> Callable[[str], Recovery]:
 
 
 def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
-    """(row, result) of every run of every scenario, said as they come."""
+    """Yield (row, result) of every run of every scenario, and log each result."""
     for scenario in scenarios:
         for run in range(runs):
             begun = time.monotonic()
@@ -169,7 +172,7 @@ def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str
 
 
 def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
-    """The rows of the peer. A scenario that never recovers is tried once."""
+    """Measure torchrun. A scenario that never recovers is tried once."""
     for tuned in (True, False):
         title = f"torchrun, {'tuned' if tuned else 'as it comes'}"
         for scenario in (s for s in recovery_torchrun.SCENARIOS if s in options.scenarios):
@@ -182,7 +185,7 @@ def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]
 
 
 def measure_torchft(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
-    """The rows of torchft, where its package can be had and runs."""
+    """Measure torchft, if its package can be installed and runs."""
     for scenario in (s for s in recovery_torchft.SCENARIOS if s in options.scenarios):
         for run in range(options.peer_runs):
             try:

@@ -1,4 +1,4 @@
-"""What `recovery.py` does to a TrainingJob on the local cluster, and how it reads what followed from the logs."""
+"""Faults that `recovery.py` injects into a TrainingJob on the local cluster, and the recovery times from the logs."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ from concertina_protocol import log_lines
 from concertina_protocol.log_lines import RoundStarted
 
 GPU = {"limits": {"nvidia.com/gpu": 1}}
-"""One replica a node, as in life: a node that dies takes one."""
+"""Resource of a GPU. As on real clusters, each node runs one replica, so a node that dies takes one replica with it."""
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
 WARM = ("warm", "script_parent")
-"""What an agent logs when it has imported something in advance."""
+"""Event that an agent logs when it has imported something in advance."""
 STEADY_STEPS = 90
-"""Of all ranks together, before a fault is injected into a script."""
+"""Number of steps, of all ranks together, before a fault is injected into a script."""
 SLOW = 5.0
-"""Seconds; what takes longer is explained."""
+"""Seconds. A recovery that takes longer is explained in the output."""
 WINDOW = 5
-"""Seconds: a script that tells no step has failed at the same one each time, and would be waited for ever longer."""
+"""Failure window in seconds. A script that reports no step seems to fail at the same step each time, so the back-off
+would grow without a window."""
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One recovery. Seconds; `parts` add up to `total`, but for what passes between two logs."""
+    """Times of one recovery in seconds. `parts` add up to `total`, except for the time between two logs."""
 
     total: float
     replayed: float
     parts: dict[str, float]
     operator: float = 0.0
-    """From the fault until an operator's process ran again, where that was hit too."""
+    """Time from the fault until an operator's process ran again, if the fault hit it too."""
 
     def __str__(self) -> str:
         again = f", {self.total - self.operator:.2f} s of them with an operator" if self.operator else ""
@@ -59,26 +60,26 @@ class Traced:
     """One recovery of a script."""
 
     total: float
-    """Seconds."""
+    """Time from the fault to the first step, in seconds."""
     replayed: int
-    """Steps."""
+    """Number of steps that were trained again."""
 
     def __str__(self) -> str:
         return f"{self.total:.2f} s, {self.replayed} steps replayed"
 
 
 def commit_share(trace: Path) -> list[float]:
-    """Of each process of a trace, per cent of its time that saving took, its first second apart."""
-    found: dict[int, list[recovery_torchrun.Step]] = {}
+    """Return the percentage of time that saving took, for each process of a trace, without its first second."""
+    steps_by_rank: dict[int, list[recovery_torchrun.Step]] = {}
     for step in recovery_torchrun.steps(trace):
-        found.setdefault(step.pid, []).append(step)
-    settled = ([s for s in steps if s.at > steps[0].at + 1] for steps in found.values())
+        steps_by_rank.setdefault(step.pid, []).append(step)
+    settled = ([s for s in steps if s.at > steps[0].at + 1] for steps in steps_by_rank.values())
     long = [steps for steps in settled if len(steps) > 20]
     return [100 * sum(s.committed for s in steps[1:]) / (steps[-1].at - steps[0].at) for steps in long]
 
 
 def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """A TrainingJob of three replicas that goes on for longer than any benchmark."""
+    """Return a TrainingJob of three replicas that runs for longer than any benchmark."""
     return {
         "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
@@ -100,8 +101,11 @@ def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 def bundled(one_gpu: bool = False) -> dict[str, Any]:
-    """The demo's model, without an end; on processors, whatever the machine has, but for `one_gpu`: NCCL refuses a GPU
-    to two ranks of a host, so each says that it is one of its own, and they talk by sockets."""
+    """Return a job of the bundled trainer with the demo's model, without an end.
+
+    It trains on CPUs even if the machine has GPUs, unless `one_gpu` is set. NCCL refuses a GPU to two ranks of one
+    host, so with `one_gpu` each rank claims a host of its own, and the ranks communicate by sockets.
+    """
     env: list[dict[str, Any]] = [{"name": "CUDA_VISIBLE_DEVICES", "value": ""}]
     if one_gpu:
         env = [
@@ -120,20 +124,20 @@ def bundled(one_gpu: bool = False) -> dict[str, Any]:
 
 
 def own_command(trace: Path) -> dict[str, Any]:
-    """The script that torchrun runs too."""
+    """Return a job of the script that torchrun runs too."""
     script = SCRIPTS / "elastic_ddp.py"
     command = ["python3", str(script), "--trace", str(trace), "--checkpoint", str(trace / "model.pt")]
     return job("script", {"command": command}, warmStart={"enabled": True})
 
 
 def with_state(kind: str, pause: float, trace: Path) -> dict[str, Any]:
-    """A script that keeps its state by `trainingjob.State`; its steps take `pause` seconds and what it computes."""
+    """Return a job of a script that uses `trainingjob.State`. Its steps take `pause` seconds and their computation."""
     command = ["python3", str(SCRIPTS / "elastic_state.py"), kind, "--trace", str(trace), "--pause", str(pause)]
     return job(f"state-{kind}", {"command": command}, warmStart={"enabled": True})
 
 
 class Bench:
-    """A job into which faults are injected; it goes away with the block."""
+    """Job into which faults are injected; it is deleted at the end of the block."""
 
     def __init__(self, stage: Stage, name: str, manifest: dict[str, Any]) -> None:
         self._stage, self._name, self._manifest = stage, name, manifest
@@ -147,7 +151,7 @@ class Bench:
         self._stage.cluster.kubectl("delete", "trainingjob", self._name, "--wait=true", "--timeout=60s")
 
     def recover(self, scenario: str) -> Recovery:
-        """Inject a fault into the bundled trainer's job and read the recovery from the logs."""
+        """Inject a fault into the bundled trainer's job, and read the times of its recovery from the logs."""
         before = self._steady()
         killed_at = self._inject(scenario, before)
         at_work = until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
@@ -160,7 +164,7 @@ class Bench:
         return recovery
 
     def join(self) -> Recovery:
-        """Kill a member; then, from the new agent's being ready (in its pod or a new one) to the first step with it."""
+        """Kill a member, and measure from when the new agent (in the same or a new pod) is ready to its first step."""
         before = self._steady()
         self._inject("member", before)
         until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
@@ -171,8 +175,11 @@ class Bench:
         return Recovery(at_work.at - warm, replayed, self._parts(at_work, warm))
 
     def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
-        """When (Unix seconds) the successor of a member of `before` was warm, by its own imports or by what another
-        replica has told it of the script's, and the round that it is in."""
+        """Return when the successor of a member of `before` was warm, in Unix seconds, and the round that it is in.
+
+        The successor is warm after its own imports, or after those of modules that another replica has learned from the
+        script.
+        """
         known = {*_instance_by_replica(before).values()}
 
         def with_others() -> dict[str, Any] | None:
@@ -188,8 +195,11 @@ class Bench:
         return warm[-1], after["world"]["round"]
 
     def recover_traced(self, scenario: str, trace: Path, cold: bool = False) -> Traced:
-        """The same for a script, whose steps stand in `trace`: a script is at work when these say so. A fault is
-        injected once all of its replicas have imported in advance what it needs; `cold`: without waiting for that."""
+        """Inject a fault into a script's job, and measure its recovery by the steps in `trace`.
+
+        The fault is injected once all replicas have imported in advance what the script needs, or without waiting for
+        that if `cold` is set.
+        """
 
         def steady() -> dict[str, Any] | None:
             status = self._steady()
@@ -215,7 +225,7 @@ class Bench:
         return Traced(again.at - since, done - again.step + 1)
 
     def _is_warm(self, replica: str) -> bool:
-        """Whether its latest parent has imported what was learned of the script."""
+        """Return whether the replica's latest parent has imported the modules that were learned from the script."""
         parents = [line for line in _entries(self._log(replica, lines=-1)) if line.get("event") == "script_parent"]
         return bool(parents and parents[-1]["learned"])
 
@@ -223,7 +233,7 @@ class Bench:
         return dict(self._stage.job(self._name).get("status", {}))
 
     def _steady(self) -> dict[str, Any]:
-        """The status once three replicas train, and have for a while."""
+        """Return the job's status once three replicas have trained for a while."""
 
         def steady() -> dict[str, Any] | None:
             status = self._status()
@@ -235,12 +245,12 @@ class Bench:
         return dict(until("three replicas at work", GROW_LIMIT, steady))
 
     def _inject(self, scenario: str, status: dict[str, Any]) -> float:
-        """Inject the fault; returns when, in Unix seconds."""
+        """Inject the fault, and return the time in Unix seconds."""
         uid = self._stage.job(self._name)["metadata"]["uid"]
         return BLOWS[scenario](Victims(self._stage, uid, status, self._stopped))
 
     def _revert(self) -> None:
-        """Boot what does not run, continue what was stopped."""
+        """Boot the nodes that do not run, and continue the processes that were stopped."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -251,7 +261,7 @@ class Bench:
                 cluster.start_node(name)
 
     def _at_work_since(self, known: int) -> RoundStarted | None:
-        """The first round above `known` that has made a step."""
+        """Return the first round above `known` that has finished a step."""
         for pod in self._stage.pods(self._name):
             if pod["status"].get("phase") != "Running":
                 continue
@@ -261,7 +271,7 @@ class Bench:
         return None
 
     def _log(self, pod: str, lines: int = 200) -> str:
-        """The end of a pod's log (-1: all of it); empty where it can't be had (its node is dead)."""
+        """Return the end of a pod's log (-1: the whole log), or an empty string if its node is dead."""
         try:
             return self._stage.cluster.kubectl("logs", pod, "-c", "trainer", f"--tail={lines}", timeout=5)
         except (LocalClusterError, subprocess.TimeoutExpired):
@@ -281,7 +291,7 @@ class Bench:
         return parts
 
     def _explain(self, since: float) -> None:
-        """Print what the operator did: a recovery as slow as this is worth a look."""
+        """Print the operator's actions, because such a slow recovery needs an explanation."""
         for entry in self._journal():
             if entry.get("t", 0) >= since and entry.get("event") != "log":
                 words = {key: value for key, value in entry.items() if key not in ("t", "job")}
@@ -292,7 +302,7 @@ class Bench:
         return _entries(log)
 
     def _operator_marks(self, round_number: int) -> dict[str, float]:
-        """When the operator claimed and committed the round, in Unix seconds."""
+        """Return when the operator claimed and committed the round, in Unix seconds."""
         marks = {}
         for entry in self._journal():
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
@@ -306,5 +316,5 @@ def _instance_by_replica(status: dict[str, Any]) -> dict[str, str]:
 
 
 def _entries(log: str) -> list[dict[str, Any]]:
-    """Of a log, the lines that are JSON."""
+    """Return the lines of a log that are JSON, decoded."""
     return [json.loads(line) for line in log.splitlines() if line.startswith("{")]

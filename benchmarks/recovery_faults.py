@@ -1,4 +1,4 @@
-"""What `recovery.py` does to a job: a row a scenario. Each fault returns when it was injected, in Unix seconds."""
+"""Faults of `recovery.py`, one for each row. Each function returns when it injected the fault, in Unix seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATOR_TOO = "member and operator"
 
 @dataclass
 class Victims:
-    """Whom a fault may hit, by the job's status, and what has to be continued (SIGCONT) afterwards."""
+    """Processes that a fault may hit, by the job's status, and processes to continue (SIGCONT) afterwards."""
 
     stage: Stage
     uid: str
@@ -38,15 +38,19 @@ class Victims:
         A member that joined last is taken only if there is no other: its loss makes growing wait longer.
         """
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
-        names = [each["replica"] for each in self.status["world"]["members"] if each["replica"] != self.coordinator]
+        names = [
+            member["replica"] for member in self.status["world"]["members"] if member["replica"] != self.coordinator
+        ]
         return str(next((name for name in names if name not in joined), names[0]))
 
     @property
     def node(self) -> str:
-        """Of a member; not the operator's."""
+        """Return the node of a member, but not the node of the operator."""
         spared = self.stage.operator_node()
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
-        nodes = {each["replica"]: each["node"] for each in self.status["world"]["members"] if each["node"] != spared}
+        nodes = {
+            member["replica"]: member["node"] for member in self.status["world"]["members"] if member["node"] != spared
+        }
         return str(next((node for name, node in nodes.items() if name not in joined), next(iter(nodes.values()))))
 
     def agent(self, replica: str) -> int:
@@ -75,7 +79,7 @@ def kill_node(victims: Victims) -> float:
 
 
 def stop_agent(victims: Victims) -> float:
-    """Silent: its connections stay open."""
+    """Stop an agent, so that it is silent while its connections stay open. Return the time, in Unix seconds."""
     pid = victims.agent(victims.member)
     victims.stopped.append(pid)
     return _signal(pid, signal.SIGSTOP)
@@ -88,14 +92,17 @@ def stop_worker(victims: Victims) -> float:
 
 
 def notice(victims: Victims) -> float:
-    """The pod is deleted, with its grace."""
+    """Delete the pod with its grace period. Return the time of the request, in Unix seconds."""
     at = time.time()
     victims.stage.cluster.kubectl("delete", "pod", victims.member, "--wait=false")
     return at
 
 
 def operator_too(victims: Victims) -> float:
-    """The operator dies at the same moment; its container is started again."""
+    """Kill an agent and the operator at the same moment. Return the time, in Unix seconds.
+
+    The kubelet restarts the operator's container.
+    """
     pid, operator = victims.agent(victims.member), operator_of(victims.stage)
     if operator is not None:
         operator.signal(signal.SIGKILL)
@@ -108,7 +115,7 @@ def operator_of(stage: Stage) -> processes.ProcessIdentity | None:
 
 
 def operator_started(stage: Stage) -> float:
-    """In Unix seconds."""
+    """Return when the operator was started, in Unix seconds."""
     operator = operator_of(stage)
     assert operator is not None, "no operator runs"
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + operator.start / os.sysconf("SC_CLK_TCK")
@@ -133,26 +140,32 @@ def _signal(pid: int, number: int) -> float:
 
 
 def processes_of(uid: str, replica: str) -> dict[int, str]:
-    """Command lines of all processes of a replica on this machine, by pid. Another cluster's may have its name: the
-    job's uid is its own."""
+    """Return the command lines of all processes of a replica on this machine, by pid.
+
+    The job's uid identifies them, because a replica of another cluster may have the same name.
+    """
     marks = {f"CONCERTINA_REPLICA={replica}".encode(), f"CONCERTINA_UID={uid}".encode()}
-    found = {}
+    commands = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marks <= set((folder / "environ").read_bytes().split(b"\0")):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-    return found
+    return commands
 
 
 def agent_of(uid: str, replica: str) -> int:
-    """Pid of process 1 of a replica."""
+    """Return the pid of process 1 of a replica."""
     return next(pid for pid, command in processes_of(uid, replica).items() if "agent.pyz run" in command)
 
 
 def worker_of(uid: str, replica: str, log: str) -> int:
-    """Pid, on this machine, of the worker that the agent started last."""
+    """Return the pid, on this machine, of the worker that the agent started last.
+
+    Raises:
+        LookupError: If no process of the replica has that pid in its namespace.
+    """
     inside = [json.loads(line)["pid"] for line in log.splitlines() if '"event":"worker_started"' in line][-1]
     for pid in processes_of(uid, replica):
         status = Path(f"/proc/{pid}/status").read_text()

@@ -1,6 +1,6 @@
-"""The peer of `recovery.py`: three torchrun agents (c10d rendezvous, nnodes 2:3) on one machine, and what dies.
+"""Peer of `recovery.py`: three torchrun agents (c10d rendezvous, nnodes 2:3) on one machine, and the faults.
 
-Used by `recovery.py`; alone: python benchmarks/recovery.py --only torchrun
+`recovery.py` uses this module. To measure torchrun alone: python benchmarks/recovery.py --only torchrun
 """
 
 from __future__ import annotations
@@ -35,25 +35,28 @@ class Step:
     seconds: float
     pid: int
     committed: float = 0.0
-    """Seconds that saving the step before has taken, where the script says so."""
+    """Seconds that saving the previous step took, if the script reports them."""
 
 
 def steps(log: Path) -> list[Step]:
-    """All finished steps of all workers, in order of time."""
-    found = []
+    """Return all finished steps of all workers, in order of time."""
+    finished = []
     for path in log.glob("*.txt"):
         for line in path.read_text().splitlines():
             fields = line.split()
             if len(fields) in (6, 7):
                 at, restart, world, rank, step, seconds, *committed = fields
                 place = (int(restart), int(world), int(rank), int(step))
-                found.append(Step(float(at), *place, float(seconds), int(path.stem), *map(float, committed)))
-    return sorted(found, key=lambda s: s.at)
+                finished.append(Step(float(at), *place, float(seconds), int(path.stem), *map(float, committed)))
+    return sorted(finished, key=lambda s: s.at)
 
 
 @contextmanager
 def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """`count` torchrun agents in sessions of their own; the first hosts the rendezvous. All are killed at the end."""
+    """Run `count` torchrun agents in sessions of their own; the first one hosts the rendezvous.
+
+    All of them are killed at the end.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -80,24 +83,28 @@ def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.
 
 
 def children(pid: int) -> list[int]:
-    """Pids of all descendants."""
-    found = []
+    """Return the pids of all descendants."""
+    pids = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if Path(f"/proc/{pid}").exists() else []:
-        found += [int(child), *children(int(child))]
-    return found
+        pids += [int(child), *children(int(child))]
+    return pids
 
 
 def kill_tree(pid: int) -> None:
     """SIGKILL a process and its descendants at once."""
-    for each in [pid, *children(pid)]:
+    for descendant in [pid, *children(pid)]:
         try:
-            os.kill(each, signal.SIGKILL)
+            os.kill(descendant, signal.SIGKILL)
         except ProcessLookupError:
             continue
 
 
 def wait_for_world(folder: Path, world: int, limit: float) -> list[Step]:
-    """Steps so far, once every rank of `world` has made five of them; else TimeoutError, with the logs' folder."""
+    """Return the steps so far, once every rank of `world` has finished five of them.
+
+    Raises:
+        TimeoutError: If that takes too long. The message names the folder of the logs.
+    """
     give_up = time.monotonic() + limit
     while time.monotonic() < give_up:
         seen = steps(folder)
@@ -108,10 +115,15 @@ def wait_for_world(folder: Path, world: int, limit: float) -> list[Step]:
 
 
 def measure(scenario: str, tuned: bool, limit: float) -> float:
-    """Seconds from the SIGKILL to the end of the first step of the next world; inf where there is none within `limit`.
+    """Return the seconds from the SIGKILL to the end of the first step of the next world.
 
-    scenario: `worker` kills a worker other than rank 0; `coordinator` the torchrun that hosts the rendezvous and its
-    worker; `member` another torchrun with its worker (for torchrun, a node is no more than that)."""
+    The result is infinite if there is no such step within `limit` seconds.
+
+    Args:
+        scenario: `worker` kills a worker other than rank 0; `coordinator` kills the torchrun that hosts the rendezvous,
+            and its worker; `member` kills another torchrun with its worker, which is a node as far as torchrun is
+            concerned.
+    """
     folder = Path(tempfile.mkdtemp(prefix="recovery-torchrun-"))
     try:
         with torchrun(3, tuned, folder) as agents:

@@ -1,8 +1,9 @@
-"""How large a job can be here: `python benchmarks/replicas.py [SIZES ...] [--json FILE]`.
+"""Maximum size of a job on this machine: `python benchmarks/replicas.py [SIZES ...] [--json FILE]`.
 
-On a local cluster a job of each size begins, loses a replica, is whole again, and is deleted. Its agents are real, its
-workers sleep: what is measured is the rounds, on as few cores as this machine has for all of them together. (Each agent
-pings every other one, so the work of a round grows with the square.)"""
+On a local cluster, a job of each size begins, loses a replica, is complete again, and is deleted. Its agents are real
+and its workers sleep, so the benchmark measures the rounds, with all replicas on this machine's cores. (Each agent
+pings every other one, so the work of a round grows with the square of the size.)
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def job(name: str, replicas: int) -> dict[str, Any]:
 
 
 def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
-    """Infinite where it did not come in time."""
+    """Return the seconds until the condition holds; infinite if it does not hold in time."""
     try:
         until(what, LIMIT, check)
     except TimeoutError as error:
@@ -45,12 +46,14 @@ def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
 
 
 def play(stage: Stage, size: int, samples: dict[str, list[float]]) -> bool:
-    """False where the job never began."""
+    """Run one job, and return False if it never began."""
     name = f"of-{size}"
 
     def world() -> dict[str, Any]:
         status = stage.job(name).get("status") or {}
-        ready = next((each["reason"] for each in status.get("conditions", ()) if each["type"] == "Ready"), "")
+        ready = next(
+            (condition["reason"] for condition in status.get("conditions", ()) if condition["type"] == "Ready"), ""
+        )
         return status["world"] if ready == "Training" else {}
 
     begun = time.time()

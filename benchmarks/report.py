@@ -1,4 +1,4 @@
-"""What every benchmark prints and writes: a table of medians and worsts, and the same as JSON."""
+"""Output of every benchmark: a table of medians and worst values, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 Samples = Mapping[str, Sequence[float]]
-"""Seconds (or the unit that the row's name gives) by row, a number a run; inf where a run never got there."""
+"""Seconds (or the unit in the row's name) by row, with one number for each run; inf if a run never reached its end."""
 
 
 @contextmanager
 def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Round each part of setting up, which may have more to say while it lasts."""
+    """Log a part of the setup, which may log further messages while it lasts."""
     print(f"{text} ...", flush=True)
     yield lambda more: None
 
 
 def summary(values: Sequence[float], more_is_better: bool = False) -> dict[str, float | int | None]:
-    """runs, median, p99, worst and best; None where a figure is infinite (a run that never got there)."""
+    """Return runs, median, p99, worst and best; None for an infinite figure (a run that never reached its end)."""
 
     def finite(value: float) -> float | None:
         return None if value == float("inf") else round(value, 4)
@@ -38,7 +38,7 @@ def summary(values: Sequence[float], more_is_better: bool = False) -> dict[str, 
 
 
 def show(title: str, samples: Samples, unit: str = "s", more_is_better: bool = False) -> None:
-    """Print one row a name, as Markdown; `never` stands where the limit of a run was reached."""
+    """Print one row for each name, as Markdown; `never` stands for a run that reached its time limit."""
     rows = [["", "runs", f"median {unit}", "best", "p99", "worst"]]
     for name, values in samples.items():
         if not values:
@@ -54,7 +54,10 @@ def show(title: str, samples: Samples, unit: str = "s", more_is_better: bool = F
 
 
 def write(path: Path | None, name: str, samples: Samples, rates: Samples | None = None, **facts: object) -> None:
-    """The same as JSON, with the machine it was measured on. `rates`: those of which more is better."""
+    """Write the samples as JSON, with the machine that they were measured on.
+
+    `rates` names the rows in which more is better.
+    """
     if path is None:
         return
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "kernel": platform.release()}

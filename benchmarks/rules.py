@@ -1,10 +1,12 @@
-"""What the chart's rules cost a real Prometheus: `python benchmarks/rules.py [--jobs N] [--pods N] [--json FILE]`.
+"""Cost of the chart's rules for a real Prometheus: `python benchmarks/rules.py [--jobs N] [--pods N] [--json FILE]`.
 
-Of so many jobs and pods the series that rules ask for, as operator and agents expose them, an hour and more of them at
-a scrape each 15 s: `promtool` makes blocks of the past, and a Prometheus that has these scrapes on and evaluates the
-rules each 15 s. Printed: seconds of an evaluation of the group as Prometheus itself measures them (its API's form of
-prometheus_rule_group_last_duration_seconds), what they are of the interval, which rules take the most, and the
-processor time of the process. `make prometheus` has both programs."""
+The benchmark generates the series that the rules query, for the given number of jobs and pods, as the operator and the
+agents expose them. `promtool` makes blocks of more than an hour of past scrapes, one every 15 s. A Prometheus continues
+with these scrapes and evaluates the rules every 15 s. The benchmark prints the seconds of an evaluation of the group as
+Prometheus itself measures them (its API's form of prometheus_rule_group_last_duration_seconds), their share of the
+interval, the rules that take the most time, and the processor time of the process. `make prometheus` provides both
+programs.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +46,20 @@ from concertina_agent.metrics.training import Training
 RULES = Path(__file__).parents[1] / "charts" / "concertina" / "rules" / "concertina.yaml"
 INTERVAL_SECONDS = 15
 PAST_SECONDS = 3900
-"""More than the hour that rules look back."""
+"""Duration of the generated past in seconds: more than the hour that rules look back."""
 EVALUATIONS = 20
-"""Of the group that is asked for at each scrape."""
+"""Number of evaluations of the group to wait for."""
 OFTEN = "concertina"
 
 
 def asked_for(rules: dict[str, Any]) -> frozenset[str]:
-    """Names of metrics."""
+    """Return the names of the metrics that the rules query."""
     expressions = " ".join(rule["expr"] for group in rules["groups"] for rule in group["rules"])
     return frozenset(re.findall(r"\b(?:concertina|leader_election)_\w+", expressions))
 
 
 def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float]]:
-    """Of one scrape of everything, those that rules ask for: name with labels, and value."""
+    """Return the series of one scrape of all targets that the rules query: name with labels, and value."""
     cache = ClusterCache(lambda uid: None, lambda uid: {})
     for number in range(jobs):
         cache.on_job(job(number, pods))
@@ -66,18 +68,18 @@ def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float
         for index in range(pods):
             text += _of_agent(number, index)
     lines = (line for line in text.decode().splitlines() if line.partition("{")[0] in names)
-    found = [(name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines)]
-    return [*found, ('leader_election_master_status{name="concertina-operator"}', 1.0)]
+    values = [(name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines)]
+    return [*values, ('leader_election_master_status{name="concertina-operator"}', 1.0)]
 
 
 def _of_agent(number: int, index: int) -> bytes:
-    """As an agent renders it: all have workers, the first one coordinates."""
+    """Return the metrics of an agent as it renders them: all agents have workers, and the first one coordinates."""
     samples = [MetricSample(f.WORKER_MEMORY, 1 << 30)]
     if index == 0:
-        told = Training()
-        told.on_progress(1, progress(0), 0.0)
+        training = Training()
+        training.on_progress(1, progress(0), 0.0)
         samples += [
-            *told.samples(progress(0), None, 0.0),
+            *training.samples(progress(0), None, 0.0),
             MetricSample(f.SHIPPED, 7),
             MetricSample(f.STORAGE_FAILURES, 0),
         ]
@@ -86,7 +88,7 @@ def _of_agent(number: int, index: int) -> bytes:
 
 
 def past(file: Path, lines: list[tuple[str, float]], now: int) -> None:
-    """The same again and again, a little more each time."""
+    """Write a file of past scrapes, in which the values grow a little from scrape to scrape."""
     with file.open("w") as out:
         for at in range(now - PAST_SECONDS, now, INTERVAL_SECONDS):
             out.writelines(f"{name} {_at(value, at)} {at}\n" for name, value in lines)
@@ -99,7 +101,7 @@ def _at(value: float, at: int) -> float:
 
 @contextlib.contextmanager
 def exposed(lines: list[tuple[str, float]]) -> Iterator[int]:
-    """At that port, as it is when it is asked for."""
+    """Serve the series at the yielded port, with values that depend on the time of the request."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -129,7 +131,7 @@ def ask(url: str, path: str, **parameters: str) -> Any:
 
 @contextlib.contextmanager
 def prometheus(program: Path, folder: Path, target: int) -> Iterator[tuple[str, int]]:
-    """Its address and process."""
+    """Run Prometheus, and yield its address and process."""
     [port] = free_ports("127.0.0.1", 1)
     scrapes = [{"job_name": "all", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}]
     often = {"scrape_interval": f"{INTERVAL_SECONDS}s", "evaluation_interval": f"{INTERVAL_SECONDS}s"}
@@ -155,7 +157,7 @@ def _ready(url: str) -> bool:
 
 
 def measure(url: str, pid: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """By row, an evaluation each; and seconds by rule, of the last one."""
+    """Return the seconds of each evaluation by row, and the seconds of the last one by rule."""
     rows: dict[str, list[float]] = {}
     seen, used = dict[str, str](), processor_seconds(pid)
     began = time.monotonic()
@@ -184,8 +186,8 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=10, help="of each job")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = programs.ready(programs.PROMETHEUS)
-    if not found:
+    program_paths = programs.ready(programs.PROMETHEUS)
+    if not program_paths:
         sys.exit("there is no Prometheus here: `make prometheus`, once")
     lines = series(options.jobs, options.pods, asked_for(yaml.safe_load(RULES.read_text())))
     with tempfile.TemporaryDirectory() as scratch:
@@ -193,10 +195,10 @@ def main() -> None:
         with report.step(f"{len(lines)} series, {PAST_SECONDS} s of them"):
             past(folder / "past", lines, int(time.time()) // INTERVAL_SECONDS * INTERVAL_SECONDS)
             paths = (folder / "past", folder / "data")
-            make = [str(found["promtool"]), "tsdb", "create-blocks-from", "openmetrics", *map(str, paths)]
+            make = [str(program_paths["promtool"]), "tsdb", "create-blocks-from", "openmetrics", *map(str, paths)]
             subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
             (folder / "past").unlink()
-        with exposed(lines) as target, prometheus(found["prometheus"], folder, target) as (url, pid):
+        with exposed(lines) as target, prometheus(program_paths["prometheus"], folder, target) as (url, pid):
             rows, rules = measure(url, pid)
     rows["series that rules ask for"] = [len(lines)]
     report.show(f"the chart's rules, {options.jobs} jobs of {options.pods} pods", rows, unit="")

@@ -1,11 +1,12 @@
-"""How training scales: `python benchmarks/scaling.py [--runs N] [--only PART ...] [--json FILE]`.
+"""Scaling of training: `python benchmarks/scaling.py [--runs N] [--only PART ...] [--json FILE]`.
 
-`measured`: weak scaling to 8 ranks, as many sequences for each: real workers of the bundled trainer under a real agent,
-in turn with a plain FSDP2 script of the same model under torchrun. All ranks share this machine's cores, so the time
-of a step says nothing of more machines. What does is a rank's own processor time in a step, and what of it is spent
-beside the thread that computes: by gloo's threads, on what ranks send each other. Waiting for others is told, and is
-mostly waiting for a core. `memory`: of the fullest ranks in each layout, by the plan and as it was. `model`: to 4096
-H100 by the plan's model of time.
+The part `measured` is weak scaling to 8 ranks, with the same number of sequences for each rank: real workers of the
+bundled trainer under a real agent, in turn with a plain FSDP2 script of the same model under torchrun. All ranks share
+this machine's cores, so the time of a step says nothing about several machines. The meaningful figures are a rank's own
+processor time in a step, and the part of it that is spent outside of the computing thread: by gloo's threads, on
+messages between ranks. The time of waiting for others is printed too, but is mostly waiting for a core. The part
+`memory` compares the memory of the fullest ranks in each layout with the plan's estimate. The part `model` shows the
+plan's time model for up to 4096 H100.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from concertina_trainer.data.build.build import build
 from concertina_trainer.planning.memory import fullest, memory
 
 Rank = Mapping[str, Any]
-"""As `scripts/notes.py` writes it."""
+"""Content of a file that `scripts/notes.py` writes."""
 SMALL = {
     "layers": 4, "dim": 256, "heads": 8, "kvHeads": 4, "vocabSize": 256, "sequenceLength": 256, "tieEmbeddings": False,
 }  # fmt: skip
@@ -59,7 +60,7 @@ LAYOUTS: dict[str, Mapping[str, Any]] = {
     "shard 4 x context 2": {"context": 2},
     "shard 4 x pipeline 2": {"pipeline": 2},
 }
-"""Besides FSDP, of 8 ranks."""
+"""Layouts of 8 ranks, in addition to FSDP."""
 PARTS = ("measured", "memory", "model")
 
 
@@ -112,9 +113,9 @@ def torchrun(ranks: int) -> list[Rank]:
             process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, preexec_fn=die_with_parent, start_new_session=True
             )
-        found = written(folder, ranks, process, lambda: (folder / "log").read_text()[-3000:])
+        ranks_written = written(folder, ranks, process, lambda: (folder / "log").read_text()[-3000:])
         process.wait(measuring.LIMIT)
-        return found
+        return ranks_written
 
 
 def written(folder: Path, ranks: int, process: subprocess.Popen[bytes], log: Callable[[], str]) -> list[Rank]:
@@ -128,12 +129,12 @@ def written(folder: Path, ranks: int, process: subprocess.Popen[bytes], log: Cal
 
 
 def mean(rank: Rank, key: str) -> float:
-    """Milliseconds of a step."""
+    """Return the mean of a key in milliseconds for a step."""
     return 1000 * statistics.fmean(rank[key])
 
 
 def note(rows: dict[str, list[float]], name: str, ranks: Sequence[Rank]) -> None:
-    """A number for each rank."""
+    """Add one number for each rank to the rows."""
     for rank in ranks:
         processor, computing = mean(rank, "processor"), mean(rank, "computing")
         rows.setdefault(f"{name}: processor time", []).append(processor)
@@ -157,18 +158,18 @@ def measure(data: Path, runs: int) -> dict[str, list[float]]:
 
 
 def show_efficiency(rows: Mapping[str, Sequence[float]]) -> None:
-    """Of weak scaling, by processor time."""
+    """Print the efficiency of weak scaling, by processor time."""
     print("\n| | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |\n|---|" + "---|" * len(RANKS))
     for who in ("ours", "torchrun and FSDP2"):
         spent = [statistics.median(rows[f"{who}, {ranks} ranks: processor time"]) for ranks in RANKS]
-        print(f"| {who} | " + " | ".join(f"{spent[0] / each:.0%}" for each in spent) + " |")
+        print(f"| {who} | " + " | ".join(f"{spent[0] / processor_time:.0%}" for processor_time in spent) + " |")
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
 def show_memory(data: Path) -> dict[str, list[float]]:
-    """MiB of tensors by the plan and as they were, and of the whole process, which has torch in it."""
+    """Print the MiB of tensors by the plan and as measured, and the MiB of the whole process, which includes torch."""
     rows: dict[str, list[float]] = {}
     table = ["| | rank | planned | tensors | error | process |", "|---|---|---|---|---|---|"]
     for name, given in {f"shard {MOST}": {}, **LAYOUTS}.items():
@@ -200,9 +201,9 @@ class Planned:
     model: Mapping[str, int]
     parallelism: Mapping[str, Any]
     rows: int = 1
-    """Sequences of a step for each GPU."""
+    """Number of sequences of a step for each GPU."""
     batch: int | None = None
-    """Sequences of a step, however many GPUs there are."""
+    """Number of sequences of a step, regardless of the number of GPUs; None if `rows` determines it."""
     micro: int = 1
     activations: str = "KeepProducts"
     reshard: str = "Auto"
@@ -247,7 +248,11 @@ def spec(planned: Planned, ranks: int) -> JobSpec:
 
 
 def seen(planned: Planned, ranks: int) -> Estimate | None:
-    """None where that is no whole number of blocks, or where not even weights, moments and gradients fit."""
+    """Return the plan's estimate for a world.
+
+    The result is None if the world is not a whole number of blocks, or if weights, moments and gradients alone do not
+    fit.
+    """
     job = spec(planned, ranks)
     if ranks % job.parallelism.block:
         return None

@@ -1,12 +1,12 @@
-"""Random drills against several jobs at once, for a while; then: was every position trained once, is anything left?
+"""Soak test: random drills against several jobs at once, followed by a check of the trained positions and of leaks.
 
     python benchmarks/soak.py [--minutes 10] [--jobs 2] [--replicas 2] [--every 30] [--seed 0] [--json F] [--plot F]
                               [--hostile]
 
-The drills are those of `concertina drill`, drawn from the seed. At the end each job is suspended, which makes a
-durable checkpoint; its logs must tell of the steps 1 ... n without a gap (`soak_ledger`), n being the step of that
-checkpoint. Exit status 1 where anything is wrong. With --hostile an agent of another namespace says as much as it can
-all the while, and the operator must hold it back.
+The drills are those of `concertina drill`, drawn from the seed. At the end each job is suspended, which writes a
+durable checkpoint. The job's logs must then show the steps 1 ... n without a gap (`soak_ledger`), where n is the step
+of that checkpoint. The exit status is 1 if a check fails. With --hostile, an agent of another namespace sends messages
+as fast as it can all the time, and the operator must throttle it.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ from concertina.terminal.watch import Late
 
 CONSOLE = Console(stderr=True)
 WINDOW_SECONDS = 30
-"""In which failures count: longer than a drill of one, and no longer than from one drill to the next."""
+"""Failure window in seconds. It is longer than one drill, and no longer than the time from one drill to the next."""
 HOSTILE = "hostile"
-"""The namespace of another tenant."""
+"""Namespace of another tenant."""
 TRAINING_JOBS = f"/apis/concertina.dev/v1beta1/namespaces/{HOSTILE}/trainingjobs"
 SHARED = frozenset({
     "kill-node", "stop-node", "operator-kill", "apiserver-restart", "storage-outage", "hostile-agent", "long-queue",
 })  # fmt: skip
-"""Drills of what all jobs stand on: one at a time."""
+"""Drills of components that all jobs depend on, of which only one runs at a time."""
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
 IDEAL_SECONDS = 1.0
-"""What a recovery takes at best; the best goodput possible is what is left of the time after one for each failure."""
+"""Seconds that a recovery takes at best. The ideal goodput is the rest of the time after one such recovery for each
+failure."""
 BUCKETS = tuple(f"{what}Seconds" for what in Goodput().by_class)
 SLOPE = 20.0
-"""MiB an hour: more is a leak."""
+"""Growth of memory in MiB an hour above which it counts as a leak."""
 TELLING_MINUTES = 10.0
-"""Shortest measurement of one operator process that can show a leak."""
+"""Minimum measurement of one operator process, in minutes, that can show a leak."""
 ENDS_OPERATOR = ("operator-kill", "operator-stop")
-"""Drills that end the operator's process. They are drawn in the first half of the run alone, so that a process lives
+"""Drills that end the operator's process. They are drawn only in the first half of the run, so that a process lives
 long enough in the second half to show whether its memory grows."""
 
 
@@ -87,7 +88,7 @@ class Outcome:
 
 async def drill_on(target: Target, name: str, options: argparse.Namespace, over: float, shared: asyncio.Lock,
                    played: list[Played]) -> None:  # fmt: skip
-    """Drills against one job until the time is up."""
+    """Run drills against one job until the time is up."""
     chance, due = random.Random(f"{options.seed} {name}"), time.time()
     async with target.connect() as (client, namespace):
         job = DrillTarget(client, namespace, name, cluster.serving(client.access.server))
@@ -106,10 +107,10 @@ async def drill_on(target: Target, name: str, options: argparse.Namespace, over:
 
 
 async def one(job: DrillTarget, scenario: str) -> Played:
-    """One drill. With several jobs drilled at once its own promises need not hold; what counts is judged at the end."""
-    at, found = time.time(), SCENARIOS[scenario]
+    """Run one drill. With several jobs, a drill's own expectations may fail; the checks at the end decide."""
+    at, scenario_row = time.time(), SCENARIOS[scenario]
     try:
-        verdict = await run(job, scenario, found, found.fault(job), lambda _: None)
+        verdict = await run(job, scenario, scenario_row, scenario_row.fault(job), lambda _: None)
     except (Late, UserError, ApiError, LocalClusterError) as error:
         return Played(at, time.time(), job.name, scenario, False, None, str(error)[:300])
     words = verdict.done if verdict.passed else "; ".join(verdict.reasons)
@@ -117,7 +118,7 @@ async def one(job: DrillTarget, scenario: str) -> Played:
 
 
 def manifest(name: str, replicas: int) -> dict[str, Any]:
-    """The job of the recovery benchmark, with a bucket folder of its own."""
+    """Return the job of the recovery benchmark, with a bucket folder of its own."""
     job = bundled()
     job["metadata"]["name"] = name
     job["spec"] |= {"replicas": replicas, "elastic": {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}}
@@ -127,7 +128,7 @@ def manifest(name: str, replicas: int) -> dict[str, Any]:
 
 
 def begin_flood(stage: Stage, replicas: int) -> None:
-    """Another tenant's agent says as much as it can, from now on."""
+    """Make an agent of another tenant send messages as fast as it can, from now on."""
     stage.cluster.create_namespace(HOSTILE)
     stage.cluster.api.call("POST", TRAINING_JOBS, tenants.hostile_job(manifest("like", replicas), HOSTILE))
     until("a flood that is held back", 240, functools.partial(held_back, stage, HOSTILE))
@@ -135,23 +136,26 @@ def begin_flood(stage: Stage, replicas: int) -> None:
 
 def training(stage: Stage, name: str) -> bool:
     conditions = stage.job(name).get("status", {}).get("conditions", [])
-    return any(each["type"] == "Ready" and each["reason"] == "Training" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["reason"] == "Training" for condition in conditions)
 
 
 def suspended(stage: Stage, name: str) -> bool:
     conditions = stage.job(name).get("status", {}).get("conditions", [])
-    return any(each["type"] == "Suspended" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Suspended" and condition["status"] == "True" for condition in conditions)
 
 
 def spent(stage: Stage, name: str) -> dict[str, float]:
-    """Seconds of a job's life until now, by what they went to."""
-    found = stage.job(name)["status"].get("goodput", {})
-    return {what: found.get(what, 0.0) for what in BUCKETS}
+    """Return the seconds of a job's life so far, by class of goodput."""
+    goodput = stage.job(name)["status"].get("goodput", {})
+    return {what: goodput.get(what, 0.0) for what in BUCKETS}
 
 
 def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcome: Outcome, played: list[Played],
            seconds: float) -> None:  # fmt: skip
-    """Suspend every job and judge its positions and its goodput. `before`: what each had spent when drills began."""
+    """Suspend every job, and check its positions and its goodput.
+
+    `before` has the seconds of each job, by class, at the time when the drills began.
+    """
     names = list(before)
     after = {name: spent(stage, name) for name in names}
     for name in names:
@@ -161,7 +165,7 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
         status = stage.job(name)["status"]
         final = status.get("lastCheckpoint", {}).get("step", 0)
         verdict = soak_ledger.judge(soak_ledger.rounds(logs.lines(name)), final)
-        injected = sum(each.job == name for each in played)
+        injected = sum(drill.job == name for drill in played)
         outcome.jobs[name] = {
             "steps": final,
             "rounds": status.get("rounds", 0),
@@ -179,7 +183,7 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
 
 
 def percent(before: dict[str, float], after: dict[str, float]) -> float:
-    """Return the goodput of the time between, which leaves out the job's first start."""
+    """Return the goodput of the time between two counts in per cent, without the job's first start."""
     passed = {what: after[what] - before[what] for what in BUCKETS if what != "unknownSeconds"}
     forward = passed["productiveSeconds"] + passed["communicationSeconds"]
     return round(100 * forward / (sum(passed.values()) or 1.0), 2)
@@ -232,7 +236,7 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
 
 
 def plot(path: Path, played: list[Played], memory: Memory) -> None:
-    """The operator's memory over time, with the drills."""
+    """Plot the operator's memory over time, with the drills."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -242,8 +246,8 @@ def plot(path: Path, played: list[Played], memory: Memory) -> None:
     start = min((points[0][0] for points in memory.series.values()), default=0.0)
     for points in memory.series.values():
         axes.plot([(at - start) / 60 for at, _ in points], [size for _, size in points], color="tab:blue")
-    for each in played:
-        axes.axvline((each.at - start) / 60, color="tab:gray" if each.passed else "tab:red", alpha=0.4, linewidth=1)
+    for drill in played:
+        axes.axvline((drill.at - start) / 60, color="tab:gray" if drill.passed else "tab:red", alpha=0.4, linewidth=1)
     axes.set(xlabel="minutes (a line: a drill, red where its own promise did not hold)", ylabel="operator, MiB", ylim=0)
     figure.tight_layout()
     figure.savefig(path)
@@ -272,7 +276,7 @@ def main() -> None:
     print(f"operator: {outcome.operator}")
     series = {str(pid): points[::15] for pid, points in memory.series.items()}
     facts = {"minutes": options.minutes, "seed": options.seed, "wrong": outcome.wrong, "jobs": outcome.jobs}
-    drills = [vars(each) for each in played]
+    drills = [vars(drill) for drill in played]
     report.write(options.json, "soak", rows, **facts, operator={**outcome.operator, "series": series}, drills=drills)
     if options.plot:
         plot(options.plot, played, memory)

@@ -1,8 +1,8 @@
-"""Which steps a job has trained, from the lines of its trainers' logs. Pure.
+"""Steps that a job has trained, from the lines of its trainers' logs. Pure.
 
-A round says where it starts (`round 3 is at work: step 13, state from memory of step 12; ...`), then each of its
-steps (`step 13/1000000  loss 5.5437 ...`). A step consumes the positions [(step - 1) * batch, step * batch), so the
-steps that lead to the final state, round after round, must be 1, 2, ... without a gap.
+The log of a round says where it starts (`round 3 is at work: step 13, state from memory of step 12; ...`), then lists
+each of its steps (`step 13/1000000  loss 5.5437 ...`). A step consumes the positions [(step - 1) * batch, step *
+batch), so the steps that lead to the final state, round after round, must be 1, 2, ... without a gap.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 class Round:
     number: int
     base: int
-    """The step that its state is of; 0 for a fresh one."""
+    """Step of the state that the round began with; 0 for a fresh one."""
     steps: list[tuple[int, float]] = field(default_factory=list)
-    """(step, loss), in order of the log."""
+    """Pairs of step and loss, in order of the log."""
 
     @property
     def last(self) -> int:
@@ -31,15 +31,16 @@ class Round:
 @dataclass(frozen=True)
 class Verdict:
     wrong: tuple[str, ...]
-    """What speaks against exact positions, a sentence each."""
+    """Violations of exactly-once training, a sentence each."""
     trained: int
-    """The last step."""
+    """Last step."""
     replayed: int
-    """Steps that were trained again."""
+    """Number of steps that were trained again."""
     unheard: int
-    """Steps that a later round builds on and no log line told of: the last lines of a pod that was killed."""
+    """Steps that a later round continued from, but that no log line shows: the last lines of a killed pod."""
     worst_difference: float
-    """Between losses of a step trained twice, as a part of the loss: it saw the same samples."""
+    """Largest difference between the losses of a step that was trained twice, relative to the loss. Both saw the same
+    samples."""
 
 
 def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
@@ -69,7 +70,7 @@ def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
 
 
 def judge(found: list[Round], final: int) -> Verdict:
-    """`final`: the step of the durable checkpoint at the end."""
+    """Return the verdict on the rounds, given `final`, the step of the durable checkpoint at the end."""
     wrong, replayed, unheard, last = [], 0, 0, 0
     losses: dict[int, list[float]] = defaultdict(list)
     for each in found:

@@ -1,4 +1,4 @@
-"""What the soak sees from outside: logs of all pods, memory of the operator, what is left behind at the end."""
+"""Observations of the soak test: logs of all pods, memory of the operator, and objects that remain at the end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from concertina.local.host import processes
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # MiB
 LOOK_EVERY = 2.0
 Container = tuple[str, int]
-"""Uid of a pod and how often its trainer container was started again: each start begins another log."""
+"""Uid of a pod, and the number of restarts of its trainer container: each start begins another log."""
 
 
 class Logs:
-    """The whole log of every pod a job ever had, kept while the pod lives: it goes with the pod."""
+    """Whole log of every pod of a job, copied while the pod lives, because the log is deleted with the pod."""
 
     def __init__(self, stage: Stage, names: list[str]) -> None:
         self._stage, self._names = stage, names
@@ -34,7 +34,7 @@ class Logs:
         self._thread.start()
 
     def lines(self, job: str) -> list[list[str]]:
-        """Of each container, as far as it has been read; a stream that broke and was opened again begins anew."""
+        """Lines of each container so far. A stream that broke and was opened again begins anew."""
         return [path.read_text(errors="replace").splitlines() for path in self._files[job].values() if path.exists()]
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Logs:
         self._following.append(process)
         if before is None or before.stat().st_size == 0:
             self._files[job][container] = path
-        else:  # what was read before the stream broke is kept until the new one has come as far
+        else:  # Lines from before the break are kept until the new stream has reached the same point.
             threading.Thread(target=self._replace, args=(job, container, before, path), daemon=True).start()
         return process
 
@@ -85,12 +85,12 @@ def _restarts(pod: Any) -> int:
 
 
 class Memory:
-    """The operator's resident memory over time, by process."""
+    """Resident memory of the operator over time, by process."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self.series: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        """Pid to (Unix seconds, MiB)."""
+        """Points (Unix seconds, MiB) by pid."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
@@ -125,9 +125,9 @@ class Memory:
             except Exception:
                 continue
             for pod in pods:
-                found = processes.container({"POD_NAME": pod["metadata"]["name"]})
-                if found is not None:
-                    self._note(found.pid)
+                process = processes.container({"POD_NAME": pod["metadata"]["name"]})
+                if process is not None:
+                    self._note(process.pid)
 
     def _note(self, pid: int) -> None:
         try:
@@ -145,19 +145,19 @@ def _settled(points: list[tuple[float, float]], peaks: Sequence[float]) -> list[
 
 
 def left_behind(stage: Stage, uids: list[str]) -> list[str]:
-    """Pods, Secrets and processes of jobs that are deleted, a line each; a while is given for them to go."""
+    """Return a line for each pod, Secret and process of a deleted job that remains after a while."""
     give_up = time.monotonic() + 60
-    while (found := _left(stage, uids)) and time.monotonic() < give_up:
+    while (left := _left(stage, uids)) and time.monotonic() < give_up:
         time.sleep(1)
-    return found
+    return left
 
 
 def _left(stage: Stage, uids: list[str]) -> list[str]:
-    found = []
+    lines = []
     for kind in ("pods", "secrets"):
         for item in stage.cluster.api.call("GET", f"/api/v1/namespaces/default/{kind}")["items"]:
             if item["metadata"].get("ownerReferences"):
-                found.append(f"{kind[:-1]} {item['metadata']['name']}")
+                lines.append(f"{kind[:-1]} {item['metadata']['name']}")
     marks = [f"CONCERTINA_UID={uid}\0".encode() for uid in uids]
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -165,5 +165,5 @@ def _left(stage: Stage, uids: list[str]) -> list[str]:
         except OSError:
             continue
         if any(mark in environment for mark in marks):
-            found.append(f"process {folder.name}")
-    return found
+            lines.append(f"process {folder.name}")
+    return lines

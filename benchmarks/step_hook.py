@@ -19,10 +19,10 @@ import torch
 from concertina_agent.workers.optimizer_steps import StepCounter
 
 BLOCK = 100
-"""Steps in a block."""
+"""Number of steps in a block."""
 STEP_SECONDS = 0.01
 BOUND = 0.001
-"""Most that the hook may take of such a step."""
+"""Maximum share of such a step that the hook may take."""
 MICRO = 1e6
 
 
@@ -45,11 +45,11 @@ class Loop:
 
 
 def measured(folder: Path, blocks: int) -> dict[str, list[float]]:
-    """Microseconds of steps, by block, and of calls of the hook."""
+    """Return the microseconds of steps by block, and the microseconds of the hook's calls."""
     loop = Loop()
     samples: dict[str, list[float]] = {"a step without the hook": [], "a step with the hook": [], "the hook alone": []}
-    optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim hides it
-    loop.block()  # what is slow at first is not the hook's
+    optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim does not export it.
+    loop.block()  # The first steps are slow for other reasons than the hook.
     for number in range(blocks):
         samples["a step without the hook"].append(loop.block())
         counter = StepCounter(str(folder / f"steps-{number}"))

@@ -1,4 +1,4 @@
-"""Waiting for what a job does."""
+"""Waiting for a condition of a job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 
 def until(what: str, limit: float, check: Callable[[], Any]) -> Any:
-    """The first truthy answer of check(); raises TimeoutError with `what` after `limit` seconds."""
+    """Return the first truthy result of check().
+
+    Raises:
+        TimeoutError: After `limit` seconds, with `what` as the message.
+    """
     give_up = time.monotonic() + limit
     while time.monotonic() < give_up:
         if answer := check():

@@ -1,1 +1,1 @@
-"""Dashboards and alerts as code: `make monitoring` writes them into the chart. No part of what is installed."""
+"""Dashboards and alerts as code, which `make monitoring` writes into the chart. The package is not installed."""

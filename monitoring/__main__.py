@@ -1,4 +1,4 @@
-"""`python -m monitoring` writes dashboards and alerts into the chart, `--check` compares."""
+"""Write dashboards and alerts into the chart (`python -m monitoring`), or compare them with it (`--check`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = CHART / "rules" / "concertina.yaml"
 
 
 def files() -> Mapping[Path, str]:
-    """What stands in each."""
+    """Return the content of each file by its path."""
     header = "# Made by `make monitoring` from monitoring/alerts.py; not edited by hand.\n"
     written = {RULES: header + yaml.safe_dump(rules(), sort_keys=False, width=120, allow_unicode=True)}
     return written | {CHART / "dashboards" / f"{name}.json": as_json(made) for name, made in DASHBOARDS.items()}

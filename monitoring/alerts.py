@@ -1,4 +1,4 @@
-"""An alert for each problem that metrics can tell. Thresholds stand in concertina/diagnosis/problems.py alone."""
+"""Alerts, one for each problem that metrics can show. All thresholds are in concertina/diagnosis/problems.py."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from concertina.diagnosis.problems import Problem
 from monitoring.promql import LOST, TIME, TRAINING, UNKNOWN, by, grown, of_jobs
 
 WINDOW = "30m"
-"""Over which parts of the time are measured: some failures and evaluations long."""
+"""Window over which shares of the time are measured. It is long enough for some failures and evaluations."""
 SPENT = f"namespace_trainingjob_class:concertina_trainingjob_time_seconds:grown{WINDOW}"
-"""Recorded, since several alerts ask for it: seconds of each class within the window."""
+"""Recorded series, because several alerts use it: seconds of each class within the window."""
 STALLED = "concertina_trainingjob_stalled"
 STALLS = (
     *("StorageUnavailable", "DataUnavailable", "AgentsUnreachable", "DataChanged", "Damaged", "SilentCorruption"),
     *("LossNotFinite", "LossSpike"),
 )
-"""Reasons of the condition Stalled or Degraded that are other problems' own."""
+"""Reasons of the condition Stalled or Degraded that have problems of their own."""
 PHASE = "concertina_trainingjob_phase"
 AT_REST = "Complete|Failed|Queued|Suspending|Suspended|Deleting"
 NOT_AT_REST = f'unless on (namespace, trainingjob) {PHASE}{{phase=~"{AT_REST}"}}'
-"""A job at rest keeps the figures of its status."""
+"""Part of an expression that excludes jobs at rest, whose figures stay in their status."""
 MOSTLY_TRAINS = f'and sum {by()} ({SPENT}{{class=~"{TRAINING}"}}) > {problems.LEAST_TRAINING:g} * sum {by()} ({SPENT})'
-"""The first steps of a round wait for all sorts of things: where little else was trained, that is no habit."""
+"""Part of an expression that requires mostly training in the window. The first steps of a round wait for many things,
+so a short time of training shows no pattern."""
 TRAINS = f'and on (namespace, trainingjob) {PHASE}{{phase="Training"}}'
 JOB = "{{ $labels.namespace }}/{{ $labels.trainingjob }}"
 PERCENT = "{{ $value | humanizePercentage }}"
@@ -38,9 +39,9 @@ HALF_AN_HOUR = "30m"
 
 class Severity(enum.StrEnum):
     CRITICAL = "critical"
-    """Work is lost or may be, or nothing goes on: look now."""
+    """Work is lost or may be lost, or training has stopped: act now."""
     WARNING = "warning"
-    """It costs time or will come to a stop: look today."""
+    """The problem costs time, or will stop training: act today."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class Alert:
     problem: Problem
     severity: Severity
     lasts: str
-    """How long it must be so before it fires."""
+    """Time for which the expression must hold before the alert fires."""
     expression: str
     summary: str
-    """With the job and the figure."""
+    """Summary with the job and the figure."""
     description: str
 
     @property
@@ -73,7 +74,7 @@ class Alert:
 
 
 def _share(classes: str, of: str) -> str:
-    """Part of the time of the classes `of`, as regular expressions."""
+    """Return an expression for the share of some classes in the time of the classes `of`, as regular expressions."""
     spent, whole = (f'sum {by()} ({SPENT}{{class=~"{each}"}})' for each in (classes, of))
     return f"{spent} / ({whole} > 0)"
 
@@ -81,7 +82,10 @@ def _share(classes: str, of: str) -> str:
 def _part_of_training(
     problem: Problem, time: str, threshold: float, summary: str, description: str, besides: str = ""
 ) -> Alert:
-    """`besides`: jobs that have it in any case."""
+    """Return an alert for a share of the training time.
+
+    `besides` is an expression for jobs that have the problem anyway.
+    """
     expression = f"{_share(time, TRAINING)} > {threshold:g} {MOSTLY_TRAINS} {NOT_AT_REST}"
     if besides:
         expression = f"{expression} or {besides}"
@@ -89,21 +93,24 @@ def _part_of_training(
 
 
 def _failed(*reasons: str) -> str:
-    """Jobs with a failure of these reasons within their window, or that have ended by one. Its value is how many."""
+    """Return an expression for jobs with a failure of these reasons within their window, or that ended by one.
+
+    Its value is the number of such failures.
+    """
     where = f'reason=~"{"|".join(reasons)}"'
     counted = "concertina_trainingjob_failures_in_window"
     return f"sum {by()} ({of_jobs(counted, 'reason', where=where)}) or {_stalled(*reasons)}"
 
 
 def _stalled(*reasons: str) -> str:
-    """Jobs that wait for a person, or have failed, for one of these reasons."""
+    """Return an expression for jobs that wait for a person, or have failed, for one of these reasons."""
     return of_jobs(STALLED, where=f'reason=~"{"|".join(reasons)}"')
 
 
 _CLASSES = f'class=~"{TRAINING}"'
 _WAITED = of_jobs("concertina_trainingjob_checkpoint_waited_seconds")
 _TRAINED = f"sum {by()} ({of_jobs(TIME, 'class', where=_CLASSES)})"
-"""Without a checkpoint: as long as it has trained."""
+"""Time of training, which is the age of the newest checkpoint of a job without one."""
 _INTERVAL = of_jobs("concertina_trainingjob_checkpoint_interval_seconds")
 _LOSS = of_jobs("concertina_trainingjob_loss")
 _USUAL_LOSS = f"quantile_over_time(0.5, ({_LOSS})[1h:1m])"
@@ -282,7 +289,7 @@ ALERTS = (
 
 
 def rules() -> dict[str, Any]:
-    """The content of a rules file of Prometheus, which is the spec of a PrometheusRule too."""
+    """Return the content of a rules file of Prometheus, which is also the spec of a PrometheusRule."""
     recorded = {"record": SPENT, "expr": grown(TIME, "class", window=WINDOW)}
     often = [recorded, *(alert.rule() for alert in ALERTS if alert.lasts != HALF_AN_HOUR)]
     seldom = [alert.rule() for alert in ALERTS if alert.lasts == HALF_AN_HOUR]

@@ -1,4 +1,4 @@
-"""What a dashboard shows, and its form for Grafana."""
+"""Content of a dashboard, and its form for Grafana."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class Kind(enum.Enum):
     STACKED = enum.auto()
     STAT = enum.auto()
     TABLE = enum.auto()
-    """Of one moment: a row for each set of labels, a column for each query, which its legend names."""
+    """Table of the values at one time: a row for each set of labels, and a column for each query, named by its
+    legend."""
 
 
 class Unit(enum.StrEnum):
-    """Grafana's own words."""
+    """Unit in Grafana's words."""
 
     NUMBER = "short"
     RATIO = "percentunit"
@@ -45,19 +46,19 @@ class Unit(enum.StrEnum):
 class Query:
     expression: str
     legend: str
-    """With labels as {{label}}."""
+    """Legend, with labels as {{label}}."""
 
 
 @dataclass(frozen=True)
 class Panel:
     title: str
-    """Runbooks name it by this."""
+    """Title, by which runbooks name the panel."""
     description: str
     queries: tuple[Query, ...]
     unit: Unit = Unit.NUMBER
     kind: Kind = Kind.LINES
     width: int = 8
-    """Of 24."""
+    """Width, of 24 columns."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Variable:
-    """What a reader chooses: a value of a label of these series."""
+    """Variable of a dashboard: the user chooses a value of a label of these series."""
 
     name: str
     series: str
@@ -89,7 +90,7 @@ class Board:
 
 
 def as_json(board: Board) -> str:
-    """The same bytes each time."""
+    """Return the dashboard as JSON; the bytes are the same each time."""
     made = (
         dashboard.Dashboard(f"Concertina / {board.name}")
         .uid(f"concertina-{board.name}")
@@ -150,7 +151,7 @@ def _target(query: Query, kind: Kind) -> prometheus.Dataquery:
 
 
 def _as_columns(made: table.Panel, panel: Panel) -> table.Panel:
-    """One table of all queries, whose values are called after their legends."""
+    """Return the panel as one table of all queries, with their legends as column names."""
     several = len(panel.queries) > 1
     names = {f"Value #{_letter(n)}" if several else "Value": query.legend for n, query in enumerate(panel.queries)}
     organized = {"excludeByName": {"Time": True, "__name__": True}, "renameByName": names}

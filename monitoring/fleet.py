@@ -1,4 +1,4 @@
-"""All jobs: what they get done, where their time and money go, who fails and who waits."""
+"""Dashboard of all jobs: their progress, where their time and money go, and which of them fail or wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _KNOWN = f'class!~"suspended|{UNKNOWN}"'
 
 
 def _of_known_goodput(classes: str) -> str:
-    """Seconds of the jobs that have a goodput: the waiting and recovery of others would make theirs 0."""
+    """Return the seconds of the jobs that have a goodput.
+
+    Without it, the waiting and recovery of other jobs would make the total goodput too low.
+    """
     return _sum(f"{_time(classes)} and on (namespace, trainingjob) {_job('goodput_ratio')}")
 
 

@@ -1,4 +1,4 @@
-"""One job: progress, loss, where its time goes, its world, rounds and recovery, checkpoints."""
+"""Dashboard of one job: progress, loss, where its time goes, its world, rounds and recovery, checkpoints."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _job(name: str, *labels: str) -> str:
 
 
 def _told(name: str, *labels: str) -> str:
-    """By rank 0: of one pod at a time."""
+    """Return an expression for a metric that rank 0 reports, so that one pod has it at a time."""
     return of_jobs(f"concertina_training_{name}", *labels, where=CHOSEN)
 
 
 def rate(metric: str, *labels: str) -> str:
-    """Of all pods: what one had counted goes on in another when the coordinator changes."""
+    """Return the rate of a counter over all pods. If the coordinator changes, another pod continues the count."""
     return f"sum by ({', '.join(labels)}) (rate({metric}{{{CHOSEN}}}[{RECENT}]))"
 
 

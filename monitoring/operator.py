@@ -1,4 +1,4 @@
-"""The operator itself: passes, the API server, agents, rounds, its process."""
+"""Dashboard of the operator itself: passes, the API server, agents, rounds, its process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from monitoring.promql import RECENT
 
 PASSES = '{controller="trainingjob"}'
 OURS = 'and on (instance) leader_election_master_status{name="concertina-operator"}'
-"""Other processes have metrics of these names, too."""
+"""Selector of the operator's pods, because other processes have metrics of these names too."""
 
 
 def _rate(metric: str, *labels: str, where: str = "") -> str:
@@ -15,7 +15,7 @@ def _rate(metric: str, *labels: str, where: str = "") -> str:
 
 
 def _quantiles(metric: str, *labels: str, where: str = "") -> tuple[Query, ...]:
-    """Half, and 99 of 100, of a histogram."""
+    """Return the queries for the median and the 99th percentile of a histogram."""
     counted = _rate(f"{metric}_bucket", "le", *labels, where=where)
     names = " ".join(f"{{{{{label}}}}}" for label in labels)
     return tuple(

@@ -1,7 +1,7 @@
-"""Expressions of PromQL that dashboards and alerts have in common.
+"""Common PromQL expressions of dashboards and alerts.
 
-A job's metrics are made of its status by whichever operator acts. After a restart or a change of the leader they go on
-under another pod's name, so they are taken without it: as the most of what is there.
+The acting operator computes a job's metrics from the job's status. After a restart or a change of the leader, they
+continue under another pod's name. The expressions therefore ignore the pod's name, and take the maximum of the series.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from concertina.diagnosis import problems
 JOB = ("namespace", "trainingjob")
 TIME = "concertina_trainingjob_time_seconds_total"
 TRAINING = "|".join(problems.TRAINING)
-"""Classes of the time in which ranks train: what a part of the time of training is a part of."""
+"""Classes of the time in which ranks train. Shares of the training time refer to their sum."""
 LOST = "recovery|replayed"
 UNKNOWN = "unknown"
-"""The class of the time in which workers of a script run that has reported no step."""
+"""Class of the time in which a script's workers run before the script has reported a step."""
 RECENT = "$__rate_interval"
-"""Grafana's word for a window that holds some scrapes, and no less than a pixel."""
+"""Grafana's variable for a window that contains several scrapes and is at least a pixel wide."""
 
 
 def by(*labels: str) -> str:
@@ -24,20 +24,26 @@ def by(*labels: str) -> str:
 
 
 def of_jobs(metric: str, *labels: str, where: str = "", ago: str = "") -> str:
-    """A metric of each job, with these labels beside the job's; `where`: matchers."""
+    """Return an expression for a metric of each job, with these labels beside the job's; `where` has label matchers."""
     selected = f"{metric}{{{where}}}" if where else metric
     return f"max {by(*labels)} ({selected}{f' offset {ago}' if ago else ''})"
 
 
 def grown(metric: str, *labels: str, where: str = "", window: str) -> str:
-    """By how much it grew within the window. Not `increase`: time can move to another class, which takes that for a
-    counter that began anew, and a restart of the operator is no reset."""
+    """Return an expression for the growth of a metric within the window.
+
+    It does not use `increase`. Time can move to another class, which `increase` would take for a counter reset, and a
+    restart of the operator is no reset.
+    """
     now, before = of_jobs(metric, *labels, where=where), of_jobs(metric, *labels, where=where, ago=window)
     return f"clamp_min({now} - {before}, 0)"
 
 
 def grown_from_nothing(metric: str, *labels: str, where: str = "", window: str) -> str:
-    """The same where a series begins when there is something to tell: of a job that was there before, it was 0."""
+    """Return the same as `grown`, for a series that begins with its first event.
+
+    For a job that existed before that, the earlier value was 0.
+    """
     now, before = of_jobs(metric, *labels, where=where), of_jobs(metric, *labels, where=where, ago=window)
     was_there = f"on ({', '.join(JOB)}) {of_jobs('concertina_trainingjob_info', where=where, ago=window)}"
     return f"clamp_min({now} - ({before} or 0 * {now} and {was_there}), 0)"

@@ -1,4 +1,4 @@
-"""For all tests."""
+"""Fixtures and hooks for all tests."""
 
 import gc
 import json
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# Beside others, threads that wait for each other take 20 times the processor's time. Before torch is imported.
+# Beside other processes, threads that wait for each other take 20 times the processor time. Set this before torch is
+# imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -18,30 +19,34 @@ from hypothesis import settings
 from builders import suite
 from builders.cluster.drills import FIGURES
 
-# What its checks compare is shown, as if it were a test.
+# Assertions in these modules show what they compare, as in a test.
 pytest.register_assert_rewrite("builders.strange", "builders.mutated")
-# An example's time says more about the machine's load than about the code.
+# The time of an example depends more on the machine's load than on the code.
 settings.register_profile("concertina", deadline=None, derandomize=suite.SAME_EACH_TIME)
 settings.load_profile("concertina")
-# Of a shell's background job SIGINT is ignored, and so by all that tests start: Ctrl-C could not be tested.
+# A background job of a shell ignores SIGINT, and so do all processes that tests start: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BREACHES = pytest.StashKey[list[str]]()
 LEFT_OPEN = 150
-"""Files that the tests of a module may leave open: a cluster or a server that later modules share has some. A user has
-1024 by default, for all tests."""
+"""Number of files that the tests of a module may leave open, because later modules share a cluster or a server. A user
+may have 1024 by default, for all tests."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before any test is left out by its mark or its name
+@pytest.hookimpl(tryfirst=True)  # Check this before tests are deselected by their marks or names.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each long-only case has its law in the gate. Beside others, the file that takes longest is begun first."""
+    """Check that each long-only case names its test in the gate, and start the file that takes longest first.
+
+    Raises:
+        UsageError: If a case names no such test.
+    """
     whole_files = not any("::" in argument for argument in config.args)
     breaches = suite.breaches(map(_case, items)) if whole_files else []
     output = getattr(config, "workeroutput", None)
     if output is None:
         if breaches:
             raise pytest.UsageError("\n".join(breaches))
-    elif breaches:  # nothing is run, and the process that started this one says why
+    elif breaches:  # No test runs here, and the process that started this one says why.
         items.clear()
         output["breaches"] = breaches
     else:
@@ -56,17 +61,17 @@ def _case(item: pytest.Item) -> suite.Case:
 
 @pytest.fixture(autouse=True, scope="module")
 def few_files_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Name the module that leaves files open, instead of the later one that finds none left."""
+    """Name the module that leaves files open, instead of the later one that can't open any."""
     before = _open_files()
     yield
     if len(_open_files()) > len(before) + LEFT_OPEN:
-        gc.collect()  # reference cycles close their files at some later time
+        gc.collect()  # Reference cycles would close their files at some later time.
         left = Counter(_open_files()) - Counter(before)
         assert left.total() <= LEFT_OPEN, f"{request.node.nodeid} leaves {left.total()} files open: {left}"
 
 
 def _open_files() -> list[str]:
-    """The targets of this process's file descriptors."""
+    """Return the targets of this process's file descriptors."""
     targets = []
     for descriptor in Path("/proc/self/fd").iterdir():
         try:
@@ -77,7 +82,7 @@ def _open_files() -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What was not tried and why, tests that have become slow, and the figures that tests have kept."""
+    """Print what was not tried and why, tests that have become slow, and the figures that tests have kept."""
     passed = [report for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
     took = {report.nodeid: report.duration for report in passed}
     if os.environ.get("CONCERTINA_TIMES") == "write":
@@ -87,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     skipped = Counter(
         report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
     )
-    if skipped:  # a line each, as -rs writes them, fills the end of a long output, where failures are looked for
+    if skipped:  # A line for each, as -rs writes them, would fill the end of the output, where failures are looked for.
         _section(terminalreporter, "skipped", [f"{count}: {reason}" for reason, count in skipped.most_common()])
     if breaches := config.stash.get(BREACHES, []):
         _section(terminalreporter, "long-only cases without their law in the gate", breaches)
@@ -102,7 +107,7 @@ def _section(terminalreporter: pytest.TerminalReporter, title: str, lines: list[
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Of a process that runs some of the tests beside others: its figures are told by the one that started it."""
+    """Pass the figures of a worker process to the process that started it, which prints them."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
         output["figures"] = session.config.stash.get(FIGURES, [])
 
@@ -111,4 +116,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_testnodedown(node: Any) -> None:
     output = getattr(node, "workeroutput", {})
     node.config.stash.setdefault(FIGURES, []).extend(output.get("figures", []))
-    node.config.stash[BREACHES] = output.get("breaches", [])  # the same in each process: all of them collect all
+    node.config.stash[BREACHES] = output.get("breaches", [])  # The same in each process, which collects all tests.

@@ -1,4 +1,4 @@
-"""The programs that set-up provides: `python tools/binaries.py` finds or builds all, with NAME it prints one's path.
+"""Programs that set-up provides: `python tools/binaries.py` finds or builds all of them; with NAME it prints one path.
 
 Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale` and `actionlint`, which check
 prose and workflows, `kind`, `kueue`, which long tests run beside the operator, and `jobset`, which benchmarks/queues.py
@@ -22,12 +22,12 @@ SET_UP = (programs.CONTROL_PLANE, programs.HELM)
 OTHERS = (programs.PROMETHEUS, programs.VALE, programs.ACTIONLINT, programs.KIND, programs.KUEUE, programs.JOBSET)
 NEXT = "next-kubernetes"
 QUIET_SECONDS = 15.0
-"""Between two lines about one build, where nobody watches."""
+"""Seconds between two lines about one build, if the output is not a terminal."""
 
 
 @contextmanager
 def telling(console: Console) -> Iterator[Callable[[str], None]]:
-    """What is being done and for how long: a line that changes on a terminal, a line now and then elsewhere."""
+    """Show the current build and its duration: one line that changes on a terminal, a line at intervals elsewhere."""
     begun = time.monotonic()
     if console.is_terminal:
         with console.status("") as status:
@@ -53,15 +53,15 @@ def main() -> int:
         return 0
     try:
         with telling(console) as say:
-            found: dict[str, Path] = {}
+            paths: dict[str, Path] = {}
             for bundle in (*SET_UP, *OTHERS):
                 if bundle.programs.keys() & set(wanted) or (not wanted and bundle in SET_UP):
-                    found |= programs.find(bundle, say)
+                    paths |= programs.find(bundle, say)
     except LocalClusterError as error:
         console.print(f"{error}", soft_wrap=True, markup=False)
         return 1
     for name in wanted:
-        print(found[name])
+        print(paths[name])
     return 0
 
 

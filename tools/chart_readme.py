@@ -21,7 +21,7 @@ CHART = ROOT / "charts" / "concertina"
 README = CHART / "README.md"
 WIDTH = 160
 SHORT = 60
-"""Characters. A longer default is not repeated: values.yaml shows it."""
+"""Maximum length of a default in characters. A longer default is not repeated, because values.yaml shows it."""
 INTRODUCTION = """\
 <!-- Made by `make chart-readme` from values.yaml; not edited by hand. -->
 # Chart of the concertina operator

@@ -86,15 +86,15 @@ def main(root: Path = ROOT, baseline: str = BASELINE) -> int:
     if commits is None:
         print(f"commit subjects: not checked, since the history back to {baseline[:8]} is not here")
         return 0
-    found = [
+    wrong = [
         f"{commit} {subject!r} {fault}"
         for commit, subject in commits
         if subject not in WRITTEN_BEFORE
         for fault in faults(subject)
     ]
-    if found:
-        print("commit subjects: `component: imperative summary`\n  " + "\n  ".join(found), file=sys.stderr)
-    return 1 if found else 0
+    if wrong:
+        print("commit subjects: `component: imperative summary`\n  " + "\n  ".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ ERROR_ENDINGS = ("Changed", "Error", "Failed", "Input", "NoAccess", "Unavailable
 PLACEHOLDER = "`x`"
 """Replaces what a text interpolates. Vale leaves code alone."""
 SHORTEST_TEXT = 3
-"""Words. Shorter strings are names and fragments."""
+"""Minimum number of words. Shorter strings are names and fragments."""
 
 
 class Text(NamedTuple):

@@ -21,8 +21,8 @@ CONFIGURATION = ROOT / ".github" / "zizmor.yml"
 def linters() -> dict[str, str]:
     """Return the paths of the programs that are there, by name."""
     zizmor = shutil.which("zizmor", path=str(Path(sys.executable).parent)) or shutil.which("zizmor")
-    found = {name: str(path) for name, path in programs.ready(programs.ACTIONLINT).items()}
-    return found | ({"zizmor": zizmor} if zizmor else {})
+    paths = {name: str(path) for name, path in programs.ready(programs.ACTIONLINT).items()}
+    return paths | ({"zizmor": zizmor} if zizmor else {})
 
 
 def commands(found: dict[str, str], files: list[Path]) -> list[list[str]]:
@@ -36,13 +36,13 @@ def commands(found: dict[str, str], files: list[Path]) -> list[list[str]]:
 
 
 def main() -> int:
-    found = linters()
-    missing = {"actionlint", "zizmor"} - found.keys()
+    paths = linters()
+    missing = {"actionlint", "zizmor"} - paths.keys()
     if missing:
         print(f"workflows are not checked, as {' and '.join(sorted(missing))} is missing: run `make workflow-linters`")
         return 0
     files = sorted(WORKFLOWS.glob("*.yml"))
-    return max(subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands(found, files))
+    return max(subprocess.run(command, cwd=ROOT, check=False).returncode for command in commands(paths, files))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""A plain script whose state is committed after each step, or not, by turns (`turns.py`): DDP or FSDP2 over
-gloo, or one process on a GPU."""
+"""Plain script whose state is either committed after each step or not, in turns (`turns.py`).
+
+It uses DDP or FSDP2 over gloo, or one process on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +42,11 @@ def main() -> None:
         loss = model(torch.randn(ROWS[device], dim, device=device)).square().mean()
         loss.backward()
         optimizer.step()
-        loss.item()  # as a script that tells its loss waits for the device
+        loss.item()  # A script that logs its loss waits for the device too.
         if turns.on:
             with turns.hooks.timed("commit"):
                 state.commit(step)
-        else:  # what its pace knows of a step's length is that of one
+        else:  # The pace then knows the length of one step.
             state._saver._commit_began = None
         step += 1
     turns.write()

@@ -1,9 +1,9 @@
-"""A plain script for torchrun, the same under concertina: DDP over gloo, a checkpoint file, a line a step.
+"""Plain script for torchrun that also runs under concertina: DDP over gloo, a checkpoint file, one trace line a step.
 
     torchrun ... elastic_ddp.py --steps 100000 --trace FOLDER --checkpoint FILE
 
 Every rank appends `unix_time round_or_restart world rank step step_seconds` to its own file in FOLDER after each step,
-so that a benchmark can see from outside when the world moved again.
+so that a benchmark can observe when the world trains again.
 """
 
 import argparse
@@ -46,12 +46,12 @@ def main() -> None:
         )
         if rank == 0:
             save(options.checkpoint, body, optimizer, step)
-        time.sleep(0.05)  # a step of a useful length without using up the machine
+        time.sleep(0.05)  # A step has a useful duration without using all processor time.
     dist.destroy_process_group()
 
 
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """The step of the checkpoint at `path`, with model and optimizer set from it; 0 where there is none."""
+    """Set model and optimizer from the checkpoint at `path`, and return its step; 0 if there is none."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)

@@ -1,8 +1,8 @@
-"""elastic_ddp.py's model, and its trace, with its state kept by `trainingjob.State`: DDP, or FSDP2.
+"""Model and trace of elastic_ddp.py with DDP or FSDP2, and the state saved by `trainingjob.State`.
 
     elastic_state.py ddp|fsdp2 --trace FOLDER [--pause SECONDS]
 
-A line a step as in elastic_ddp.py, and behind it what `commit` took of the step after it, in seconds.
+The trace has one line a step as in elastic_ddp.py, followed by the seconds that `commit` took of the step after it.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import trainingjob
 
 
 def main() -> None:
-    """Train for good."""
+    """Train forever."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["ddp", "fsdp2"])
     parser.add_argument("--trace", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""The peer of `scaling.py`: a plain FSDP2 script, as torch's tutorials have it, of the same model; for torchrun."""
+"""Peer of `scaling.py`: a plain FSDP2 script of the same model for torchrun, as in torch's tutorials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain DDP script over gloo that tells its agent of each step, or does not, by turns (`turns.py`)."""
+"""Plain DDP script over gloo that either reports each step to its agent or does not, in turns (`turns.py`)."""
 
 from __future__ import annotations
 

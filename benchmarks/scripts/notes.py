@@ -1,4 +1,4 @@
-"""What a rank's steps took, written down: `scaling.py` reads it."""
+"""Recorder of a rank's times of steps, which `scaling.py` reads."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ KEYS = ("seconds", "processor", "computing", "waiting")
 
 
 class Notes:
-    """TURNS is JSON: `warm`, steps that are not counted; `steps`, those that are; `folder`, where each rank writes."""
+    """Recorder that is configured by the variable TURNS.
+
+    TURNS is JSON: `warm` is the number of steps that are not counted, `steps` the number of those that are, and
+    `folder` the folder into which each rank writes.
+    """
 
     def __init__(self) -> None:
-        told = json.loads(os.environ["TURNS"])
-        self._warm, self._steps, self._folder = told["warm"], told["steps"], Path(told["folder"])
+        settings = json.loads(os.environ["TURNS"])
+        self._warm, self._steps, self._folder = settings["warm"], settings["steps"], Path(settings["folder"])
         self._added: list[tuple[float, ...]] = []
         self.facts: dict[str, float] = {}
-        """Of the rank besides."""
+        """Further figures of the rank."""
 
     def add(self, waiting: float = 0.0) -> bool:
-        """After each step; True when all are done. `waiting`: seconds in collectives so far."""
+        """Record a step, and return True when all steps are done.
+
+        `waiting` is the number of seconds in collectives so far.
+        """
         self._added.append((time.perf_counter(), time.process_time(), time.thread_time(), waiting))
         if len(self._added) <= self._warm + self._steps:
             return False
         took = [[b - a for a, b in zip(*both, strict=True)] for both in itertools.pairwise(self._added[self._warm :])]
-        found = self.facts | {key: [step[i] for step in took] for i, key in enumerate(KEYS)}
+        record = self.facts | {key: [step[i] for step in took] for i, key in enumerate(KEYS)}
         path = self._folder / f"rank-{os.environ['RANK']}.json"
-        path.with_suffix(".new").write_text(json.dumps(found))
+        path.with_suffix(".new").write_text(json.dumps(record))
         path.with_suffix(".new").rename(path)
         return True

@@ -1,8 +1,9 @@
-"""elastic_ddp.py's model and trace for a Job that Kueue stops and starts again: a checkpoint every so many seconds.
+"""Model and trace of elastic_ddp.py for a Job that Kueue stops and starts again, with a checkpoint at intervals.
 
     requeued_ddp.py --trace FOLDER --checkpoint FILE --seconds SECONDS [--save-at-the-end]
 
-RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. After SIGTERM the ranks end at once, or agree on a step and save.
+RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set. After SIGTERM, the ranks end at once, or agree on a step and
+save.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Train for good."""
+    """Train forever."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, required=True)

@@ -1,8 +1,8 @@
-"""elastic_ddp.py's model and trace under torchft: one process a replica group, a lighthouse beside them.
+"""Model and trace of elastic_ddp.py under torchft: one process for each replica group, and a lighthouse.
 
     TORCHFT_LIGHTHOUSE=http://host:port torchft_ddp.py --trace FOLDER --replica NAME
 
-A line a step as in elastic_ddp.py; `restart` is the quorum's number, `rank` 0.
+The trace has one line a step as in elastic_ddp.py; `restart` is the number of the quorum, and `rank` is 0.
 """
 
 import argparse
@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 LIMIT = timedelta(seconds=5)
-"""Of all that may hang when a group is lost; as they come, a quorum and a connection are waited for a minute."""
+"""Time limit of all operations that may hang when a group is lost. By default, torchft waits a minute for a quorum or a
+connection."""
 
 
 def main() -> None:
-    """Train for good."""
+    """Train forever."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--replica", required=True)
@@ -52,7 +53,7 @@ def main() -> None:
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
-        if manager.current_step() > step:  # it has been committed by all
+        if manager.current_step() > step:  # All groups have committed the step.
             now, world = time.time(), manager.num_participants()
             log.write(f"{now:.6f} {manager._quorum_id} {world} 0 {manager.current_step()} {now - begun:.6f}\n")
         time.sleep(0.05)

@@ -1,5 +1,8 @@
-"""Steps by turns, in blocks of three kinds in an order drawn anew each time: measured, not measured, and not measured
-once more, which shows what a difference between two that are alike comes to here."""
+"""Turns of steps in blocks of three kinds, in an order that is drawn anew each time.
+
+The kinds are: measured, not measured, and again not measured. The last two are alike, so the difference between them
+shows the noise.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,13 @@ KINDS = ("with", "without", "without, again")
 
 
 class Hooks:
-    """Own time of what measures, and how often it was called, by step."""
+    """Time that the measurements themselves take, and the number of their calls, by step."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = collections.defaultdict(list)
-        """Of the calls of this step."""
+        """Seconds of the calls in the current step."""
         self.steps: dict[str, list[tuple[float, int]]] = collections.defaultdict(list)
-        """Seconds and calls of each step that had any."""
+        """Seconds and number of calls, for each step that had calls."""
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -39,21 +42,27 @@ class Hooks:
 
 
 class Turns:
-    """TURNS is JSON: `block`, steps of one; `blocks`, of each kind; `warm`, steps before the first; `hooks`, whether
-    each step is measured, and the measuring too; `folder`, where each rank writes what it saw."""
+    """Turns that are configured by the variable TURNS.
+
+    TURNS is JSON: `block` is the number of steps in a block, `blocks` the number of blocks of each kind, and `warm` the
+    number of steps before the first block. `hooks` says whether each step is measured, and the measurements themselves
+    too. Each rank writes its results into `folder`.
+    """
 
     def __init__(self) -> None:
-        told = json.loads(os.environ["TURNS"])
-        self._block, self._warm, self._folder = told["block"], told["warm"], Path(told["folder"])
-        self._kinds = [kind for turn in range(told["blocks"]) for kind in random.Random(turn).sample(KINDS, len(KINDS))]
-        self.times_hooks: bool = told["hooks"]
+        settings = json.loads(os.environ["TURNS"])
+        self._block, self._warm, self._folder = settings["block"], settings["warm"], Path(settings["folder"])
+        self._kinds = [
+            kind for turn in range(settings["blocks"]) for kind in random.Random(turn).sample(KINDS, len(KINDS))
+        ]
+        self.times_hooks: bool = settings["hooks"]
         self.hooks = Hooks()
         self.on = True
         self._began: list[tuple[float, float]] = []
-        """Time, and processor time of this rank."""
+        """Elapsed time, and processor time of this rank, at the beginning of each step."""
 
     def begins(self, step: int) -> bool:
-        """With each step, counted from 0; True when all are done."""
+        """Begin a step, counted from 0, and return True when all steps are done."""
         self._began.append((time.perf_counter(), time.process_time()))
         self.hooks.step()
         block = (step - self._warm) // self._block
@@ -61,18 +70,18 @@ class Turns:
         return step == self._warm + self._block * len(self._kinds)
 
     def write(self) -> None:
-        """Block by block its kind, seconds of each step and processor seconds; and what measuring took in a step."""
+        """Write the kind of each block, the time and processor time of its steps, and the cost of measurements."""
         began = self._began[self._warm :]
         steps = [tuple(b - a for a, b in zip(*both, strict=True)) for both in itertools.pairwise(began)]
         blocks = [list(zip(*steps[at : at + self._block], strict=True)) for at in range(0, len(steps), self._block)]
-        found = {
+        record = {
             "blocks": [[kind, *block] for kind, block in zip(self._kinds, blocks, strict=True)],
             "hooks": {name: _typical(steps[self._warm :]) for name, steps in self.hooks.steps.items()},
         }
-        (self._folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(found))
+        (self._folder / f"rank-{os.environ['RANK']}.json").write_text(json.dumps(record))
 
 
 def _typical(steps: list[tuple[float, int]]) -> tuple[float, float, float]:
-    """Seconds of the median step, of the mean one, and calls."""
-    seconds = [each for each, _ in steps]
+    """Return the seconds of the median step and of the mean one, and the mean number of calls."""
+    seconds = [duration for duration, _ in steps]
     return statistics.median(seconds), statistics.fmean(seconds), statistics.fmean(calls for _, calls in steps)

@@ -1,6 +1,8 @@
-"""Synthetic recordings as an encoder would give them: python make_features.py FOLDER [RECORDINGS]
+"""Synthetic recordings like those of an encoder: python make_features.py FOLDER [RECORDINGS]
 
-Each is a walk through a few states; a frame is its state's spectrum with noise, its target the state."""
+Each recording is a random walk through a few states. A frame is its state's spectrum with noise, and its target is the
+state.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Plain DistributedDataParallel with checkpoints of its own: torch.save by rank 0, resume by all.
+"""Plain DistributedDataParallel with checkpoints of its own: rank 0 calls torch.save, and all ranks resume.
 
 torchrun --standalone --nproc-per-node 2 ddp.py --checkpoints /tmp/ddp
 """

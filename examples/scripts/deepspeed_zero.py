@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO with its own checkpoints, turned into universal ones where the world has another size.
+"""DeepSpeed's ZeRO with its own checkpoints, which are converted to universal ones for a world of another size.
 
 torchrun --standalone --nproc-per-node 2 deepspeed_zero.py --stage 3 --checkpoints /tmp/zero
 """
@@ -29,14 +29,16 @@ def arguments() -> argparse.Namespace:
 
 
 def newest(folder: Path) -> tuple[int, int]:
-    """The last step that is wholly saved, and by how many ranks; 0 without one. DeepSpeed's file `latest` may name one
-    that a kill has cut off."""
+    """Return the last step that is saved completely, and the number of ranks that saved it; 0 if there is none.
+
+    DeepSpeed's file `latest` may name an incomplete checkpoint after a kill.
+    """
     found = [path.name.split("-") for path in folder.glob("whole-*-*")]
     return max(((int(step), int(world)) for _, step, world in found), default=(0, 0))
 
 
 def save(engine: deepspeed.DeepSpeedEngine, folder: Path, step: int, old: int) -> None:
-    """`old`: the step of the one that is not kept any more."""
+    """Save a checkpoint, and delete that of step `old`."""
     engine.save_checkpoint(str(folder), tag=f"step-{step}", save_latest=False)
     dist.barrier()
     if dist.get_rank() == 0:
@@ -47,7 +49,7 @@ def save(engine: deepspeed.DeepSpeedEngine, folder: Path, step: int, old: int) -
 
 
 def universal(folder: Path, step: int) -> str:
-    """The tag of a checkpoint that any world can load."""
+    """Convert a checkpoint so that a world of any size can load it, and return the new tag."""
     tag, draft = f"step-{step}-universal", folder / f"step-{step}-draft"
     if dist.get_rank() == 0 and not (folder / tag).exists():
         shutil.rmtree(draft, ignore_errors=True)

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 def newest(folder: Path) -> int:
-    """The last whole checkpoint's step; 0 without one. DCP writes .metadata last."""
+    """Return the step of the last complete checkpoint; 0 if there is none. DCP writes .metadata last."""
     return max((int(path.parent.name) for path in folder.glob("*/.metadata")), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: save_state, load_state, and skip_first_batches to go on where it was.
+"""Hugging Face Accelerate with save_state, load_state, and skip_first_batches to resume within an epoch.
 
 torchrun --standalone --nproc-per-node 2 hf_accelerate.py --checkpoints /tmp/accelerate
 """
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 class Steps:
-    """What save_state keeps beside model, optimizer and loader."""
+    """Counter that save_state saves in addition to model, optimizer and loader."""
 
     def __init__(self) -> None:
         self.finished = 0

@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate that keeps its state by `trainingjob`.
+"""Hugging Face Accelerate with its state saved by `trainingjob`.
 
 torchrun --standalone --nproc-per-node 2 hf_accelerate_state.py
 """

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer on a tiny Llama: save_steps, and resume_from_checkpoint with the last one.
+"""Hugging Face Trainer on a tiny Llama, with save_steps, and resume_from_checkpoint for the last checkpoint.
 
 torchrun --standalone --nproc-per-node 2 hf_trainer.py --checkpoints /tmp/hf
 """
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 
 class Numbers(Dataset):
-    """Sequences that count on from anywhere."""
+    """Sequences of consecutive numbers, each beginning at its own index."""
 
     def __len__(self) -> int:
         return 4096

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer on a tiny Llama that keeps its state by `trainingjob`.
+"""Hugging Face Trainer on a tiny Llama, with its state saved by `trainingjob`.
 
 torchrun --standalone --nproc-per-node 2 hf_trainer_state.py
 """
@@ -14,7 +14,7 @@ import trainingjob.transformers
 
 
 class Numbers(Dataset):
-    """Sequences that count on from anywhere."""
+    """Sequences of consecutive numbers, each beginning at its own index."""
 
     def __len__(self) -> int:
         return 4096

@@ -1,4 +1,4 @@
-"""JAX over processes, its moments cut over them, with its state kept by trainingjob.State: there is no torch.
+"""JAX on several processes with sharded moments, and the state saved by trainingjob.State, without torch.
 
 RANK=0 WORLD_SIZE=1 python jax_state.py --steps 200
 """

@@ -1,4 +1,4 @@
-"""PyTorch Lightning that keeps its state by a callback of `trainingjob`.
+"""PyTorch Lightning with its state saved by a callback of `trainingjob`.
 
 torchrun --standalone --nproc-per-node 2 lightning_state.py
 """

@@ -63,7 +63,7 @@ def build(tensor: int) -> DistributedDataParallel:
 
 
 def sharded(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> dict:
-    """Which part of which whole tensor each of this rank's is, as Megatron's checkpoints want it."""
+    """Return the sharded tensors of this rank, with their places in the whole tensors, for Megatron's checkpoints."""
     weights = model.module.sharded_state_dict(prefix="model.")
     found = {"weights": weights, "optimizer": optimizer.state_dict()}
     parameters = get_param_id_to_sharded_param_map(weights, model.module.parameters())
@@ -72,7 +72,7 @@ def sharded(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) ->
 
 
 def newest(folder: Path) -> int:
-    """The last whole checkpoint's step; 0 without one. Megatron writes metadata.json last."""
+    """Return the step of the last complete checkpoint; 0 if there is none. Megatron writes metadata.json last."""
     return max((int(path.parent.name) for path in folder.glob("*/metadata.json")), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Arguments and groups as Megatron has them: --local-rank, --tensor-model-parallel-size, a checkpoint per tensor rank.
+"""Arguments and groups in Megatron's style: --local-rank, --tensor-model-parallel-size, one checkpoint per tensor rank.
 
 torchrun --standalone --nproc-per-node 4 megatron_style.py --tensor-model-parallel-size 2 --checkpoints /tmp/megatron
 """
@@ -23,7 +23,11 @@ def arguments() -> argparse.Namespace:
 
 
 def parallel_groups(tensor: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Of this rank: (tensor parallel, data parallel); tensor ranks are neighbours."""
+    """Return this rank's tensor-parallel and data-parallel group; tensor ranks are neighbours.
+
+    Raises:
+        SystemExit: If the world is not a multiple of the tensor group.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     if world % tensor:
         raise SystemExit(f"{world} ranks are no multiple of --tensor-model-parallel-size {tensor}")
@@ -37,7 +41,7 @@ def part(folder: Path, step: int, mine: int) -> Path:
 
 
 def newest(folder: Path, tensor: int) -> int:
-    """The last step of which every tensor rank has saved its part; 0 without one."""
+    """Return the last step of which every tensor rank has saved its part; 0 if there is none."""
     steps = [int(path.name[5:]) for path in folder.glob("iter_*")]
     return max((s for s in steps if all(part(folder, s, mine).exists() for mine in range(tensor))), default=0)
 

@@ -1,4 +1,4 @@
-"""A model of NeMo, with its configuration, optimizer and schedule, in Lightning's trainer, as NeMo's collections are.
+"""Model of NeMo with its configuration, optimizer and schedule, in Lightning's trainer like NeMo's own collections.
 
 torchrun --standalone --nproc-per-node 2 nemo_model.py --checkpoints /tmp/nemo
 """

@@ -1,4 +1,4 @@
-"""numpy alone, with its state kept by trainingjob.State: there is no torch.
+"""Training by numpy, with the state saved by trainingjob.State, without torch.
 
 python numpy_state.py --steps 200
 """

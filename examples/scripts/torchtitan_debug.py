@@ -1,4 +1,4 @@
-"""torchtitan's debug model and trainer, with torchtitan's own checkpoints, on text that is made here.
+"""torchtitan's debug model and trainer with torchtitan's own checkpoints, on generated text.
 
 torchrun --standalone --nproc-per-node 2 torchtitan_debug.py --checkpoints /tmp/titan
 """
@@ -35,14 +35,14 @@ from torchtitan.tools.logging import init_logger
 
 
 def attend(q, k, v, *, block_mask, scale, enable_gqa, **_):
-    """As FlexAttention, which has no backward on a CPU."""
+    """Compute the same as FlexAttention, which has no backward pass on a CPU."""
     mask = create_mask(block_mask.mask_mod, q.shape[0], 1, q.shape[2], k.shape[2], device="cpu")
     attention = torch.nn.functional.scaled_dot_product_attention
     return attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa), None
 
 
 def divide_after_summing(module: FSDPModule, factor: float) -> None:
-    """gloo can't multiply while it sums."""
+    """Divide gradients after their summation, because gloo can't multiply while it sums."""
     set_factor(module, factor)
     module.set_force_sum_reduction_for_comms(True)
 
@@ -53,7 +53,7 @@ if not CUDA:
 
 
 def make_assets(folder: Path) -> None:
-    """A tokenizer of bytes, and some text, in the place of what torchtitan has in its repository."""
+    """Create a byte tokenizer and some text, in the place of the files in torchtitan's repository."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = {letter: number for number, letter in enumerate([*letters, "<begin>", "<end>"])}
     tokenizer = Tokenizer(models.BPE(vocab=words, merges=[]))

@@ -1,6 +1,6 @@
-"""DDP that talks to its job by `trainingjob`, which is there in every replica with a command of its own.
+"""DDP that reports to its job by `trainingjob`, which is available in every replica with a user's own command.
 
-Outside of a job it runs just the same: torchrun --standalone --nproc-per-node 2 with_trainingjob.py
+It also runs outside of a job: torchrun --standalone --nproc-per-node 2 with_trainingjob.py
 """
 
 import argparse

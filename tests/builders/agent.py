@@ -46,8 +46,10 @@ class Driver:
         return effects
 
     def wait(self, seconds: float) -> list[e.Effect]:
-        """With a tick every now and then, as an agent that runs has them; the effects of the last one, which comes when
-        the time is up."""
+        """Let time pass with ticks, as a running agent has them.
+
+        Return the effects of the last tick, at the end of the time.
+        """
         until = self.now + seconds
         while self.now < until - 0.25:
             self.now += 0.25
@@ -60,7 +62,7 @@ class Driver:
         return self.tell(e.RequestReceived(self._requests, message))
 
     def answer(self, message: e.Request) -> object:
-        """The immediate reply, if there is one."""
+        """Return the immediate reply, or None if there is none."""
         return next((effect.message for effect in self.ask(message) if isinstance(effect, e.Reply)), None)
 
     def prepared(self, round: int = 1, held: tuple[p.HeldSnapshot, ...] | None = None) -> p.Prepared:

@@ -1,4 +1,4 @@
-"""An agent as the operator meets it: a real TLS server that answers each line as it is told to."""
+"""Agent as the operator meets it: a real TLS server that answers each line as the test tells it to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = Callable[[protocol.Message, asyncio.StreamWriter], Awaitable[None]]
 
 @dataclass
 class Heard:
-    """What the connections tell."""
+    """Record of what the connections have sent."""
 
     changes: list[bool] = field(default_factory=list)
 
@@ -36,7 +36,7 @@ class Heard:
 async def agent(
     answer: Answer, folder: Path, port: int = 0, master: bytes = MASTER, requests: int = 1
 ) -> AsyncIterator[str]:
-    """An agent that hands each request to `answer`, so many of a connection; its address."""
+    """Serve an agent that passes each request to `answer`, a limited number per connection; yield its address."""
     for name, content in Authority(master, UID, CREATED).secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -68,7 +68,7 @@ def report(step: int = 0, state: str = "idle", instance: str = "i1", ready: bool
 
 
 async def forever(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
-    """Reports again and again."""
+    """Send reports again and again."""
     while True:
         writer.write(protocol.encode(report()))
         await writer.drain()

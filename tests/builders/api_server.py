@@ -1,4 +1,4 @@
-"""A server that answers as an API server might, by HTTP and to anybody."""
+"""HTTP server that answers as an API server might, without authentication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def kubeconfig(server: str, **cluster: str) -> str:
 async def api_server(
     folder: Path, answer: Answer, as_proxy: bool = False, ssl_context: ssl.SSLContext | None = None
 ) -> AsyncIterator[Path]:
-    """Its kubeconfig. `answer`: to each request. `as_proxy`: of an API server that can be reached by it alone."""
+    """Serve an API server, and yield its kubeconfig.
+
+    `answer` answers each request. With `as_proxy`, the server is a proxy for an API server that only the proxy reaches.
+    """
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -42,17 +45,17 @@ async def api_server(
 
 
 def group(name: str, version: str) -> Raw:
-    """As discovery tells of it."""
+    """Return an API group as discovery lists it."""
     names = {"groupVersion": f"{name}/{version}", "version": version}
     return {"name": name, "versions": [names], "preferredVersion": names}
 
 
 def kind(plural: str, name: str, namespaced: bool) -> Raw:
-    """The same."""
+    """Return a resource as discovery lists it."""
     names = {"name": plural, "singularName": name.lower(), "kind": name}
     return {**names, "namespaced": namespaced, "verbs": ["list", "watch"]}
 
 
 def no_success(code: int, message: str) -> web.Response:
-    """With its sentence, as the API server words it."""
+    """Return a Status object of a failure, with its message, as the API server sends it."""
     return web.json_response({"kind": "Status", "code": code, "message": message}, status=code)

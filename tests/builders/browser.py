@@ -1,4 +1,4 @@
-"""A headless Chromium, driven by its DevTools protocol."""
+"""Headless Chromium, driven by its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ OPTIONS = ("--headless=new", "--disable-gpu", "--no-first-run", "--remote-debugg
 
 
 def program() -> str:
-    """Its path; nothing where there is none."""
+    """Return the path of Chromium, or an empty string if there is none."""
     return next((found for name in PROGRAMS if (found := shutil.which(name))), "")
 
 
 class Tab:
-    """One page, and what it has asked for and complained of since it was opened."""
+    """One page, with its requests and its errors since it was opened."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -37,15 +37,17 @@ class Tab:
         self.loads = 0
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        """What the console has: refusals of the page's policy, and errors."""
+        """Messages on the console: refusals of the page's content security policy, and errors."""
 
     async def hear(self) -> None:
         async for message in self._socket:
-            said = message.json()
-            params = said.get("params", {})
-            match said.get("method"):
+            message_fields = message.json()
+            params = message_fields.get("params", {})
+            match message_fields.get("method"):
                 case None:
-                    self._answers.pop(said["id"]).set_result(said.get("result") or {"error": said.get("error")})
+                    self._answers.pop(message_fields["id"]).set_result(
+                        message_fields.get("result") or {"error": message_fields.get("error")}
+                    )
                 case "Page.loadEventFired":
                     self.loads += 1
                 case "Network.requestWillBeSent":
@@ -62,7 +64,7 @@ class Tab:
         return await self._answers[number]
 
     async def open(self, url: str) -> None:
-        """Until it is loaded."""
+        """Open a page and wait until it is loaded."""
         loads = self.loads
         self.requests.clear()
         self.complaints.clear()
@@ -74,7 +76,7 @@ class Tab:
         return answer["result"].get("value")
 
     async def picture(self, width: int, dark: bool = False) -> bytes:
-        """PNG of the whole page, at that width."""
+        """Return a PNG picture of the whole page at that width."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[scheme])
         await self.call(
@@ -86,7 +88,7 @@ class Tab:
 
 @asynccontextmanager
 async def tab() -> AsyncIterator[Tab]:
-    """Of a browser of its own."""
+    """Yield a tab in a browser of its own."""
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         command = [program(), *OPTIONS, *root, f"--user-data-dir={folder}", "about:blank"]
@@ -99,11 +101,11 @@ async def tab() -> AsyncIterator[Tab]:
                 async with session.put(f"{address}/json/new") as answer:
                     target = (await answer.json())["webSocketDebuggerUrl"]
                 async with session.ws_connect(target, max_msg_size=0) as socket:
-                    found = Tab(socket)
-                    hearing = asyncio.create_task(found.hear())
+                    opened = Tab(socket)
+                    hearing = asyncio.create_task(opened.hear())
                     for domain in ("Page", "Network", "Log", "Runtime"):
-                        await found.call(f"{domain}.enable")
-                    yield found
+                        await opened.call(f"{domain}.enable")
+                    yield opened
                     hearing.cancel()
         finally:
             browser.terminate()

@@ -13,11 +13,11 @@ from concertina.local.binaries import programs
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "concertina"
 Objects = dict[tuple[str, str, str], dict[str, Any]]
-"""By kind, namespace and name."""
+"""Objects by kind, namespace and name."""
 
 
 WITH_CRD = "crds.enabled=true"
-"""The chart's default. Only tests of the CRD render it: it is large."""
+"""Setting to render the CRD, which is the chart's default. Only tests of the CRD render it, because it is large."""
 
 
 def helm(*settings: str) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""What the metrics of this process say."""
+"""Values of this process's metrics."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from concertina.metrics import REGISTRY
 
 
 def counted(sample: str, **labels: str) -> float:
-    """The value of a series; 0 where there is none."""
+    """Return the value of a series; 0 if there is none."""
     return REGISTRY.get_sample_value(sample, labels) or 0.0

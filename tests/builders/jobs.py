@@ -1,4 +1,4 @@
-"""Observations of a job for tests of plan(), written down briefly."""
+"""Concise constructors of observations of a job, for tests of plan()."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T0 = 1_800_000_000.0
 
 
 def spec(**fields: Any) -> Any:
-    """A bundled job of 3 replicas, at least 2, without durable checkpoints."""
+    """Return a bundled job of 3 replicas, at least 2, without durable checkpoints."""
     manifest: dict[str, Any] = {
         "replicas": 3,
         "elastic": {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 5}},
@@ -75,7 +75,7 @@ def report(name: str, **fields: Any) -> protocol.Report:
 
 
 def agent(name: str, **fields: Any) -> AgentView:
-    """Connected and ready since T0."""
+    """Return the view of an agent that has been connected and ready since T0."""
     values: dict[str, Any] = {"connected": True, "wanted_at": T0, "ready_at": T0, "report": report(name)}
     return AgentView(**{**values, **fields})
 
@@ -103,12 +103,12 @@ def observed(
 
 
 def then(before: JobObservation, made: Plan, **fields: Any) -> JobObservation:
-    """The observation after a plan's status was written."""
+    """Return the observation after a plan's status was written."""
     return replace(before, job=replace(before.job, status=made.status), **fields)
 
 
 def sends(made: Plan, kind: type[Any]) -> dict[str, Any]:
-    """Messages of that kind by replica."""
+    """Return the messages of that kind by replica."""
     return {
         action.replica: action.message
         for action in made.actions
@@ -117,13 +117,13 @@ def sends(made: Plan, kind: type[Any]) -> dict[str, Any]:
 
 
 def called(view: AgentView, message: Any, at: float, **fields: Any) -> AgentView:
-    """The agent's view after that message was sent to it."""
+    """Return the agent's view after that message was sent to it."""
     call = replace(Call.of(message, at), **fields)
     return replace(view, **{type(message).__name__.lower(): call})
 
 
 def running(job_spec: Any, count: int = 3, now: float = T0 + 10, **fields: Any) -> JobObservation:
-    """A job that trains with all replicas: round 1, coordinator demo-0-0, step 40."""
+    """Return a job that trains with all replicas: round 1, coordinator demo-0-0, step 40."""
     from concertina.plan.plan import plan
 
     pods = tuple(pod(index) for index in range(count))

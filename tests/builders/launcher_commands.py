@@ -123,4 +123,4 @@ ACCEPTED: list[tuple[str, ...]] = [
     ("bash", "-c", "# " + "x" * 131_000),
     ("bash", "-c", 'exec python "$@"', "bash", "torchrun", "x"),
 ]
-"""Commands that start none, or perhaps none."""
+"""Commands that start no launcher, or for which that is not certain."""

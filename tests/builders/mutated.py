@@ -1,8 +1,9 @@
-"""What somebody else might have written: bytes made of valid ones, and the law of whoever reads them.
+"""Invalid input made of valid input, and the rule that every reader of such input must follow.
 
-A reader gives a value, or raises an error of its own with a sentence of bounded length; nothing else, whatever it is
-given. A test of a layer is a table of its readers: some examples of each in the gate, EXAMPLES of a layer in the long
-suite."""
+A reader returns a value, or raises an error of its own with a sentence of bounded length, and does nothing else, for
+any input. A test of a layer is a table of its readers. Each reader gets a few examples in the gate, and each layer gets
+EXAMPLES in the long suite.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from builders.cluster.drills import FIGURES
 from builders.suite import SAME_EACH_TIME
 
 EXAMPLES = 30_000
-"""Of the readers of a layer, in the long suite."""
+"""Number of examples for the readers of a layer, in the long suite."""
 LAYERS = ("operator", "protocol", "agent", "trainer")
 SENTENCE = 2000
-"""Characters of an error at most: it goes into logs, events and a status."""
+"""Maximum length of an error in characters, because it goes into logs, events and a status."""
 LEVELS = (90, 200, 330, 490, 900, 980, 20_000)
-"""What any interpreter's stack takes, what none takes, and what lies between."""
+"""Depths of nesting: one that the stack of any interpreter supports, one that none supports, and some in between."""
 NESTED = "what is nested deeply goes here"
 
 
@@ -39,18 +40,18 @@ def deep(draw: random.Random) -> bytes:
 
 
 DIGITS = (b"9" * 400, b"9" * 5000)
-"""More than a float holds, and more than Python reads."""
+"""Numbers of digits: more than a float holds, and more than Python reads."""
 STRANGE: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, 2**64, -(2**80), 10**4000, math.nan, math.inf, -math.inf,
     -0.0, 1e300, 0.5, "", "0", "\x00", "\ud800", "x" * 5000, "€" * 3000, "../../etc/passwd", "%s{}{0}", "Auto", "int",
     [], {}, [[]], [1], [[1]], [None], {"": None}, {"a": {"a": {}}}, {"int": 1, "Auto": 2, "0": []}, [[1, 2, 3]],
     "1e999", "NaN", NESTED,
 )  # fmt: skip
-"""In the place of any part of a valid document."""
+"""Values that replace any part of a valid document."""
 
 
 def places(value: Any, into: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Every (mapping or list, key or index) within."""
+    """Append every pair of a mapping or list within the document and its key or index to `into`, and return `into`."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inside:
         into.append((value, key))
@@ -59,22 +60,25 @@ def places(value: Any, into: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def altered(document: Any, draw: random.Random) -> Any:
-    """The same document with a few parts replaced, left out, doubled, renamed or put where others belong. No part
-    stands in two places: what is put into it would stand in both, and so grow beyond any memory in five turns."""
+    """Return the document with a few parts replaced, left out, doubled, renamed, or put where others belong.
+
+    No part is put in two places. Otherwise a change of the part would appear in both, and the document would grow
+    beyond any memory in five rounds.
+    """
     document = copy.deepcopy(document)
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
-        found = places(document, [])
-        if not found or draw.random() < 0.02:
+        all_places = places(document, [])
+        if not all_places or draw.random() < 0.02:
             document = copy.deepcopy(draw.choice(STRANGE))
             continue
-        inside, key = draw.choice(found)
+        inside, key = draw.choice(all_places)
         what = draw.random()
         if what < 0.6:
             inside[key] = copy.deepcopy(draw.choice(STRANGE))
         elif what < 0.75:
             del inside[key]
         elif what < 0.9:
-            inside[key] = copy.deepcopy(draw.choice(found)[0])
+            inside[key] = copy.deepcopy(draw.choice(all_places)[0])
         elif isinstance(inside, dict):
             another = draw.choice(("int", "Auto", "", "v", "__class__", "\ud800", "x" * 300))
             inside[another] = copy.deepcopy(inside[key])
@@ -84,7 +88,7 @@ def altered(document: Any, draw: random.Random) -> Any:
 
 
 def damaged(content: bytes, draw: random.Random) -> bytes:
-    """Cut, bits flipped, bytes put in or doubled: what disks, networks and strangers make of it."""
+    """Return the bytes as disks and networks may damage them: cut off, bits flipped, bytes inserted or doubled."""
     what, at = draw.random(), draw.randrange(len(content) + 1)
     if what < 0.4 or not content:
         return content[:at]
@@ -100,7 +104,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
 
 
 def mutated(content: bytes, draw: random.Random) -> bytes:
-    """Altered as JSON where it is JSON, else as bytes; and where it is JSON, the one or the other."""
+    """Return the input altered as JSON or damaged as bytes; input that is not JSON is only damaged."""
     try:
         document = json.loads(content)
     except ValueError:
@@ -116,11 +120,11 @@ class Reader:
     read: Callable[[bytes], object]
     valid: Sequence[bytes]
     refuses: tuple[type[Exception], ...]
-    """Its own errors; each with a sentence."""
+    """Errors that the reader may raise, each with a sentence."""
     value: type[object] | tuple[type[object], ...] = object
-    """What it gives otherwise."""
+    """Type of the values that the reader returns."""
     most: int = SENTENCE
-    """Characters of its sentence."""
+    """Maximum length of its sentence in characters."""
 
     def play(self, content: bytes) -> None:
         sentence = ""
@@ -139,8 +143,10 @@ SEEDS = st.integers(0, 2**48)
 
 
 def plays(readers: Mapping[str, Reader], name: str, examples: int, anew: bool = False) -> int:
-    """How many examples hypothesis has really run: the same ones each time, or others (`anew`, but for
-    SAME_EACH_TIME)."""
+    """Give a reader this number of mutated inputs, drawn by hypothesis, and return how many it got.
+
+    They are the same inputs in each run, or other ones with `anew`, unless SAME_EACH_TIME is set.
+    """
     ran = Counter[str]()
     reader = readers[name]
 
@@ -157,7 +163,7 @@ def plays(readers: Mapping[str, Reader], name: str, examples: int, anew: bool = 
 
 
 def all_of(layer: str, readers: Mapping[str, Reader], request: pytest.FixtureRequest) -> None:
-    """EXAMPLES of a layer's readers, which are told with the figures."""
+    """Give EXAMPLES mutated inputs to the readers of a layer, and add their number to the figures of the session."""
     each = -(-EXAMPLES // len(readers))
     ran = {name: plays(readers, name, each, anew=True) for name in readers}
     request.config.stash.setdefault(FIGURES, []).append(

@@ -1,4 +1,4 @@
-"""An API server in memory that has one suspended job, and operators that make their passes when a test says so."""
+"""API server in memory that has one suspended job, and operators that make a pass when the test says so."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UID = "uid-a"
 
 @dataclass
 class ApiServer:
-    """One suspended job."""
+    """API server with one suspended job."""
 
     job: Raw = field(
         default_factory=lambda: {
@@ -92,7 +92,7 @@ class Operator:
     ) -> None:
         self.server, self.said = server, ToldEvents()
         self.due: list[float] = []
-        """Seconds after which the job's next pass was asked for, beside the passes."""
+        """Seconds after which the job's next pass was requested, other than by a pass itself."""
         self.kueue, self.looks = Service.ABSENT, 0
         keys, client, events = MasterKeys({}, {key_id(key): key}), server.client(name), cast(Events, self.said)
         self.connections = AgentConnections(lambda uid, at_once: None)
@@ -113,7 +113,7 @@ class Operator:
         )
 
     async def _look_for_queues(self) -> None:
-        """Find what the server serves by now."""
+        """Find out which APIs the server serves now."""
         self.looks += 1
         self.cache.queues.set_service(self.kueue)
 

@@ -1,4 +1,4 @@
-"""A real receiver of OTLP over HTTP: it takes what the official protobuf can read, and is as bad as a test wants."""
+"""Real receiver of OTLP over HTTP. It accepts what the official protobuf decodes, and can be made to misbehave."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 AFTER_A_FAILURE = ("detect", "decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
-"""Direct parts of a round that follows a failure, of the bundled trainer."""
+"""Direct children of the span of a round that follows a failure of the bundled trainer."""
 
 
 class Manner(enum.Enum):
     TAKES = enum.auto()
     REFUSES = enum.auto()
-    """503, and asks to be left alone for a day."""
+    """The receiver answers 503, and asks the sender to wait for a day."""
     HANGS = enum.auto()
-    """It reads what comes and says nothing."""
+    """The receiver reads what arrives, and does not answer."""
     BABBLES = enum.auto()
-    """Its answer has no end."""
+    """The receiver's answer never ends."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Receiver:
     resources: list[dict[str, str]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     sent: int = 0
-    """Bytes of answers without an end."""
+    """Number of bytes of endless answers."""
     over: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -48,11 +48,11 @@ class Receiver:
         return len(self.headers)
 
     def traces(self) -> dict[str, list[Span]]:
-        """By id, each in the order of time."""
-        found: dict[str, list[Span]] = defaultdict(list)
+        """Traces by id, each in the order of time."""
+        spans_by_trace: dict[str, list[Span]] = defaultdict(list)
         for span in sorted(self.spans, key=lambda span: (span.start_time_unix_nano, -span.end_time_unix_nano)):
-            found[span.trace_id.hex()].append(span)
-        return found
+            spans_by_trace[span.trace_id.hex()].append(span)
+        return spans_by_trace
 
 
 def attributes(span: Span) -> dict[str, object]:
@@ -60,7 +60,10 @@ def attributes(span: Span) -> dict[str, object]:
 
 
 def check_round(spans: Sequence[Span], job: str, failure: str, members: Collection[str]) -> Span:
-    """That this trace is a whole round after that failure, one part behind the other within it; the round itself."""
+    """Check that a trace is a whole round after that failure, with one part after the other.
+
+    Return the round's span.
+    """
     root, *parts = spans
     assert root.name == "round"
     assert attributes(root)["concertina.trainingjob.name"] == job
@@ -76,7 +79,7 @@ def check_round(spans: Sequence[Span], job: str, failure: str, members: Collecti
 
 @contextlib.contextmanager
 def receiver(manner: Manner = Manner.TAKES, host: str = "127.0.0.1") -> Iterator[Receiver]:
-    """`host`: this machine's address at which it listens."""
+    """Run a receiver that listens at `host`, an address of this machine."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

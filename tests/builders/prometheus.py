@@ -1,4 +1,4 @@
-"""A real Prometheus, and promtool. `make prometheus` has them, once."""
+"""Real Prometheus, and promtool. `make prometheus` provides them, once."""
 
 from __future__ import annotations
 
@@ -38,28 +38,27 @@ class Prometheus:
     url: str
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an instant query. Raises HTTPError where it is none."""
+        """Return the series of an instant query. Raises HTTPError if the query is invalid."""
         return self._get("query", query=expression)["result"]  # type: ignore[no-any-return]
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Those that are pending or firing."""
+        """Return the alerts that are pending or firing."""
         return self._get("alerts")["alerts"]  # type: ignore[no-any-return]
 
     def targets(self) -> Mapping[str, str]:
-        """Of each address, the error of its last scrape; empty where it went well."""
+        """Return the error of the last scrape of each address; empty if the scrape succeeded."""
         active = self._get("targets", state="active")["activeTargets"]
         return {each["scrapeUrl"]: each["lastError"] for each in active if each["health"] != "unknown"}
 
     def _get(self, what: str, **parameters: str) -> dict[str, Any]:
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=30) as answer:
-            found: dict[str, Any] = json.load(answer)["data"]
-        return found
+            data: dict[str, Any] = json.load(answer)["data"]
+        return data
 
 
 def shortened(rules: Path, times: int, written: Path) -> Path:
-    """The same rules with all time cut: each window, offset and `for` is so many times shorter, and nothing is changed
-    besides."""
+    """Return the same rules with shorter times: each window, offset and `for` is divided, and nothing else changes."""
 
     def cut(match: re.Match[str]) -> str:
         return f"{int(match[1]) * MILLISECONDS[match[2]] // times}ms"
@@ -75,7 +74,7 @@ def shortened(rules: Path, times: int, written: Path) -> Path:
 
 @contextlib.contextmanager
 def serve(folder: Path, scrapes: Sequence[Mapping[str, Any]], rules: Path) -> Iterator[Prometheus]:
-    """It scrapes these each second, and evaluates the rules."""
+    """Run a Prometheus that scrapes these targets each second, and evaluates the rules."""
     [port] = processes.free_ports("127.0.0.1", 1)
     often = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     configuration = folder / "prometheus.yaml"

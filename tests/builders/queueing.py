@@ -77,9 +77,9 @@ class FakeApi:
 
     async def get(self, resource: Resource, namespace: str | None, name: str, subresource: str = "") -> Raw:
         await self._late()
-        found = copy.deepcopy(self._find(resource.plural, name))
+        stored = copy.deepcopy(self._find(resource.plural, name))
         await self._late()
-        return found
+        return stored
 
     async def list_all(
         self, resource: Resource, namespace: str | None = None, labels: str = ""
@@ -145,7 +145,7 @@ class FakeApi:
         return self._store(kind, obj, "ADDED")
 
     def replace(self, kind: str, obj: Raw) -> Raw:
-        """Store a changed object. One that is being deleted and has no finalizer left is gone."""
+        """Store and return a changed object. If it is being deleted and has no finalizer left, it is removed."""
         metadata = obj["metadata"]
         if "deletionTimestamp" in metadata and not metadata.get("finalizers"):
             return self.remove(kind, metadata["name"])

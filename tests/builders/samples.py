@@ -1,4 +1,4 @@
-"""What an answer to GET /metrics holds, as Prometheus' own parser reads it."""
+"""Samples in an answer to GET /metrics, as Prometheus' own parser reads it."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def parsed(text: str) -> Samples:
 
 
 def total(samples: Samples, name: str, /, **labels: str) -> float:
-    """Of all series of this name that have these labels."""
-    return sum(v for (n, found), v in samples.items() if n == name and labels.items() <= set(found))
+    """Return the sum over all series of this name that have these labels."""
+    return sum(v for (n, sample_labels), v in samples.items() if n == name and labels.items() <= set(sample_labels))

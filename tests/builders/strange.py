@@ -1,4 +1,4 @@
-"""Data of one letter with a few samples of noise: a loss that has come down jumps where they are consumed."""
+"""Data of one letter with a few samples of noise, which make the loss jump after it has fallen."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Object = dict[str, Any]
 
 class Strange(NamedTuple):
     trainer: dict[str, Any]
-    """Configuration, for STEPS steps of BATCH samples of LENGTH tokens."""
+    """Return the configuration for STEPS steps of BATCH samples of LENGTH tokens."""
     step: int
-    """The one that consumes all of the noise; there are enough losses before it to compare with."""
+    """Step that consumes all of the noise. Before it, there are enough losses to compare with."""
 
 
 def strange(folder: Path) -> Strange:
-    """Built in that folder. A seed is looked for that brings the noise late, and all of it in one step."""
+    """Build the data in that folder, with a seed for which the noise comes late, and all of it in one step."""
     noise = "".join(random.Random(1).choices(string.printable[:90], k=LENGTH - 8))
     half = "a" * (LENGTH * BATCH * STEPS // 2)
     (folder / "text").write_text(half + "aaaa" + noise + half)
@@ -52,15 +52,16 @@ def strange(folder: Path) -> Strange:
 
 
 def noisy(reader: Reader) -> list[int]:
-    """Of the samples that a run consumes, those with noise."""
+    """Return those of the samples that a run consumes that contain noise."""
     return [i for i, row in enumerate(reader.read(0, BATCH * STEPS)) if len(set(row.tolist())) > 1]
 
 
 def rolling_back(bad: Strange, checkpoint: Object) -> Object:
-    """trainer and checkpoint of a job that goes back when its loss jumps.
+    """Return `trainer` and `checkpoint` of a job that rolls back when its loss jumps.
 
-    After each step it is evaluated, on those very samples: that takes a while, changes nothing, and so checkpoints are
-    in storage by the time that the noise comes."""
+    The job evaluates on those very samples after each step. That takes a while and changes nothing, so that checkpoints
+    are in storage by the time that the noise comes.
+    """
     data = Path(bad.trainer["data"]["uri"])
     shards = [path for path in data.iterdir() if path.is_file()]
     (data / VALIDATION).mkdir()
@@ -72,8 +73,10 @@ def rolling_back(bad: Strange, checkpoint: Object) -> Object:
 
 
 def check_went_back(bad: Strange, status: Object, log: str, event: Callable[[str], str]) -> None:
-    """That such a job undid what led to the jump, left it out, said so and completed. `log`: of the coordinator;
-    `event`: the message of the first one with that reason."""
+    """Check that such a job has undone the states that led to the jump, skipped the samples, said so and completed.
+
+    `log` is the coordinator's, and `event` the message of the first event with that reason.
+    """
     back, step = status["rollback"], bad.step
     assert (back["round"], back["step"], back["reason"]) == (1, step - BACK, "LossSpike")
     [(begin, end)] = positions((step - BACK) * BATCH, (step + 1) * BATCH, ())

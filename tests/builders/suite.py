@@ -1,5 +1,4 @@
-"""What the suite knows of itself: which cases are the gate's, which law the long ones show more of, and how long each
-takes."""
+"""Rules about the test suite: the cases of the gate, the gate's test that each long case extends, and durations."""
 
 from __future__ import annotations
 
@@ -12,21 +11,21 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = ROOT / "tests/times.json"
-"""Seconds of each test that takes more than KNOWN_FROM, as of when it was last written: see `written`."""
+"""Seconds of each test that takes more than KNOWN_FROM, as last written (see `written`)."""
 KNOWN_FROM = 1.0
 SLOW, TIMES_AS_LONG = 5.0, 2.0
-"""A test is named that takes so many times as long as it is known to, or as SLOW."""
+"""A test is reported as slow if it takes TIMES_AS_LONG times its known duration, or SLOW seconds if that is longer."""
 UNKNOWN = 0.3
-"""Seconds that a test takes of which nothing is known."""
+"""Assumed duration in seconds of a test whose duration is unknown."""
 SAME_EACH_TIME = "CONCERTINA_SEEDS_FROM" in os.environ
-"""What is drawn: CI has the same for every change, so that none fails by luck."""
+"""Whether random examples are the same in each run. CI sets this for changes, so that none fails by chance."""
 
 
 class Case(NamedTuple):
     id: str
-    """As pytest has it: file::test[parameters]."""
+    """Id of the case as pytest writes it: file::test[parameters]."""
     law: str | None = None
-    """The gate's test that holds the same law, for a case of the long suite alone; None for one of the gate."""
+    """Test of the gate that checks the same rule, for a case of the long suite only; None for a case of the gate."""
 
     @property
     def file(self) -> str:
@@ -34,29 +33,32 @@ class Case(NamedTuple):
 
 
 def breaches(cases: Iterable[Case], root: Path = ROOT) -> list[str]:
-    """A sentence for each long-only case that names no test of the gate, of all cases that pytest collected. Where the
-    file of a named test was not asked for, it is enough that there is that file."""
+    """Return a sentence for each case of the long suite that names no existing test of the gate.
+
+    `cases` are all cases that pytest collected. If the file of a named test was not collected, only the file has to
+    exist.
+    """
     cases = list(cases)
     files = {case.file for case in cases}
     ids = {case.id for case in cases}
     gate = {case.id for case in cases if case.law is None}
-    # A test may be named without its parameters: any case of it that the gate has will do.
+    # A test may be named without its parameters. Then any case of it in the gate is enough.
     ids |= {id.partition("[")[0] for id in ids}
     gate |= {id.partition("[")[0] for id in gate}
-    found = []
+    sentences = []
     for case in cases:
         if case.law is None:
             continue
         file = case.law.partition("::")[0]
         if not case.law:
-            found.append(f"{case.id} names no test of the gate")
+            sentences.append(f"{case.id} names no test of the gate")
         elif not (root / file).is_file():
-            found.append(f"{case.id} names a test of {file}, and there is no such file")
+            sentences.append(f"{case.id} names a test of {file}, and there is no such file")
         elif file in files and case.law not in ids:
-            found.append(f"{case.id} names {case.law}, and there is no such test")
+            sentences.append(f"{case.id} names {case.law}, and there is no such test")
         elif file in files and case.law not in gate:
-            found.append(f"{case.id} names {case.law}, which is of the long suite itself")
-    return found
+            sentences.append(f"{case.id} names {case.law}, which is of the long suite itself")
+    return sentences
 
 
 def known() -> dict[str, float]:
@@ -65,7 +67,10 @@ def known() -> dict[str, float]:
 
 
 def longest_first(ids: Iterable[str], times: dict[str, float]) -> list[str]:
-    """The files of these tests: with the longest one last, one process would still run it when the others are done."""
+    """Return the files of these tests, longest first.
+
+    Otherwise one process could still run the longest file when the others are done.
+    """
     seconds: dict[str, float] = defaultdict(float)
     for id in ids:
         seconds[id.partition("::")[0]] += times.get(id, UNKNOWN)
@@ -73,7 +78,7 @@ def longest_first(ids: Iterable[str], times: dict[str, float]) -> list[str]:
 
 
 def written(times: dict[str, float], took: dict[str, float]) -> dict[str, float]:
-    """What is known after a run in which these tests passed in so many seconds; tests that are gone are forgotten."""
+    """Return the known durations after a run with these durations of passed tests, without tests that are gone."""
     merged = {id: seconds for id, seconds in times.items() if id not in took and _exists(id)}
     merged |= {id: round(seconds, 1) for id, seconds in took.items() if seconds > KNOWN_FROM}
     return dict(sorted(merged.items()))
@@ -85,9 +90,9 @@ def _exists(id: str) -> bool:
 
 
 def slow(times: dict[str, float], took: dict[str, float]) -> list[str]:
-    """A line for each test that takes much longer than it is known to, the slowest first."""
-    found = [id for id, seconds in took.items() if seconds > TIMES_AS_LONG * max(SLOW, times.get(id, 0.0))]
+    """Return a line for each test that takes much longer than its known duration, the slowest first."""
+    slow_ids = [id for id, seconds in took.items() if seconds > TIMES_AS_LONG * max(SLOW, times.get(id, 0.0))]
     return [
         f"{took[id]:6.1f} s, {f'was {times[id]:.0f} s' if id in times else 'is new'}: {id}"
-        for id in sorted(found, key=lambda id: -took[id])
+        for id in sorted(slow_ids, key=lambda id: -took[id])
     ]

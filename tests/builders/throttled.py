@@ -1,4 +1,4 @@
-"""A process that gets little processor time."""
+"""Process that gets little processor time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from pathlib import Path
 from builders.until import until
 
 CPU = Path("/sys/fs/cgroup/cpu")
-"""The controller of cgroup v1, where root may make groups in it."""
+"""Folder of cgroup v1's controller, if root may create groups in it."""
 PERIOD = 0.1
-"""Seconds, as the kernel's."""
+"""Period in seconds, which is the kernel's."""
 
 
 @contextlib.contextmanager
 def throttled(pid: int, share: float) -> Iterator[None]:
-    """That part of a processor and no more, for as long as the block lasts: by the kernel's own limit where a group for
-    it can be made, else the process is stopped for the rest of each period. It may end meanwhile."""
+    """Limit a process to that share of a processor until the block ends.
+
+    The kernel enforces the limit if a group can be created. Otherwise, the process is stopped for the rest of each
+    period. The process may end meanwhile.
+    """
     with _limited(pid, share) if os.access(CPU / "cpu.cfs_quota_us", os.W_OK) else _stopped_mostly(pid, share):
         yield
 
@@ -42,7 +45,7 @@ def _limited(pid: int, share: float) -> Iterator[None]:
 
 
 def _removed(group: Path) -> bool:
-    with contextlib.suppress(OSError):  # a process that has ended is still in it
+    with contextlib.suppress(OSError):  # The group still contains a process that has ended.
         group.rmdir()
     return not group.exists()
 

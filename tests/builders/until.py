@@ -1,4 +1,4 @@
-"""Waiting for what other processes and tasks do."""
+"""Waiting for other processes and tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 GIVE_UP = 150.0
-"""Seconds; only a limit, no expectation."""
+"""Time limit in seconds. It is only a limit, not an expectation."""
 
 
 def until(
@@ -19,8 +19,11 @@ def until(
     limit: float = GIVE_UP,
     pause: float = 0.1,
 ) -> T:
-    """The condition's first truthy value. When time is over, `what` was awaited is said, and what was `seen` last: the
-    condition's value where nothing else is given."""
+    """Return the condition's first truthy value.
+
+    At the end of the time, the error names `what` was awaited, and what was `seen` last: by default, the condition's
+    value.
+    """
     deadline = time.monotonic() + limit
     while not (value := condition()):
         assert time.monotonic() < deadline, late(what, limit, seen() if seen else value)
@@ -35,7 +38,7 @@ async def until_async(
     limit: float = GIVE_UP,
     pause: float = 0.005,
 ) -> T:
-    """The same for tasks of this event loop."""
+    """Return the condition's first truthy value, while other tasks of this event loop run."""
     deadline = time.monotonic() + limit
     while not (value := condition()):
         assert time.monotonic() < deadline, late(what, limit, seen() if seen else value)

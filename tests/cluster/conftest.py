@@ -1,4 +1,4 @@
-"""A real cluster for the tests of this folder: one for the session, a namespace for each test."""
+"""Real cluster for the tests of this folder: one for the session, with a namespace for each test."""
 
 import os
 import uuid
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
-    """A local cluster of three nodes with two simulated GPUs each; it goes down with the session, however that ends."""
+    """Run a local cluster of three nodes with two simulated GPUs each, which always ends with the session."""
     name = f"test-{os.getpid()}"
     with local.owned(name, Options(nodes=3, gpus=2), print) as running:
         yield running
@@ -38,7 +38,7 @@ def crd(cluster: LocalCluster) -> None:
 
 @pytest.fixture
 def namespace(cluster: LocalCluster) -> Iterator[str]:
-    """A namespace of the test's own, with its service account; deleted in the background with all that is in it."""
+    """Create a namespace with its service account for the test; delete it with its content in the background."""
     name = f"t-{uuid.uuid4().hex[:8]}"
     cluster.create_namespace(name)
     yield name
@@ -47,5 +47,5 @@ def namespace(cluster: LocalCluster) -> Iterator[str]:
 
 @pytest.fixture
 def pods(cluster: LocalCluster, namespace: str) -> Pods:
-    """Pods of the test's namespace."""
+    """Return the pods of the test's namespace."""
     return Pods(cluster, namespace)

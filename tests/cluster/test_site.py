@@ -17,11 +17,11 @@ from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
 BASES = [pages.ROOT / "examples" / name for name in ("minimal.yaml", "own-command.yaml")]
-"""Jobs that a part of a manifest is put into; it must fit into one of them."""
+"""Jobs into which a part of a manifest is merged; it must fit into one of them."""
 NOT_SERVED = ("PodMonitor",)
-"""Kinds of manifests whose CRDs the local cluster does not have."""
+"""Kinds of manifests whose CRDs the local cluster lacks."""
 OTHER_FILES = {"integrations"}
-"""Fields of files that are no objects: Kueue's configuration."""
+"""Fields by which files that are not objects are recognised: Kueue's configuration."""
 MANIFESTS = [(block, document) for block in pages.all_blocks() for document in block.manifests]
 
 
@@ -31,7 +31,7 @@ MANIFESTS = [(block, document) for block in pages.all_blocks() for document in b
 def test_manifests_pass_a_server_side_dry_run(
     cluster: LocalCluster, namespace: str, crd: None, block: pages.Block, document: dict[str, Any]
 ) -> None:
-    """A part of a manifest, such as one field of spec, is put into a whole job."""
+    """A part of a manifest, such as one field of spec, is merged into a whole job."""
     if document.get("kind") in NOT_SERVED or document.keys() & OTHER_FILES:
         pytest.skip("the local cluster has no CRD for it")
     if not document.keys() & {"kind", "metadata", "spec"}:
@@ -70,7 +70,7 @@ def _program(name: str) -> str:
 @pytest.mark.long(law="tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are")
 @pytest.mark.timeout(1200)
 def test_the_first_pages_work_as_they_are_written(tmp_path: Path) -> None:
-    """Run all commands of Get started in one shell, as a new user runs them, on a cluster of their own."""
+    """All commands of Get started run in one shell on a cluster of their own, as a new user runs them."""
     script = ["set -e -x -o pipefail"]
     for name in pages.GET_STARTED:
         for block in pages.blocks(pages.DOCS / "get-started" / name):

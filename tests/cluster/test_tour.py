@@ -1,4 +1,4 @@
-"""The tour that `make kind` takes, on the local cluster: what does not depend on the cluster works."""
+"""The tour of `make kind` on the local cluster: all that does not depend on the kind of cluster works."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_a_new_users_way_from_the_chart_to_three_drills(cluster: LocalCluster) -
     command = [sys.executable, "-m", "builders.cluster.tour"]
     done = subprocess.run(command, env=environment | settings, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout.splitlines()
-    assert said[:2] == ["loads concertina/operator:0.1.0", "loads concertina/agent:0.1.0"]
-    assert said[-5:] == [
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["loads concertina/operator:0.1.0", "loads concertina/agent:0.1.0"]
+    assert lines[-5:] == [
         "demo: complete after 300 steps",
         *(f"drill {scenario}: PASS" for scenario in tour.DRILLS),
         "tour: passed",

@@ -1,5 +1,7 @@
-"""A cluster with the operator from its chart and one long-lived job, which all drills of this folder are played on.
-It is gone before the next tests, which would wait for the processors that the job keeps busy."""
+"""Cluster with the operator from its chart and one long-lived job, on which all drills of this folder run.
+
+It is deleted before the next tests, which would have to share the processors with the job.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,14 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 @pytest.fixture(scope="module")
 def pace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file while there is which the job leaves the processors to others."""
+    """Return the path of the file that slows down the job's steps while it exists."""
     file = tmp_path_factory.mktemp("pace") / "while"
     file.touch()
     return file
 
 
 def manifest(pace: Path) -> Object:
-    """One replica a node: each node has one GPU."""
+    """Return a job with one replica on each node, each of which has one GPU."""
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "50m"}}
     container = {**paced(PACE_WHILE=pace), "resources": resources}
     checkpoint = {"uri": f"s3://{stages.BUCKET}/{JOB}", "everySeconds": 3}
@@ -56,7 +58,7 @@ def manifest(pace: Path) -> Object:
 
 @pytest.fixture(scope="module")
 def job(stage: Stage, pace: Path) -> str:
-    """The job's name, as soon as all of it trains."""
+    """Return the job's name, as soon as all of its replicas train."""
     stage.cluster.kubectl("apply", "-f", "-", stdin=json.dumps(manifest(pace)))
 
     def training() -> bool:
@@ -69,10 +71,10 @@ def job(stage: Stage, pace: Path) -> str:
 
 @pytest.fixture
 def drill(stage: Stage, job: str, pace: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
-    """Plays a scenario with the real command; the verdict that it prints as JSON."""
+    """Yield a function that runs a scenario with the real command, and returns its verdict from the JSON output."""
 
     def play(scenario: str) -> Any:
-        if scenario == "straggle":  # which slows what computes, and nothing of a pause
+        if scenario == "straggle":  # This slows computation, but not pauses.
             pace.unlink()
         done = drills.drill(scenario, "-o", "json", KUBECONFIG=str(stage.cluster.kubeconfig))
         return verdict(done, request.config)

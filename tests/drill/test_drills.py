@@ -1,4 +1,4 @@
-"""Every scenario of `concertina drill`, played with the real command on the local cluster, one after the other."""
+"""Every scenario of `concertina drill`, run with the real command on the local cluster, one after the other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ SAME = {
     "hostile-agent": f"{DRILL}::test_a_flood_is_what_an_operator_takes",
     "long-queue": f"{DRILL}::test_the_tenants_of_a_drill_go_however_it_ends[a-queue]",
 }
-"""Scenarios whose fault the gate plays without the command, which it plays in the others."""
+"""Test of the gate that injects the same fault without the command, by scenario. The gate runs the other scenarios by
+the command."""
 PLAYED = [
     pytest.param(name, marks=[pytest.mark.long(law=SAME[name])] if name in SAME else [])
     for name, scenario in SCENARIOS.items()
@@ -55,13 +56,13 @@ def test_the_drill_passes(drill: Callable[[str], Any], scenario: str, stage: Sta
 
 @contextmanager
 def interrupted(stage: Stage, job: str, scenario: str, done: str) -> Iterator[str]:
-    """Ctrl-C after the block, which has what `done` finds in the command's words about what it did."""
+    """Run a drill, and yield what the pattern `done` finds in its output. Send Ctrl-C at the end of the block."""
     command = [sys.executable, "-m", "concertina.cli", "drill", job, "--scenario", scenario]
     environment = os.environ | {"KUBECONFIG": str(stage.cluster.kubeconfig)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as playing:
         assert playing.stderr is not None
-        (found,) = next(found for line in playing.stderr if (found := re.findall(done, line)))
-        yield found
+        (match,) = next(match for line in playing.stderr if (match := re.findall(done, line)))
+        yield match
         playing.send_signal(signal.SIGINT)
         assert playing.wait(timeout=120) == 130
 
@@ -94,7 +95,7 @@ def whole(stage: Stage, job: str) -> None:
 
 
 def state(pid: int) -> str:
-    """R, S, T (stopped), ... as in /proc."""
+    """Return the state of a process as in /proc: R, S, T (stopped), ..."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -109,7 +110,7 @@ def refusal(scenario: str, kubeconfig: str, *options: str) -> str:
 
 
 def test_what_is_not_a_local_cluster_is_left_alone(tmp_path: Path) -> None:
-    """Nothing listens there: it is refused before anything is asked."""
+    """Nothing listens at the address: the drill is refused before any request is sent."""
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,4 +1,4 @@
-"""The operator and one long-lived job in a namespace of a cluster that is given by KUBECONFIG; see docs/drills.md."""
+"""Fixtures of the operator and one long-lived job in a namespace of the cluster of KUBECONFIG; see docs/drills.md."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from builders.otlp import Receiver, receiver
 from concertina_state.objects.prefix import ObjectPrefix
 
 TOKEN = "metrics"
-"""A Secret."""
+"""Name of a Secret."""
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """The cluster, where all is there that the tests must not make themselves."""
+    """Return the cluster, with everything that the tests must not create themselves."""
     kubeconfig = os.environ.get("KUBECONFIG", "")
     if not e2e.setting("RUN") or not kubeconfig:
         pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/drills.md says the rest)")
-    found = Cluster(kubeconfig)
+    reached = Cluster(kubeconfig)
     account = f"system:serviceaccount:{e2e.NAMESPACE}:concertina"
     wanted = {
-        "the CRD": found.kubectl("get", "crd", "trainingjobs.concertina.dev", check=False),
-        f"the namespace {e2e.NAMESPACE}": found.kubectl("get", "namespace", e2e.NAMESPACE, check=False),
-        "the right to read nodes": found.kubectl("auth", "can-i", "list", "nodes", f"--as={account}", check=False),
+        "the CRD": reached.kubectl("get", "crd", "trainingjobs.concertina.dev", check=False),
+        f"the namespace {e2e.NAMESPACE}": reached.kubectl("get", "namespace", e2e.NAMESPACE, check=False),
+        "the right to read nodes": reached.kubectl("auth", "can-i", "list", "nodes", f"--as={account}", check=False),
     }
     missing = [name for name, answer in wanted.items() if not answer]
     if missing:
@@ -41,12 +41,12 @@ def cluster() -> Cluster:
         pytest.skip(f"the job needs storage: set {', '.join(lost)} and AWS_ENDPOINT_URL of an S3 server")
     own = [f"{e2e.IMAGE}:{e2e.TAG}", f"{e2e.AGENT_IMAGE}:{e2e.TAG}", e2e.TRAINER_IMAGE]
     images.load([*own, *filter(None, map(e2e.setting, e2e.MORE_IMAGES))])
-    return found
+    return reached
 
 
 @pytest.fixture(scope="session")
 def collector() -> Iterator[Receiver | None]:
-    """Of the operator's traces, on this machine; None where pods do not reach it."""
+    """Run a collector of the operator's traces on this machine; None if pods can't reach it."""
     host = e2e.setting("HOST")
     if not host:
         yield None
@@ -57,19 +57,19 @@ def collector() -> Iterator[Receiver | None]:
 
 @pytest.fixture(scope="session")
 def token() -> str:
-    """That operator and pods want to be shown for their metrics."""
+    """Return the token that operator and pods require for their metrics."""
     return secrets.token_hex(16)
 
 
 @pytest.fixture(scope="session")
 def operator(cluster: Cluster, collector: Receiver | None, token: str) -> Iterator[None]:
-    """From its chart, with traces and tokens for metrics; all of it is deleted afterwards."""
+    """Install the operator from its chart, with traces and tokens for metrics; delete everything afterwards."""
     values = [f"metrics.tokenSecret={TOKEN}", f"metrics.pods.tokenSecret={TOKEN}"]
     values += [f"tracing.endpoint={collector.endpoint}"] if collector else []
     objects = [each for each in e2e.chart(*values) if each["kind"] not in e2e.CLUSTER_WIDE]
     storage = {name: os.environ[name] for name in e2e.STORAGE if name in os.environ}
-    kept = [secret("s3", storage), secret(TOKEN, {"token": token})]
-    cluster.apply(*kept, *objects)
+    secrets = [secret("s3", storage), secret(TOKEN, {"token": token})]
+    cluster.apply(*secrets, *objects)
     try:
         cluster.kubectl("rollout", "status", "deployment/concertina", "--timeout=120s")
         yield
@@ -77,7 +77,7 @@ def operator(cluster: Cluster, collector: Receiver | None, token: str) -> Iterat
             with open(log, "w") as file:
                 file.write(cluster.kubectl("logs", "deployment/concertina", check=False))
     finally:
-        for each in reversed([*kept, *objects]):
+        for each in reversed([*secrets, *objects]):
             cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--ignore-not-found", "--wait=false")
         cluster.kubectl("delete", "secret", "concertina-master-key", "--ignore-not-found")
 
@@ -88,7 +88,7 @@ def secret(name: str, entries: dict[str, str]) -> e2e.Object:
 
 @pytest.fixture(scope="session")
 def data(cluster: Cluster) -> None:
-    """Token shards of a short text, in storage; those of an earlier session give way."""
+    """Put token shards of a short text into storage, in place of those of an earlier session."""
     before = ObjectPrefix(e2e.DATA)
     before.delete(list(before.list("")))
     drills.build_data(e2e.DATA, {})
@@ -96,7 +96,7 @@ def data(cluster: Cluster) -> None:
 
 @pytest.fixture(scope="session")
 def job(cluster: Cluster, operator: None, data: None) -> Iterator[str]:
-    """The job's name, as soon as all of it trains and has a checkpoint."""
+    """Yield the job's name, as soon as all of it trains and has a checkpoint."""
     cluster.apply(e2e.job())
     try:
         cluster.training(3)
@@ -108,7 +108,10 @@ def job(cluster: Cluster, operator: None, data: None) -> Iterator[str]:
 
 @pytest.fixture
 def play(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
-    """Plays a scenario on a job with the real command; its verdict. Skips what needs a command that is not given."""
+    """Return a function that runs a scenario on a job with the real command and returns its verdict.
+
+    It skips scenarios that need a command that is not configured.
+    """
 
     def play(scenario: str, job: str) -> Any:
         commands = e2e.operator_commands() | dict(os.environ)
@@ -122,5 +125,5 @@ def play(request: pytest.FixtureRequest) -> Callable[[str, str], Any]:
 
 @pytest.fixture
 def drill(play: Callable[[str, str], Any], job: str) -> Callable[[str], Any]:
-    """As `play`, on the job that all share."""
+    """Return a function like `play` for the shared job."""
     return lambda scenario: play(scenario, job)

@@ -1,4 +1,4 @@
-"""What people and controllers do to a job and its nodes, on real kubelets: no step is lost, no failure is counted."""
+"""Changes of a job and its nodes by people and controllers, on real kubelets: no step is lost, no failure counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
 
 
 def node_to_drain(cluster: Cluster, status: Object) -> str:
-    """Of a member that does not coordinate, without the operator on it where there is a choice."""
+    """Return the node of a member that is not the coordinator, without the operator on it if possible."""
     world = status["world"]
     spared = cluster.operator_nodes()
     others = [member["node"] for member in world["members"] if member["replica"] != world["coordinator"]]
@@ -22,7 +22,7 @@ def node_to_drain(cluster: Cluster, status: Object) -> str:
 
 @contextmanager
 def nothing_lost(cluster: Cluster) -> Iterator[Object]:
-    """Whatever is done in the block: no step is trained again, no failure is counted."""
+    """Check that the block causes no step to be trained again, and no failure to be counted."""
     before = cluster.training(3)
     yield before
     after = cluster.training(3)
@@ -44,7 +44,7 @@ def test_kubectl_drain(cluster: Cluster) -> None:
 
 
 def test_kubectl_cordon(cluster: Cluster) -> None:
-    """Nothing is evicted, so nothing need hurry: the successor is at work elsewhere before the replica leaves."""
+    """A cordon evicts no pod, so there is no hurry: the successor works elsewhere before the replica leaves."""
     with nothing_lost(cluster) as before:
         node = node_to_drain(cluster, before)
         try:
@@ -52,7 +52,7 @@ def test_kubectl_cordon(cluster: Cluster) -> None:
             moved = cluster.until("a world of three off the node", lambda status: whole_without(status, node))
         finally:
             cluster.kubectl("uncordon", node)
-        # Two share a node now. The younger leaves, and its successor has only the empty one to go to.
+        # Two replicas share a node now. The younger one leaves, and only the empty node has room for its successor.
         shared = [member for member in moved["world"]["members"] if member["replica"].rpartition("-")[2] != "0"]
         newest = max(shared, key=lambda member: int(member["replica"].rpartition("-")[2]))
         cluster.kubectl("delete", "pod", newest["replica"], "--wait=false")

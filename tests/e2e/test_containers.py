@@ -23,7 +23,7 @@ BIG: Object = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memor
 def test_a_container_that_is_killed_as_a_whole_comes_back_in_place(
     cluster: Cluster, data: None, request: pytest.FixtureRequest
 ) -> None:
-    """As for want of memory with cgroup v2, where the kernel kills all of it at once."""
+    """With cgroup v2, the kernel kills all processes of a container at once for lack of memory."""
     job = e2e.bundled_job("killed", e2e.pod(e2e.trainer(resources=BIG)))
     job["spec"]["elastic"] = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
     with cluster.running(job):
@@ -49,7 +49,7 @@ def test_a_container_that_is_killed_as_a_whole_comes_back_in_place(
 
 
 def test_two_jobs_in_the_network_of_one_host(cluster: Cluster) -> None:
-    """Four agents at one address: each at a port of its own, which the operator and the others reach."""
+    """There are four agents at one address, each at a port of its own, which the operator and the others reach."""
     node = cluster.kubectl("get", "nodes", "-o=jsonpath={.items[0].metadata.name}")
     there = {"hostNetwork": True, "nodeSelector": {"kubernetes.io/hostname": node}, "terminationGracePeriodSeconds": 1}
     container = e2e.trainer(command=["python3", "-c", STAY])
@@ -74,7 +74,7 @@ time.sleep(3600)
 
 
 def test_what_a_failed_script_printed_can_be_read_when_its_job_is_over(cluster: Cluster) -> None:
-    """Pods that run are ended where they are, by the kubelet, which keeps their logs."""
+    """The kubelet ends the running pods without deleting them, and keeps their logs."""
     job = e2e.own_job("fails", e2e.pod(e2e.trainer(command=["python3", "-c", FAILS])), failurePolicy={"maxRestarts": 0})
     with cluster.running(job):
         status = cluster.until("the end", lambda status: condition(status, "Failed")["status"] == "True", "fails")
@@ -94,7 +94,7 @@ def test_what_a_failed_script_printed_can_be_read_when_its_job_is_over(cluster: 
 def test_a_job_made_again_does_not_wait_for_a_pod_on_a_lost_node(
     cluster: Cluster, request: pytest.FixtureRequest
 ) -> None:
-    """Nobody ends it there: it keeps its name until the node is back."""
+    """Nothing ends the pod on the lost node: it keeps its name until the node is back."""
     lose, mend = (os.environ.get(f"CONCERTINA_DRILL_NODE_{name}", "") for name in ("KILL", "UP"))
     if not (lose and mend):
         pytest.skip("set CONCERTINA_DRILL_NODE_KILL and CONCERTINA_DRILL_NODE_UP (docs/drills.md)")

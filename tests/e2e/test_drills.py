@@ -18,7 +18,7 @@ from concertina.drill.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.timeout(900)
 OUTSIDE = frozenset({"hostile-agent", "long-queue"})
-"""Scenarios that make namespaces: these tests have one alone, and so does their operator."""
+"""Scenarios that create namespaces: these tests have only one, and so does their operator."""
 PLAYED = [
     name for name, scenario in SCENARIOS.items() if not isinstance(scenario.elsewhere, str) and name not in OUTSIDE
 ]
@@ -31,7 +31,7 @@ def test_the_drill_passes(drill: Callable[[str], Any], scenario: str) -> None:
 
 
 def part_by_policy() -> subprocess.CompletedProcess[str]:
-    """As where no command is given."""
+    """Run the drill `operator-partition` without a command for it, which then uses a NetworkPolicy."""
     none = {PREFIX + name: "" for name in e2e.ACTIONS}
     return drills.drill("operator-partition", "--yes", "-o", "json", "-n", e2e.NAMESPACE, **none)
 
@@ -47,7 +47,7 @@ def test_network_policies_that_nobody_enforces_are_noticed(cluster: Cluster, job
 
 @contextmanager
 def enforced(cluster: Cluster) -> Iterator[None]:
-    """While there is a NetworkPolicy the operator is cut off, on a cluster whose network knows none."""
+    """Enforce NetworkPolicies within the block: while one exists, a packet filter cuts the operator off."""
     commands = e2e.operator_commands()
     if not commands:
         pytest.skip("set CONCERTINA_E2E_NODE_RUN (docs/drills.md)")

@@ -30,7 +30,8 @@ pytestmark = kueue_builder.needed
 ALL = sum(QUOTAS.values())
 ELASTIC: Object = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 0}}
 SHORT = [("blue", f"blue-{number}") for number in range(4)] + [("red", f"red-{number}") for number in range(3)]
-"""Jobs of one replica that end by themselves. With `base`, `high` and `rush` they are ten."""
+"""Team and name of the jobs of one replica that end by themselves. With `base`, `high` and `rush` there are ten
+jobs."""
 
 
 @pytest.fixture
@@ -40,10 +41,10 @@ def platform() -> Platform:
         pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/drills.md says the rest)")
     if not shared:
         pytest.skip("set CONCERTINA_E2E_SHARED to a folder that this machine and all nodes see")
-    found = Platform(Path(kubeconfig), Path(shared))
-    if found.exists("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"):
+    reached = Platform(Path(kubeconfig), Path(shared))
+    if reached.exists("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"):
         pytest.skip("concertina's CRD is there already: the first day begins on a cluster without it")
-    return found
+    return reached
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def before() -> Release:
 
 @pytest.fixture
 def kueue(platform: Platform, tmp_path: Path) -> Kueue:
-    """Not started yet."""
+    """Return Kueue, which is not started yet."""
     return Kueue(platform.kubeconfig, platform.client, tmp_path)
 
 
@@ -98,7 +99,7 @@ class Day:
         drills.keep(self.config, f"first day: {what}", *figures)
 
     def unharmed(self, team: str, name: str) -> None:
-        """No step was trained twice, and nothing counts as a failure."""
+        """Check that no step was trained twice, and that nothing counts as a failure."""
         status = self.platform.status(team, name)
         assert status.get("stepsReplayed", 0) == 0, status
         assert status.get("restarts", {}).get("inWindow", 0) == 0, status
@@ -110,14 +111,14 @@ class Day:
         old = self.platform.trains("red", "yesterday", 2)
         begun = time.monotonic()
         self.platform.install(now)
-        # The new operator acts when it has heard the job's coordinator.
+        # The new operator acts once it is connected to the job's coordinator.
         self.platform.until("red", "yesterday", "progress", lambda status: _step(status) > _step(old) + 20)
         assert self.platform.trains("red", "yesterday", 2)["world"]["round"] == old["world"]["round"]
         self.unharmed("red", "yesterday")
         self.keep("upgrade", f"{time.monotonic() - begun:.1f} s, same round")
 
     def ten_jobs(self) -> None:
-        """Let short jobs of both teams have their turns: the elastic job gives way and grows back."""
+        """Let short jobs of both teams have their turns: the elastic job shrinks and grows back."""
         self.platform.create("red", "base", ALL, elastic=ELASTIC)
         whole = self.platform.trains("red", "base", ALL)
         begun = time.monotonic()
@@ -140,7 +141,7 @@ class Day:
 
     def _restart_kueue(self) -> None:
         self.kueue.end()
-        time.sleep(3)  # all writes to Workloads are refused meanwhile
+        time.sleep(3)  # Meanwhile all writes to Workloads are refused.
         self.kueue.start()
 
     def _preempt(self, name: str, actions: dict[str, Callable[[], object]], meanwhile: Callable[[], None]) -> None:
@@ -192,7 +193,7 @@ class Day:
 @pytest.fixture
 def day(platform: Platform, kueue: Kueue, request: pytest.FixtureRequest) -> Iterator[Day]:
     yield Day(platform, kueue, request.config)
-    kueue.unregister_webhooks()  # they refuse all pods once Kueue is gone
+    kueue.unregister_webhooks()  # The webhooks refuse all pods once Kueue is gone.
     if kueue.process and kueue.process.poll() is None:
         kueue.end()
 

@@ -1,6 +1,7 @@
-"""Images unlike ours, on real kubelets: each runs, or is refused in a sentence. `tools/odd-images.sh` makes them.
+"""Unusual images on real kubelets: each runs, or is refused with a clear message. `tools/odd-images.sh` builds them.
 
-No test here has a Python older than 3.9: tests/cluster/operator/pods/test_pods.py plays one."""
+No image has a Python older than 3.9: tests/cluster/operator/pods/test_pods.py covers that.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE
 
 
 def image(name: str) -> str:
-    found = e2e.setting(name)
-    if not found:
+    name_of_image = e2e.setting(name)
+    if not name_of_image:
         pytest.skip(f"set CONCERTINA_E2E_{name} to an image that tools/odd-images.sh has made the root of")
-    return found
+    return name_of_image
 
 
 def complete(cluster: Cluster, name: str) -> None:
@@ -43,7 +44,7 @@ def test_an_image_without_python_is_refused_in_a_sentence(cluster: Cluster) -> N
 
 
 def test_a_bare_python_away_from_the_path_runs(cluster: Cluster) -> None:
-    """No shell, no /tmp, no users: as in distroless images."""
+    """The image has no shell, no /tmp and no users, like distroless images."""
     python = "/opt/python/bin/python3"
     env = [{"name": "CONCERTINA_PYTHON", "value": python}]
     own = container(image("BARE_PYTHON_IMAGE"), [python, "-c", SAY], env=env)

@@ -1,5 +1,7 @@
-"""A job in tensor groups loses one, is shrunk and grown, and goes on as a pipeline, on real kubelets: what is planned
-costs no step, and a kill a few."""
+"""Job in tensor groups on real kubelets: it loses a group, shrinks and grows, and continues as a pipeline.
+
+Planned changes lose no step, and a kill loses a few.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ NAME = "layouts"
 RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}}
 WIDE = {**drills.TRAINER["model"], "layers": 2, "heads": 4, "kvHeads": 2}
 LOST = 5
-"""Most steps that a kill may cost; steps are some tens of milliseconds."""
+"""Maximum number of steps that a kill may lose; steps are some tens of milliseconds."""
 
 
 def patch(cluster: Cluster, **spec: Any) -> None:
@@ -60,7 +62,7 @@ def test_tensor_groups_are_lost_and_come_back_and_a_pipeline_goes_on(cluster: Cl
 
 
 def test_adapters_are_trained_by_groups_within_a_pod_with_their_state_on_the_host(cluster: Cluster) -> None:
-    """Two workers a replica, of which each replica is a tensor group; one worker's pod is lost."""
+    """Each replica has two workers and is a tensor group. The pod of one replica is lost."""
     model = {**WIDE, "lora": {"rank": 4, "targets": ["Query", "Value", "Down"]}}
     job = e2e.bundled_job(
         "adapters", e2e.pod(e2e.trainer(resources=RESOURCES)), model=model, memory={"offload": "State"}

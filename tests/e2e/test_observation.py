@@ -1,4 +1,4 @@
-"""What people, Prometheus and a collector are told of runs on real kubelets, held against the cluster itself."""
+"""Reports of runs on real kubelets to people, Prometheus and a collector, compared with the cluster itself."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ except urllib.error.HTTPError as error:
 
 @dataclass(frozen=True)
 class Scraper:
-    """Asks from a pod of the cluster, as Prometheus would."""
+    """Client in a pod of the cluster that scrapes as Prometheus would."""
 
     cluster: Cluster
     token: str
 
     def text(self, pod: Object, token: str | None = None) -> str:
-        """Of the pod, found by its annotations; a code instead where it refuses."""
-        said = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
-        assert said["scrape"] == "true"
-        url = f"http://{pod['status']['podIP']}:{said['port']}{said['path']}"
+        """Return the metrics of a pod, found by its annotations, or the HTTP status if it refuses."""
+        annotations = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
+        assert annotations["scrape"] == "true"
+        url = f"http://{pod['status']['podIP']}:{annotations['port']}{annotations['path']}"
         shown = self.token if token is None else token
         return self.cluster.kubectl("exec", "deployment/concertina", "--", "python3", "-c", SCRAPE, url, shown)
 
@@ -61,7 +61,7 @@ class Scraper:
         return parsed(self.text(pod))
 
     def operator(self) -> Samples:
-        """Of the one job."""
+        """Return the operator's metrics of the one job."""
         name, _ = self.cluster.operator_pod()
         pod = json.loads(self.cluster.kubectl("get", "pod", name, "-o", "json"))
         return {key: value for key, value in self.ask(pod).items() if LABELS.items() <= dict(key[1]).items()}
@@ -77,13 +77,13 @@ def scraper(cluster: Cluster, token: str) -> Scraper:
 
 @dataclass(frozen=True)
 class Hurt:
-    """A job after the death of a worker, which the coordinator survived."""
+    """Job after the death of a worker, which the coordinator survived."""
 
     uid: str
     round: int
-    """The one that followed."""
+    """Number of the round that followed."""
     images: frozenset[str]
-    """That containerd has run in its containers `trainer`."""
+    """Images that containerd has run in its containers `trainer`."""
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +116,12 @@ def hurt(cluster: Cluster, operator: None, data: None) -> Iterator[Hurt]:
 
 
 def runs() -> Path:
-    """TensorBoard's files, as this machine and all nodes see them."""
+    """Return the folder of TensorBoard's files, as this machine and all nodes see it."""
     return Path(e2e.setting("SHARED")) / f"runs-{e2e.RUN}"
 
 
 def facts(log: str) -> list[Object]:
-    """Lines that are JSON: all of the operator's, and of an agent's what it says itself."""
+    """Return the log lines that are JSON: all of the operator's, and those of an agent that the agent itself wrote."""
     return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
 
 
@@ -134,9 +134,9 @@ def test_a_round_is_one_trace_whose_id_stands_in_logs_and_events(
     spans = until(lambda: collector.traces().get(trace), "the round's trace", lambda: list(collector.traces()))
     log = cluster.kubectl("logs", "deployment/concertina")
     assert len(facts(log)) == len(log.splitlines()), "each line is an object"
-    said = [line for line in facts(log) if line.get("trace") == trace]
-    assert {"claimed", "committed", "prepare", "assign"} <= {line["event"] for line in said}
-    (committed,) = (line for line in said if line["event"] == "committed")
+    lines = [line for line in facts(log) if line.get("trace") == trace]
+    assert {"claimed", "committed", "prepare", "assign"} <= {line["event"] for line in lines}
+    (committed,) = (line for line in lines if line["event"] == "committed")
     root = check_round(spans, JOB, "WorkerSignaled", committed["members"])
     incident = next(each for each in cluster.status(JOB)["incidents"] if each["round"] == hurt.round - 1)
     assert incident["seconds"] == pytest.approx((root.end_time_unix_nano - root.start_time_unix_nano) / 1e9, abs=0.1)
@@ -167,12 +167,12 @@ print(json.dumps({
     "received": sum(int(line[1]) for line in network),
 }))
 """
-"""In a container: what its own cgroup has used in seconds and bytes, and what came over its network."""
+"""Program that prints, in a container, the seconds and bytes that its own cgroup has used, and its network traffic."""
 
 
 def used(cluster: Cluster, replica: str) -> dict[str, float]:
-    found: dict[str, float] = json.loads(cluster.kubectl("exec", replica, "-c", "trainer", "--", "python3", "-c", USED))
-    return found
+    usage: dict[str, float] = json.loads(cluster.kubectl("exec", replica, "-c", "trainer", "--", "python3", "-c", USED))
+    return usage
 
 
 def test_what_an_agent_says_of_its_workers_is_their_container_s_and_not_the_node_s(
@@ -181,17 +181,17 @@ def test_what_an_agent_says_of_its_workers_is_their_container_s_and_not_the_node
     for pod in cluster.pods(JOB):
         replica = pod["metadata"]["name"]
         assert scraper.text(pod, token="").strip() == scraper.text(pod, token="another").strip() == "401"
-        before, said = used(cluster, replica), scraper.ask(pod)
-        assert {dict(labels)["replica"] for _, labels in said} == {replica}
-        assert total(said, "concertina_worker_running", **LABELS) == 1
+        before, metrics = used(cluster, replica), scraper.ask(pod)
+        assert {dict(labels)["replica"] for _, labels in metrics} == {replica}
+        assert total(metrics, "concertina_worker_running", **LABELS) == 1
 
-        def trained(since: Samples = said, pod: Object = pod) -> Samples:
+        def trained(since: Samples = metrics, pod: Object = pod) -> Samples:
             now = scraper.ask(pod)
             return now if cpu(now) > cpu(since) + 2 else {}
 
         later, after = until(trained, "two more seconds of processor time"), used(cluster, replica)
         assert cpu(later) < after["cpu"]
-        assert cpu(later) - cpu(said) > 0.3 * (after["cpu"] - before["cpu"])
+        assert cpu(later) - cpu(metrics) > 0.3 * (after["cpu"] - before["cpu"])
         parts = ("concertina_worker_resident_memory_bytes", "concertina_agent_resident_memory_bytes")
         assert 0.3 * after["memory"] < sum(total(later, part) for part in parts) < 1536 << 20
         assert before["received"] < total(later, "concertina_pod_network_received_bytes_total") <= after["received"]
@@ -231,21 +231,21 @@ def test_commands_show_the_run_as_the_cluster_has_it(cluster: Cluster, hurt: Hur
         f"rank 1 ({other})",
     }
 
-    found = diagnosed(JOB)
-    assert "agents asked: 2" in found["saw"]
-    assert not [sentence for sentence in found["saw"] if "could not" in sentence or "told no metrics" in sentence]
+    diagnosis = diagnosed(JOB)
+    assert "agents asked: 2" in diagnosis["saw"]
+    assert not [sentence for sentence in diagnosis["saw"] if "could not" in sentence or "told no metrics" in sentence]
 
 
 def top() -> list[Object]:
-    found: list[Object] = json.loads(e2e.concertina("top", "-o", "json", "-n", e2e.NAMESPACE))
-    return found
+    rows: list[Object] = json.loads(e2e.concertina("top", "-o", "json", "-n", e2e.NAMESPACE))
+    return rows
 
 
 def diagnosed(job: str) -> Any:
     done = e2e.run_concertina("diagnose", job, "--seconds", "8", "--json", "-n", e2e.NAMESPACE)
-    found = json.loads(done.stdout)
-    assert done.returncode == (FOUND if found["findings"] else 0), done.stderr
-    return found
+    diagnosis = json.loads(done.stdout)
+    assert done.returncode == (FOUND if diagnosis["findings"] else 0), done.stderr
+    return diagnosis
 
 
 # --- the same run, at rest --------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def diagnosed(job: str) -> Any:
 
 @pytest.fixture(scope="module")
 def at_rest(cluster: Cluster, hurt: Hurt) -> Object:
-    """The job after the operator was killed as well, suspended: nothing but its suspension takes time any more."""
+    """Return the suspended job after the operator was killed as well, when only its suspension takes time."""
     done = drills.drill("operator-kill", "--yes", "-o", "json", "-n", e2e.NAMESPACE, job=JOB)
     assert done.returncode == 0, done.stdout + done.stderr
     cluster.kubectl("patch", "tj", JOB, "--type=merge", "-p", '{"spec": {"suspend": true}}')
@@ -309,12 +309,12 @@ def test_a_checkpoint_says_what_ran_and_is_trained_again_to_the_same_bits(
 
     file = tmp_path / "again.yaml"
     values = ["--env", f"PYTHONPATH={e2e.SITE}"] if e2e.SITE_PACKAGES else []
-    said = e2e.concertina("reproduce", run, "--step", str(last["step"]), *values, "-o", str(file))
+    output = e2e.concertina("reproduce", run, "--step", str(last["step"]), *values, "-o", str(file))
     again = yaml.safe_load(file.read_text())
     (container,) = again["spec"]["template"]["spec"]["containers"]
     pinned = "@sha256:" in image
     assert container["image"] == (image if pinned else e2e.TRAINER_IMAGE)
-    assert ("the digest of its image is not known" in " ".join(said.split())) != pinned
+    assert ("the digest of its image is not known" in " ".join(output.split())) != pinned
     with cluster.running(again):
         name = again["metadata"]["name"]
         done = cluster.until("its end", lambda status: e2e.reason(status) == "Complete", name)
@@ -358,14 +358,14 @@ def test_what_a_script_reports_is_told_everywhere(cluster: Cluster, scraper: Scr
         cluster.until("an evaluation", lambda status: status["goodput"].get("evaluationSeconds", 0) > 1, name)
         job = cluster.job(name)
         drills.each_second_is_in_one_class(job)
-        told = {pod["metadata"]["name"]: scraper.ask(pod) for pod in cluster.pods(name)}
-        coordinator = told.pop(job["status"]["world"]["coordinator"])
+        metrics = {pod["metadata"]["name"]: scraper.ask(pod) for pod in cluster.pods(name)}
+        coordinator = metrics.pop(job["status"]["world"]["coordinator"])
         step = total(coordinator, "concertina_training_step", **labels)
         assert step >= job["status"]["progress"]["step"] > 20
         assert total(coordinator, "concertina_training_run_tokens", **labels) == 100 * step
         assert total(coordinator, "concertina_training_loss", **labels) == pytest.approx(1 / step)
         assert total(coordinator, "concertina_training_metric", name="accuracy", **labels) == 0.5
-        (other,) = told.values()
+        (other,) = metrics.values()
         assert "concertina_training_step" not in {each for each, _ in other}
         assert 0 < total(other, "concertina_worker_cpu_seconds_total", **labels) < 30
         assert not [finding for finding in diagnosed(name)["findings"] if finding["problem"] != "CheckpointOld"]
@@ -390,7 +390,7 @@ for line in open(f"/proc/{process_1()}/cgroup"):
 sys.exit("its cgroup is not to be found")
 """
 )
-"""On a node: a container has a tenth of a processor."""
+"""Program that gives a container a tenth of a processor, on a node."""
 
 
 def test_a_rank_that_its_cgroup_throttles_is_named(cluster: Cluster, data: None) -> None:
@@ -407,13 +407,13 @@ def test_a_rank_that_its_cgroup_throttles_is_named(cluster: Cluster, data: None)
 
         (mark,) = named(cluster.until("a straggler", named, name))
         assert (mark["rank"], mark["node"]) == (2, victim["node"])
-        (found,) = [each for each in diagnosed(name)["findings"] if each["problem"] == Problem.STRAGGLER]
-        assert f"rank 2 (replica {victim['replica']} on node {victim['node']})" in found["sentence"]
+        (finding,) = [each for each in diagnosed(name)["findings"] if each["problem"] == Problem.STRAGGLER]
+        assert f"rank 2 (replica {victim['replica']} on node {victim['node']})" in finding["sentence"]
         assert f"replica {victim['replica']} on node {victim['node']}" in cluster.event(name, "Straggler")
 
 
 def test_a_disk_that_is_full_is_named(cluster: Cluster, data: None) -> None:
-    """The kubelet makes a file system of that size."""
+    """The kubelet creates a file system of that size."""
     name, container = "full", e2e.trainer(resources=RESOURCES)
     container.setdefault("volumeMounts", []).append({"name": "full", "mountPath": "/full"})
     pod = e2e.pod(container)

@@ -1,4 +1,4 @@
-"""A model of one's own on frames of features, on real kubelets: it learns, and is killed and shrunk on the way."""
+"""Custom model on frames of features, on real kubelets: it learns, although it is killed and shrunk on the way."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ NAME, PACKAGE = "audio", "/own"
 RESOURCES = {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "1536Mi"}}
 MODEL = {"entrypoint": "audio_model:spec", "options": {"dim": 32, "blocks": 2, "kernel": 5}, "sequenceLength": 50}
 LEARNED = 0.6 * math.log(8)
-"""Nats: who guesses among the eight states has log(8)."""
+"""Loss in nats below which the model has learned: a guess among the eight states has log(8)."""
 LOST = 5
-"""Most steps that a kill may cost; steps are some tens of milliseconds."""
+"""Maximum number of steps that a kill may lose; steps are some tens of milliseconds."""
 
 
 @pytest.fixture
@@ -32,18 +32,18 @@ def frames(tmp_path: Path) -> str:
 
 
 def own_code() -> Object:
-    """In place of an image that holds the package: a volume of its file."""
+    """Return a volume with the model's file, instead of an image that contains the package."""
     files = {"__init__.py": (AUDIO / "audio_model/__init__.py").read_text()}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": files}
 
 
 def with_own_code(container: Object) -> Object:
-    """A pod of that container, whose Python finds the package."""
+    """Return a pod with that container, whose Python finds the package."""
     path = ":".join(filter(None, [e2e.SITE_PACKAGES and e2e.SITE, PACKAGE]))
     others = [each for each in container.get("env", ()) if each["name"] != "PYTHONPATH"]
     mounts = [*container.get("volumeMounts", ()), {"name": "own", "mountPath": f"{PACKAGE}/audio_model"}]
-    found = e2e.pod(container | {"env": [*others, {"name": "PYTHONPATH", "value": path}], "volumeMounts": mounts})
-    return found | {"volumes": [*found["volumes"], {"name": "own", "configMap": {"name": NAME}}]}
+    pod = e2e.pod(container | {"env": [*others, {"name": "PYTHONPATH", "value": path}], "volumeMounts": mounts})
+    return pod | {"volumes": [*pod["volumes"], {"name": "own", "configMap": {"name": NAME}}]}
 
 
 def test_it_learns_is_killed_and_shrunk(cluster: Cluster, frames: str) -> None:

@@ -1,6 +1,7 @@
-"""Partitions that go through a node's own packet filter: some reach some, and the right world goes on, without a loop.
+"""Partitions by the packet filters of nodes: the right members continue, without a loop of rounds.
 
-`CONCERTINA_E2E_NODE_RUN` is the beginning of a command that runs the rest of it in the network of `{node}`."""
+`CONCERTINA_E2E_NODE_RUN` is the beginning of a command that runs the rest of it in the network of `{node}`.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +18,18 @@ from builders.cluster.e2e import JOB, Cluster, Object
 pytestmark = [pytest.mark.usefixtures("job"), pytest.mark.timeout(900)]
 OPERATOR = ("-l", "app.kubernetes.io/name=concertina-operator")
 LOOK_FOR_LOOPS = 20.0
-"""Seconds in which a job that goes from round to round would show it."""
+"""Seconds within which a job with a loop of rounds would show it."""
 
 
 def addresses(cluster: Cluster, *selector: str) -> dict[str, str]:
-    """IP by name of the running pods."""
+    """Return the IP addresses of the running pods by name."""
     pods = json.loads(cluster.kubectl("get", "pods", *selector, "-o", "json"))["items"]
     return {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if pod["status"]["phase"] == "Running"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fresh(cluster: Cluster, job: str) -> None:
-    """The job made anew: after drills in which what had just joined was lost, growing would wait for minutes."""
+    """Recreate the job: after drills in which a new member was lost, growth would wait for minutes."""
     cluster.kubectl("delete", "tj", JOB, "--timeout=120s")
     cluster.apply(e2e.job())
     cluster.training(3)
@@ -38,8 +39,10 @@ def fresh(cluster: Cluster, job: str) -> None:
 
 @contextmanager
 def cut(node: str, own: str, others: list[str]) -> Iterator[float]:
-    """A pod of the node and these addresses lose each other, without a word to either; yields when, in Unix seconds.
-    Not the node's other pods: the operator may be one of them."""
+    """Drop all packets between a pod of the node and these addresses; yield the time in Unix seconds.
+
+    The node's other pods are not affected, because the operator may be one of them.
+    """
     pairs = [pair for other in others for pair in ((own, other), (other, own))]
     rules = [("FORWARD", "-s", source, "-d", target, "-j", "DROP") for source, target in pairs]
 
@@ -56,7 +59,7 @@ def cut(node: str, own: str, others: list[str]) -> Iterator[float]:
 
 
 def latest() -> Object:
-    """What `LATEST` in storage names."""
+    """Return what `LATEST` in storage names."""
     from concertina_state.objects.prefix import ObjectPrefix
 
     value = ObjectPrefix(e2e.job()["spec"]["checkpoint"]["uri"]).get("LATEST")
@@ -65,7 +68,7 @@ def latest() -> Object:
 
 
 def settles_without(cluster: Cluster, left_out: str, before: Object) -> Object:
-    """A world of two without that replica, and no more rounds than it takes."""
+    """Wait for a world of two without that replica, and check the number of rounds."""
     status = cluster.training(2, above=before["world"]["round"])
     assert left_out not in [member["replica"] for member in status["world"]["members"]]
     time.sleep(LOOK_FOR_LOOPS)
@@ -76,7 +79,7 @@ def settles_without(cluster: Cluster, left_out: str, before: Object) -> Object:
 
 
 def healed(cluster: Cluster, before: Object) -> None:
-    """Three again; the cut was nobody's failure, and storage never went back to an older round."""
+    """Wait for three replicas again, and check that the partition counts for nobody and storage has no older round."""
     published = latest()
     status = cluster.training(3, above=before["world"]["round"])
     assert status["restarts"].get("inWindow", 0) == before["restarts"].get("inWindow", 0)
@@ -106,7 +109,7 @@ def test_a_coordinator_that_reaches_nobody_and_accuses_all(cluster: Cluster) -> 
 
 
 def test_members_that_reach_each_other_but_not_the_operator(cluster: Cluster) -> None:
-    """Of a member that does not coordinate nothing is missed; the round goes on."""
+    """The operator needs nothing from a member other than the coordinator, so the round continues."""
     before = cluster.training(3)
     world = before["world"]
     spared = cluster.kubectl("get", "pods", *OPERATOR, "-o=jsonpath={.items[*].spec.nodeName}").split()
@@ -123,11 +126,11 @@ def test_members_that_reach_each_other_but_not_the_operator(cluster: Cluster) ->
 
 
 LOST = 45.0
-"""Seconds, more than after which a silent coordinator is told of."""
+"""Seconds after which a silent coordinator is reported."""
 
 
 def goes_on_unheard(cluster: Cluster, before: Object, coordinator_is_cut: bool) -> None:
-    """The same round trains on, as its checkpoints show, and a person is told."""
+    """Check that the same round continues, as its checkpoints show, and that the silence is reported."""
     saved = latest()["durable"]["step"]
     time.sleep(LOST)
     status = cluster.status()
@@ -150,7 +153,7 @@ def test_a_coordinator_that_the_operator_alone_does_not_reach(cluster: Cluster) 
 
 
 def test_an_operator_that_reaches_no_agent_on_other_nodes(cluster: Cluster) -> None:
-    """Those of its own node pass no packet filter."""
+    """Traffic between the operator and agents of its own node passes no packet filter."""
     before = cluster.training(3)
     (home,) = cluster.kubectl("get", "pods", *OPERATOR, "-o=jsonpath={.items[*].spec.nodeName}").split()
     (own,) = addresses(cluster, *OPERATOR).values()

@@ -1,4 +1,4 @@
-"""A script of one's own in an image that knows nothing of us, on real kubelets: hurt, resized, suspended, gone on."""
+"""User's own script in an image without concertina, on real kubelets: it is killed, resized, suspended, continued."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HURT = ("kill-worker", "kill-coordinator", "notice", "kill-node")
 
 
 def template(kind: str) -> Object:
-    """The script from a ConfigMap, in a plain Python with torch."""
+    """Return a pod that runs the script from a ConfigMap, in a plain Python with torch."""
     image = e2e.setting("SCRIPT_IMAGE")
     if not image:
         pytest.skip("set CONCERTINA_E2E_SCRIPT_IMAGE to an image with Python and nothing of concertina in it")
@@ -31,13 +31,13 @@ def template(kind: str) -> Object:
 
 
 class Printed:
-    """What the pods have printed so far; pods go, and their logs with them."""
+    """Output of the pods so far, because deleted pods lose their logs."""
 
     def __init__(self, cluster: Cluster, job: str) -> None:
         self._cluster, self._job = cluster, job
         self.losses: dict[int, set[float]] = {}
         self.starts: set[tuple[int, int]] = set()
-        """World and step."""
+        """Size of the world and step."""
 
     def look(self) -> None:
         for pod in self._cluster.pods(self._job):

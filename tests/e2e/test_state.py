@@ -1,5 +1,4 @@
-"""Data built by pods, checkpoints on request, a run that another one continues from, and one that goes back, on real
-kubelets and real S3."""
+"""State on real kubelets and real S3: data built by pods, checkpoints on request, a continued run, and a rollback."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ def contents(uri: str) -> dict[str, bytes | None]:
 
 
 def in_pods_of_ours(job: Object) -> Object:
-    """A Job of the command's, with the trainer's packages where its image has none."""
+    """Return the command's Job, with the trainer's packages if its image lacks them."""
     template = job["spec"]["template"]["spec"]
     built = template["containers"][0] | {"resources": SMALL}
     job["spec"]["template"]["spec"] = template | e2e.pod(e2e.trainer(**built) | {"name": "build"})
@@ -52,7 +51,7 @@ def frames(folder: Path) -> list[str]:
 def test_the_pods_of_a_job_build_the_bytes_that_one_machine_builds(
     cluster: Cluster, made: Callable[[Path], list[str]], tmp_path: Path
 ) -> None:
-    """By its manifest, as GitOps would."""
+    """The command's manifest is applied as with GitOps."""
     options = made(tmp_path)
     sources, built, alone = (f"s3://{e2e.BUCKET}/{what}-{made.__name__}-{e2e.RUN}" for what in BUILDING)
     folder = ObjectPrefix(sources)
@@ -80,11 +79,13 @@ def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(clu
     first["spec"]["checkpoint"] = {"uri": uri, "secretName": "s3", "everySteps": 10_000_000}
     with cluster.running(first):
         cluster.training(2, name="asked")
-        said = e2e.concertina("checkpoint", "create", "asked", "-n", e2e.NAMESPACE)
-        kept = cluster.until("a checkpoint", lambda status: status.get("lastCheckpoint"), "asked")["lastCheckpoint"]
-        assert f"step {kept['step']}" in said.replace("\n", " ")
+        output = e2e.concertina("checkpoint", "create", "asked", "-n", e2e.NAMESPACE)
+        checkpoint = cluster.until("a checkpoint", lambda status: status.get("lastCheckpoint"), "asked")[
+            "lastCheckpoint"
+        ]
+        assert f"step {checkpoint['step']}" in output.replace("\n", " ")
     step = json.loads(e2e.concertina("checkpoint", "show", uri, "-o", "json"))["id"]["step"]
-    assert step >= kept["step"], "its deletion was a notice to all, which made another one"
+    assert step >= checkpoint["step"], "its deletion was a notice to all, which made another one"
     assert f"step {step}" in e2e.concertina("checkpoint", "verify", uri)
     second = e2e.bundled_job("goes-on", e2e.pod(e2e.trainer(resources=BIG)), steps=step + 20)
     second["spec"]["replicas"] = 3
@@ -97,7 +98,7 @@ def test_a_checkpoint_on_request_is_verified_and_gone_on_from_by_another_job(clu
 
 
 def test_a_loss_that_jumps_is_undone_and_what_led_there_left_out(cluster: Cluster, tmp_path: Path) -> None:
-    """What tests/cluster/operator/state/test_rollback.py sees, with the same data in the store."""
+    """The test is that of tests/cluster/operator/state/test_rollback.py, with the same data in the store."""
     name, uri = "spike", f"s3://{e2e.BUCKET}/strange-{e2e.RUN}"
     bad = strange(tmp_path)
     job = e2e.bundled_job(name, e2e.pod(e2e.trainer(resources=BIG)))

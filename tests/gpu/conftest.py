@@ -36,7 +36,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def trainer(data):
-    """A test's own, to change as it likes. A snapshot follows each step, whatever it costs."""
+    """Return a configuration that a test may change. A snapshot follows each step, whatever it costs."""
     return {
         "steps": 40,
         "data": {"uri": str(data)},

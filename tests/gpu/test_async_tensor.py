@@ -1,4 +1,4 @@
-"""Tensor groups that send while they multiply, on CUDA and NCCL: gradients against those of groups that wait."""
+"""Tensor groups that send while they multiply, on CUDA and NCCL: their gradients match those of groups that wait."""
 
 import pytest
 import torch
@@ -10,14 +10,14 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this machine has no two CUDA devices: nothing was sent"),
 ]
 BOUNDS = {"Float32": 1e-4, "BFloat16": 3e-2}
-"""Of a difference, as a part of the gradient's norm."""
+"""Maximum difference, relative to the gradient's norm."""
 
 
 @pytest.mark.parametrize("rows", [2, 16], ids="{} sequences".format)
 @pytest.mark.parametrize("precision", ["Float32", "BFloat16"])
 @pytest.mark.parametrize("activations", ["Keep", "KeepProducts"])
 def test_gradients_are_those_of_groups_that_wait(data, parent, tmp_path, rows, precision, activations):
-    """Of few tokens (up to 2048) torch gathers by multicast, where there is one; of more piece by piece."""
+    """For up to 2048 tokens, torch gathers by multicast if the GPUs support it; for more, it gathers piece by piece."""
     trainer = {
         "data": {"uri": str(data)},
         "globalBatchSize": rows,

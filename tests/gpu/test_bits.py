@@ -5,7 +5,7 @@ import pytest
 from builders.train import gpus, node, states
 
 HISTORY = ((2, 4), (1, 8), (2, None))
-"""Workers of each round, and the step at which one of them is killed."""
+"""Number of workers of each round, and the step at which one of them is killed."""
 
 
 @pytest.mark.gpu
@@ -22,6 +22,6 @@ def test_every_loss_and_weight_is_the_same(parent, trainer, folder):
         restore = job.newest()
     assert set(outcome.codes.values()) == {0}, outcome.output
     assert losses == expected.losses
-    found, reference = states.whole(job), states.whole(whole)
-    assert found.keys() == reference.keys()
-    assert all(found[name].equal(value) for name, value in reference.items())
+    actual, reference = states.whole(job), states.whole(whole)
+    assert actual.keys() == reference.keys()
+    assert all(actual[name].equal(value) for name, value in reference.items())

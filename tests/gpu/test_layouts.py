@@ -1,5 +1,7 @@
-"""Every layout on CUDA and NCCL: gradients are those of one GPU, and a run that was killed in one layout goes on in
-another. Ranks share a GPU where there are fewer."""
+"""Every layout on CUDA and NCCL: its gradients are those of one GPU, and a killed run continues in another layout.
+
+Ranks share a GPU if there are fewer GPUs than ranks.
+"""
 
 import json
 
@@ -10,7 +12,7 @@ from builders.train.gradients import whole_gradient
 
 pytestmark = pytest.mark.gpu
 BOUND = 1e-4
-"""Of a difference in float32, as a part of the gradient's norm."""
+"""Maximum difference in float32, relative to the gradient's norm."""
 EXPERTS = {"count": 4, "activePerToken": 2, "hiddenDim": 128}
 LAYOUTS = {
     "fsdp": (2, {}, {}),

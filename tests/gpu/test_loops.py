@@ -1,4 +1,4 @@
-"""Scripts of tests/programs/loops that need a GPU are killed, and started again in the same and in other worlds."""
+"""Scripts of tests/programs/loops that need a GPU: they are killed and restarted, in the same and in other worlds."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_killed_and_started_again(folder, case):
-    """Kill each loop and start it again. Its ranks share one GPU and talk by gloo."""
+    """The ranks of each loop share one GPU and communicate by gloo."""
     parent = Parent(case.parent)
     try:
         killed_and_started_again(folder, parent, case, case.kill, (case.first, *case.others))

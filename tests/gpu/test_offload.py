@@ -1,5 +1,7 @@
-"""With weights, gradients and moments in host memory, on CUDA and NCCL. The update is that of other kernels, so numbers
-are near those without, and not the same."""
+"""Weights, gradients and moments in host memory, on CUDA and NCCL.
+
+The update uses other kernels, so the numbers are close to those without offload but not equal.
+"""
 
 import json
 
@@ -13,22 +15,25 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device: nothing was offloaded"),
 ]
 NEAR = 2e-2
-"""bfloat16, unordered sums."""
+"""Tolerance for bfloat16 and unordered sums."""
 EXPERTS = {"count": 4, "hiddenDim": 256, "biasRate": 0.001}
 OFFLOADED = {"offload": "State", "reshardAfterForward": "Always"}
 
 
 def losses(*outcomes):
     assert set(outcomes[-1].codes.values()) == {0}, outcomes[-1].output
-    found = {}
+    by_step = {}
     for outcome in outcomes:
-        found |= outcome.losses
-    return found
+        by_step |= outcome.losses
+    return by_step
 
 
 def test_a_run_is_offloaded_killed_and_goes_on_with_and_without(folder, parent, trainer):
-    """With experts, whose biases are on the device; evaluated, and with digests of what lies still. In float32: which
-    experts are chosen takes what bfloat16 rounds to 7 % of a loss (seen on an H200)."""
+    """The model has experts, whose biases are on the device. It is evaluated, with digests of the resting state.
+
+    It is in float32, because rounding in bfloat16 changes the chosen experts, which changes a loss by 7 % (seen on an
+    H200).
+    """
     trainer["model"]["experts"], trainer["precision"] = EXPERTS, "Float32"
     trainer |= {"evaluation": {"everySteps": 15, "sequences": 24}, "anomalies": {"corruptionCheckSteps": 5}}
     expected = losses(node.Job(folder / "plain", parent, trainer).run(1))

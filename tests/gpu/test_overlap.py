@@ -1,4 +1,4 @@
-"""What FSDP sends goes on beside the computation, on CUDA and NCCL: by the times of kernels, not by a clock of ours."""
+"""FSDP's communication overlaps the computation on CUDA and NCCL, according to the times of kernels."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu
 
 
 def beside(sent, computed):
-    """Which part of the time of `sent`, intervals that may overlap each other, something of `computed` ran too."""
+    """Return the part of the time of `sent` (intervals that may overlap) in which something of `computed` ran too."""
     whole, both = union(sent), 0.0
     for begin, end in union(computed):
         both += sum(max(0.0, min(end, until) - max(begin, since)) for since, until in whole)
@@ -17,13 +17,13 @@ def beside(sent, computed):
 
 
 def union(intervals):
-    found = []
+    merged = []
     for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def test_beside_is_a_part_of_time():
@@ -35,7 +35,7 @@ def test_beside_is_a_part_of_time():
 def test_most_of_what_fsdp_sends_is_hidden(parent, trainer, tmp_path, how):
     model = {"layers": 8, "dim": 2048, "heads": 16, "sequenceLength": 1024}
     changed = {**trainer, "model": model, "microBatchSize": 8, "memory": {"reshardAfterForward": how}}
-    found = computed(parent, "workers.overlap:main", changed, 2, tmp_path)
-    assert found["sent"]
-    assert found["computed"]
-    assert beside(found["sent"], found["computed"]) > 0.5
+    times = computed(parent, "workers.overlap:main", changed, 2, tmp_path)
+    assert times["sent"]
+    assert times["computed"]
+    assert beside(times["sent"], times["computed"]) > 0.5

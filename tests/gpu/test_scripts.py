@@ -1,4 +1,4 @@
-"""`trainingjob.State` on GPUs: scripts of one's own, killed or ended, go on where they were."""
+"""`trainingjob.State` on GPUs: users' own scripts that were killed or have ended continue at their last step."""
 
 import os
 import re
@@ -32,9 +32,9 @@ def run(folder, launcher, *command):
 def trained(folder, world, kind, steps):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     launcher = [] if kind == "plain" else torchrun
-    said = run(folder, launcher, str(PROGRAMS / "stateful.py"), kind, "--cuda", "--steps", str(steps), "--pause", "0")
-    begun = {int(step) for step in re.findall(r"starts at step (\d+)", said)}
-    return begun, {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", said)}
+    output = run(folder, launcher, str(PROGRAMS / "stateful.py"), kind, "--cuda", "--steps", str(steps), "--pause", "0")
+    begun = {int(step) for step in re.findall(r"starts at step (\d+)", output)}
+    return begun, {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", output)}
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])

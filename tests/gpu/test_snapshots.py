@@ -1,4 +1,4 @@
-"""Snapshots of what is on a GPU: copied beside its work, and whole."""
+"""Snapshots of GPU memory: they are copied beside the GPU's work, and complete."""
 
 import tempfile
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 ELEMENTS = 1 << 26
 LONG = 2_000_000_000
-"""Cycles: about a second."""
+"""Number of cycles that take about a second."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def state():
 
 
 def numbers():
-    """To which 1 is added without rounding."""
+    """Return numbers to which 1 can be added without rounding."""
     return torch.arange(ELEMENTS, dtype=torch.float32) % 1000
 
 
@@ -46,13 +46,13 @@ def held(layout, path):
 
 @pytest.fixture
 def memory():
-    """As a replica's volume: of a file on a disk no page can be locked for a device."""
+    """Yield a folder in memory, as a replica's volume: pages of a file on a disk can't be locked for a device."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
 
 def test_what_is_queued_next_is_not_in_it_and_the_host_goes_on(memory, state):
-    """But for the first ones, which find and lock the memory of their slots."""
+    """The first snapshots are an exception: they allocate and lock the memory of their slots."""
     snapshots = Snapshots(memory, state)
     for step in range(6):
         snapshots.complete = snapshots.count - 2

@@ -32,7 +32,7 @@ def waits(job, steps):
 
 
 def test_the_host_waits_once_a_step(folder, parent, trainer):
-    """For the loss, the norm and the flags, at once; a snapshot is taken at each step meanwhile."""
+    """The host waits for the loss, the norm and the flags at once. A snapshot is taken at each step meanwhile."""
     few, many = node.Job(folder / "few", parent, trainer), node.Job(folder / "many", parent, trainer)
     few.worker = many.worker = "workers.syncs:main"
     assert waits(many, 40) - waits(few, 20) == 20

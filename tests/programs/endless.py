@@ -1,4 +1,4 @@
-"""A small state, and a process that takes snapshots of it without a pause."""
+"""Process that takes snapshots of a small state without a pause."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from concertina_state.tensors import Tensors
 
 
 class State(Tensors):
-    """Two tensors that hold the step everywhere."""
+    """State of two tensors that hold the number of the step in each element."""
 
     def __init__(self, elements=1000):
         chunks = [Chunk(name, "F32", (0,), (elements,), (elements,)) for name in ("a", "b")]

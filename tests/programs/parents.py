@@ -1,4 +1,4 @@
-"""What an agent makes of a parent of processes that dies. It says what it has seen, a line each.
+"""Reaction of an agent to the death of a parent of its workers. It prints one line for each observation.
 
 python parents.py FOLDER SCENARIO
 """
@@ -40,7 +40,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def dies_having_answered(folder: Path) -> None:
-    """The agent is at something else meanwhile, and hears of both at once."""
+    """Kill a parent that has answered. The agent is busy meanwhile, and learns of both at once."""
     reaper = Reaper()
     reaper.start()
     parent = WorkerParent("nothing", reaper)
@@ -62,7 +62,7 @@ async def dies_having_answered(folder: Path) -> None:
 
 
 async def followed(folder: Path, *, spoilt: Callable[[], None]) -> None:
-    """A bundled trainer's parent is killed, and something keeps those that follow it from being warm."""
+    """Kill the bundled trainer's parent, and keep its successors from becoming warm."""
     workers.AGAIN_SECONDS = (0.01, 0.01)
     (folder / "little").mkdir()
     (folder / "little" / "preload.py").write_text(PRELOAD)
@@ -101,7 +101,7 @@ def work():
 
 
 async def warm(told: asyncio.Queue[e.Event]) -> e.Warm:
-    """The next time that it is said."""
+    """Wait until the next time that a parent is reported to be warm."""
     while not isinstance(event := await told.get(), e.Warm):
         pass
     return event

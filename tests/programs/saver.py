@@ -1,6 +1,8 @@
-"""A process that saves without a pause: two ranks' snapshots to memory, shipped and published as an uploader does. With
-KILLED_AT it is killed before that request of its second save that changes what is stored, and ends after the save if
-there are not so many."""
+"""Process that saves without a pause: snapshots of two ranks in memory, shipped and published as an uploader does.
+
+With KILLED_AT, it is killed before that request of its second save that changes storage. If there are fewer requests,
+it ends after the save.
+"""
 
 import itertools
 import os
@@ -23,7 +25,7 @@ RANKS, ELEMENTS, UID = 2, 50_000, "crashing"
 
 
 class State(Tensors):
-    """A rank's half of one tensor, which holds the step everywhere."""
+    """State of a rank: half of one tensor, which holds the number of the step in each element."""
 
     def __init__(self, rank):
         layout = Layout([Chunk("x", "F32", (rank * ELEMENTS,), (ELEMENTS,), (RANKS * ELEMENTS,))])
@@ -35,7 +37,7 @@ def main():
     round, first = int(os.environ["CONCERTINA_ROUND"]), int(os.environ["FIRST_STEP"])
     states = [State(rank) for rank in range(RANKS)]
     memory = [Snapshots(Path(os.environ["CONCERTINA_SNAPSHOTS"], f"shard-{r}"), states[r]) for r in range(RANKS)]
-    said = os.open(os.environ["SAID"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = os.open(os.environ["SAID"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     for step in itertools.count(first):
         if step == first + 1 and "KILLED_AT" in os.environ:
             killed_at(int(os.environ["KILLED_AT"]))
@@ -46,7 +48,7 @@ def main():
             taken = snapshots.take(ShardMetadata(id, rank, step, "", ""))
             until_done(Ship(id, rank, str(snapshots.link_for_shipping(taken))), config)
         until_done(Publish(id), config)
-        os.write(said, f"{step}\n".encode())
+        os.write(log, f"{step}\n".encode())
         if step == first + 1 and "KILLED_AT" in os.environ:
             os._exit(0)
 

@@ -1,4 +1,4 @@
-"""A script that uses `trainingjob`, without torch: ranks keep step by files, as a collective would make them."""
+"""Script without torch that uses `trainingjob`. Its ranks synchronize by files, as a collective would."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ for step in range(start, steps):
     (marks / f"{step}-{world.rank}").touch()
     while any(not (marks / f"{step}-{rank}").exists() for rank in range(world.size)):
         time.sleep(0.001)
-    time.sleep(0.002 * (1 + (step + world.rank) % world.size))  # never quite at the same time
+    time.sleep(0.002 * (1 + (step + world.rank) % world.size))  # Ranks never arrive at exactly the same time.
     told = {"tokens": 10 * (step + 1), "metrics": {"learning_rate": 0.5}}
     trainingjob.report(step=step + 1, steps=steps, loss=1 / (step + 1), tokens_per_second=7.0, **told)
     if trainingjob.should_checkpoint():

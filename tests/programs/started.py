@@ -1,10 +1,9 @@
-"""Starts a command as an agent would: plainly, then plainly while its imports are recorded, then twice warm.
+"""Start a command as an agent would: plainly, then plainly while its imports are recorded, then twice warm.
 
     python started.py FOLDER {"preload": [MODULE...], "memory": BYTES, "seconds": NUMBER} COMMAND...
 
-What the command prints comes out here; each run ends with a line on both streams. `memory` is what the container is to
-have, `seconds` how long imports may take. Why a run was plain, and what each worker imports by itself, are said in
-lines of their own.
+The command's output is passed on, and each run ends with a line on both streams. `memory` is the container's memory,
+and `seconds` the time limit of imports. Further lines say why a run was plain, and what each worker imports by itself.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ def end(way: str, code: object) -> None:
 async def ended(process: Process, reaper: Reaper, way: str) -> None:
     code = await process.ended
     await process.last_lines()
-    process.send_signal(9)  # what the command has left in the background
+    process.send_signal(9)  # Processes that the command has left in the background.
     for pid in reaper.strays():
         os.kill(pid, 9)
     await process.gone()

@@ -1,4 +1,4 @@
-"""A script that keeps its state by `trainingjob.State`: its global batch is the same in any world, and its loss."""
+"""Script that saves its state by `trainingjob.State`. Its global batch and its loss are the same in any world."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ def main() -> None:
     world = trainingjob.world()
     device = torch.device("cuda" if options.cuda else "cpu")
     if options.cuda:
-        shared = torch.cuda.device_count() < world.size  # by ranks of several hosts, as NCCL must believe
+        shared = torch.cuda.device_count() < world.size  # NCCL must take the ranks for ranks of several hosts.
         os.environ |= {"NCCL_HOSTID": str(world.rank)} if shared else {}
         torch.cuda.set_device(0 if shared else world.rank)
     if options.kind != "plain":
@@ -57,7 +57,7 @@ def main() -> None:
         x = torch.randn(BATCH, 7, generator=torch.Generator().manual_seed(step)).to(device)
         mine = range(BATCH * world.rank // world.size, BATCH * (world.rank + 1) // world.size)
         losses = (model(x[mine.start : mine.stop]) - x[mine.start : mine.stop].sum(1, keepdim=True)).square()
-        loss = losses.sum() / BATCH * world.size  # as gradients are averaged
+        loss = losses.sum() / BATCH * world.size  # Losses are averaged as gradients are.
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,6 +1,6 @@
-"""Loops that step optimizers in several ways; after each it prints how many steps were counted in it, as JSON.
+"""Loops that step optimizers in several ways. After each, the script prints the number of counted steps as JSON.
 
-It starts as a worker does, with the hook's folder on PYTHONPATH and CONCERTINA_STEP_FILE set.
+The script starts as a worker does, with the hook's folder on PYTHONPATH and CONCERTINA_STEP_FILE set.
 """
 
 import json
@@ -16,7 +16,7 @@ def counted() -> int:
 
 
 alive = []
-"""Optimizers of all loops: another one at the address of one that is gone would be taken for it."""
+"""Optimizers of all loops. A new optimizer at the address of a deleted one would be taken for that one."""
 
 
 def linear(kind, **options):
@@ -61,7 +61,7 @@ def accumulation():
 
 
 def scaler():
-    """Two of the six steps are skipped: their gradients are not finite."""
+    """Train with a scaler that skips two of the six steps, whose gradients are not finite."""
     model, optimizer = linear(torch.optim.SGD)
     scaled = torch.amp.GradScaler("cpu")
     for step in range(6):

@@ -1,4 +1,4 @@
-"""A script that uses `trainingjob`: rank 1 gets stuck in step 20, and the others wait for it, as a collective would."""
+"""Script that uses `trainingjob`. Rank 1 hangs in step 20, and the others wait for it, as in a collective."""
 
 import os
 import time
@@ -6,7 +6,8 @@ import time
 import trainingjob
 
 PARENT = os.getppid()
-"""Without which it ends: a test's agents are killed, and a shell that ran this with them."""
+"""Parent process. The script ends without it, because a test kills its agents, and with them a shell that runs the
+script."""
 
 
 def wait_for_what_never_comes():

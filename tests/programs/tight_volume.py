@@ -1,5 +1,6 @@
-"""A replica's volume that has just the room that is checked for, and a round after a failure: python tight_volume.py
-STORY FOLDER (of ROOM bytes). The files are the agent's and the worker's own.
+"""Volume of a replica with exactly the size that is checked for, in a round after a failure.
+
+python tight_volume.py STORY FOLDER (of ROOM bytes). The files are the agent's and the worker's own.
 """
 
 import asyncio
@@ -32,11 +33,12 @@ PLACES = SNAPSHOT_SLOTS + snapshot_memory.SHIPPING + COPY_SLOTS
 STATE = State(250_000)
 BESIDES = STATE.layout.size // 2
 ROOM = PLACES * STATE.layout.size + BESIDES
-"""Bytes: as `snapshot_memory.needed` counts, with a header like theirs and no program."""
+"""Size of the volume in bytes: as `snapshot_memory.needed` computes it, with a header of the same size and no
+program."""
 
 
 class Replica:
-    """Agent and worker, without what they say to each other."""
+    """Agent and worker of a replica, without the messages between them."""
 
     def __init__(self, volume: Path) -> None:
         self.files, self.index = SnapshotFiles(volume), SnapshotIndex()
@@ -55,7 +57,7 @@ class Replica:
         return taken
 
     def copy(self, taken: TakenSnapshot) -> None:
-        """A peer's of the same step; as the copier does, again where there is no room yet."""
+        """Copy a peer's snapshot of the same step, and retry if there is no room yet, as the copier does."""
         content = taken.path.read_bytes()
         header = p.ShardHeader(taken.id, 1, len(content), zlib.crc32(content))
         path = self.files.copy_slot(header.id, header.shard)
@@ -73,7 +75,7 @@ class Replica:
 
 
 def hang(ship: w.Ship) -> None:
-    """Returns while it is being shipped, which it is until this process ends."""
+    """Start an upload that hangs until this process ends, and return once it is under way."""
     storage = socket.create_server(("127.0.0.1", 0))
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{storage.getsockname()[1]}", "AWS_REGION": "here",
@@ -81,11 +83,11 @@ def hang(ship: w.Ship) -> None:
     }  # fmt: skip
     shipping = (ship, uploader.Destination("s3://train/a"), "uid")
     threading.Thread(target=uploader.answer, args=shipping, daemon=True).start()
-    storage.accept()[0].detach()  # open, and never answered
+    storage.accept()[0].detach()  # The connection is open, and never answered.
 
 
 async def an_upload_hangs(volume: Path) -> None:
-    """Of the round before, in storage that says nothing."""
+    """Play a round while an upload of the previous round hangs in storage."""
     replica = Replica(volume)
     shipped = replica.take(1)
     ship = e.Ship(shipped.id, 0, str(replica.worker.link_for_shipping(shipped)))
@@ -102,20 +104,20 @@ async def an_upload_hangs(volume: Path) -> None:
     replica.begin(2)
     replica.keep(last.id, replica.index.before(2, p.Restore("Memory", last.id.step, last.id)))
     first = replica.take(6)
-    replica.keep(last.id)  # all have restored
+    replica.keep(last.id)  # All ranks have restored.
     replica.copy(first)
-    replica.worker.link_for_shipping(first)  # what of the round before did not come into storage is due at once
+    replica.worker.link_for_shipping(first)  # Parts of the previous round that are not in storage yet are due at once.
     second = replica.take(7)
-    replica.keep()  # the first is complete
+    replica.keep()  # The first snapshot is complete.
     replica.copy(second)
     for step in range(8, 12):
         replica.worker.complete = replica.worker.count - 2
         replica.copy(replica.take(step))
-    os._exit(0)  # a thread ships still
+    os._exit(0)  # A thread is still uploading.
 
 
 async def a_peer_s_copy_has_room(volume: Path) -> None:
-    """A file is made ahead only where there is room for another."""
+    """Play a round in which a file is allocated ahead only if there is room for a peer's copy."""
     rest, size = volume / "rest", STATE.layout.size
     with rest.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, free(volume) - 2 * size + mmap.PAGESIZE)
@@ -135,13 +137,13 @@ async def a_peer_s_copy_has_room(volume: Path) -> None:
 
 
 def free(volume: Path) -> int:
-    """Bytes."""
+    """Return the free bytes."""
     status = os.statvfs(volume)
     return status.f_bavail * status.f_frsize
 
 
 class SlowRelease:
-    """The clock of who waits for room: whenever it looks again it is six seconds later, and one more file is gone."""
+    """Clock that advances six seconds each time that the free space is checked, when one more file is freed."""
 
     def __init__(self, files: list[Path]) -> None:
         self.now, self.files = 0.0, files
@@ -156,7 +158,11 @@ class SlowRelease:
 
 
 async def memory_comes_back_slowly(volume: Path) -> None:
-    """Twice: at the second time it stops before there is enough."""
+    """Play slow release of memory twice. At the second time it ends before there is enough.
+
+    Raises:
+        AssertionError: If that does not happen in time.
+    """
     files = [volume / f"freed-{number}" for number in range(2 * PLACES)]
     for file in files:
         file.write_bytes(bytes(STATE.layout.size // 2))

@@ -1,8 +1,8 @@
-"""A script that knows nothing of the job: PyTorch's own loop, on two ranks by gloo.
+"""Script that does not use concertina: PyTorch's own loop, on two ranks by gloo.
 
     python unmodified.py          trains until it is killed
-    python unmodified.py hang     rank 1 gets stuck after its 20th step
-    python unmodified.py report   reports its steps by trainingjob, as step 1000 and on
+    python unmodified.py hang     rank 1 hangs after its 20th step
+    python unmodified.py report   reports its steps by trainingjob, from step 1000 on
 
 It ends with the process that started it.
 """
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 PARENT = os.getppid()
-"""Without which it ends: a test's agents are killed."""
+"""Parent process. The script ends without it, because a test kills its agents."""
 mode = (*sys.argv, "")[1]
 
 

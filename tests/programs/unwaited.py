@@ -1,4 +1,4 @@
-"""A script that keeps its state and ends without waiting for its last snapshot, which the last rank never has whole."""
+"""Script that ends without waiting for its last snapshot, which the last rank never completes."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ import trainingjob
 from concertina_state import snapshots
 
 LEAST = 5
-"""Steps, before the snapshot that is the last one."""
+"""Number of steps before the last snapshot."""
 
 
 def main() -> None:

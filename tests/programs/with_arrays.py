@@ -1,5 +1,8 @@
-"""A training without torch, by numpy or by the standard library alone: weights that all ranks hold, and momentum of
-which each has some rows. Its batch is the same in any world, and its loss. Ranks talk over a socket of its own."""
+"""Training without torch, by numpy or by the standard library alone.
+
+All ranks hold the weights, and each rank has some rows of the momentum. The batch and the loss are the same in any
+world. Ranks communicate over a socket of their own.
+"""
 
 import argparse
 import array
@@ -16,7 +19,7 @@ WORLD = trainingjob.world()
 
 
 class Star:
-    """Rank 0 in the middle."""
+    """Star-shaped connections with rank 0 in the centre."""
 
     def __init__(self) -> None:
         self.others: list[Connection] = []
@@ -51,12 +54,12 @@ def connected(place: tuple[str, int]) -> Connection:
 
 
 def numbers(seed: int, count: int) -> list[float]:
-    """In [-1, 1), the same anywhere."""
-    found = []
+    """Return numbers in [-1, 1), the same on any machine."""
+    values = []
     for _ in range(count):
         seed = (seed * 6364136223846793005 + 1442695040888963407) % 2**64
-        found.append(seed / 2**63 - 1)
-    return found
+        values.append(seed / 2**63 - 1)
+    return values
 
 
 def new(library: str, count: int):

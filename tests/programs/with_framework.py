@@ -1,9 +1,10 @@
-"""A framework's loop that keeps its state: dropout, shuffled data, several epochs. It prints each step's loss over all
-ranks, and which items each rank was given.
+"""Loop of a framework that saves its state, with dropout, shuffled data and several epochs.
+
+It prints each step's loss over all ranks, and the items that each rank was given.
 
     with_framework.py lightning|transformers|accelerate [--batch N | --each N]
 
-The batch of all ranks is N in any world, or each rank's is.
+N is the batch of all ranks in any world, or the batch of each rank.
 """
 
 import argparse
@@ -39,7 +40,7 @@ class Model(torch.nn.Module):
 
 
 def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())  # whole, beside other ranks
+    os.write(1, f"{line}\n".encode())  # The value is complete on each rank.
 
 
 def started(step: int) -> None:
@@ -47,11 +48,11 @@ def started(step: int) -> None:
 
 
 GIVEN: list[torch.Tensor] = []
-"""Indexes of batches since the last step."""
+"""Indexes of the batches since the last step."""
 
 
 def trained(step: int, epoch: int, loss: torch.Tensor) -> None:
-    """`step`, from 0, is finished."""
+    """Print that `step`, counted from 0, is finished."""
     index = torch.cat(GIVEN)
     GIVEN.clear()
     items = ",".join(str(each) for each in sorted(index.tolist()))
@@ -167,7 +168,7 @@ def with_accelerate() -> None:
 
     import trainingjob.accelerate
 
-    # With split_batches schedulers step once a step; without it, as many times as there are ranks.
+    # With split_batches, schedulers step once a step; without it, they step as many times as there are ranks.
     configuration = DataLoaderConfiguration(split_batches=not options.each)
     accelerator = Accelerator(cpu=True, dataloader_config=configuration)
     model = Model(options.dropout)

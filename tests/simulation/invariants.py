@@ -1,4 +1,4 @@
-"""What must hold whatever happens; checked where the thing happens."""
+"""Invariants that must hold whatever happens. Each is checked where the event occurs."""
 
 from __future__ import annotations
 
@@ -24,42 +24,47 @@ if TYPE_CHECKING:
 
 
 LOOP_SECONDS, LOOP_ROUNDS = 60.0, 4
-"""More rounds than this within so many seconds that were made to grow, and did not, are a loop."""
+"""A loop is more than this number of rounds, within this number of seconds, that were meant to grow the world and did
+not."""
 IDLE_SECONDS = 20.0
-"""Without training, though enough replicas are there for it."""
+"""Maximum time in seconds without training although enough replicas are present."""
 CALL_TIMEOUT = 3.0
-"""As `operators.CALL_TIMEOUT`."""
+"""Timeout of a call, as `operators.CALL_TIMEOUT`."""
 BY_WORD = ("CoordinatorLost", "CoordinatorFailed", "RoundOvertaken")
-"""Reasons to give a round up that are read from what is heard, or is not."""
+"""Reasons to abort a round that follow from messages, or from their absence."""
 
 
 class Invariants:
     def __init__(self, world: World) -> None:
         self.world = world
         self.commits: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
-        """Round -> claim and members (replica, instance), as the API server accepted them."""
+        """Claim and members (replica, instance) by round, as the API server accepted them."""
         self.first_steps: set[int] = set()
         self.claimed_at: dict[int, float] = {}
         self.fruitless: list[float] = []
-        """When rounds were committed that were to grow the world, and did not."""
+        """Times at which rounds were committed that were meant to grow the world, and did not."""
         self.stood_still: dict[str, float] = {}
-        """Replica -> when a worker of it began to hang."""
+        """Time at which a worker of a replica began to hang, by replica."""
         self.slow_until: dict[str, float] = {}
-        """Node -> when it is no longer slow."""
+        """Time at which a node is no longer slow, by node."""
         self.clock_was_set = False
-        """Of an operator."""
+        """Whether an operator's clock was set."""
         self.farthest = 0.0
-        """Seconds by which an operator's clock was ahead at most, where one was set."""
+        """Maximum number of seconds by which an operator's clock was ahead, if one was set."""
         self.lies: set[str] = set()
-        """Replicas that ever lied."""
+        """Replicas that have ever lied."""
         self.deceived = False
-        """Whether one of them was the coordinator: what a coordinator says of its round is believed."""
+        """Whether a liar was the coordinator, whose reports about its round are believed."""
         self.restarts: list[Restart] = []
-        """All that the status ever had."""
+        """All entries that status.restarts ever had."""
         self._idle_since: float | None = None
 
     def status_written(self, old: JobStatus, new: JobStatus) -> None:
-        """Rounds and claims only grow, and a round is committed once."""
+        """Check that rounds and claims only grow, and that a round is committed once.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         before, after = old.world, new.world
         self._believed(new)
         if after.claim:
@@ -94,7 +99,13 @@ class Invariants:
             self.world.rivalry.status_written(self.world, old, new)
 
     def _counted(self, old: JobStatus, new: JobStatus) -> None:
-        """Each second is in one class, and recovery has causes. The steps of the bundled trainer are known."""
+        """Check that each second is in one class, and that recovery has causes.
+
+        The steps of the bundled trainer are known.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         before, after = old.goodput, new.goodput
         if min(after.by_class.values()) < 0 or after.unknown_seconds or (after.at and after.percent is None):
             raise Violation(f"time is counted wrongly: {after}")
@@ -113,20 +124,29 @@ class Invariants:
         self._believed(self.world.status)
 
     def _believed(self, new: JobStatus) -> None:
-        """What a liar says who never coordinated a round is nowhere in the status; but of a coordinator that is not
-        heard the members are asked."""
+        """Check that the status contains nothing from a liar that never coordinated a round.
+
+        If a coordinator is not connected, though, the operator asks its members.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         self.deceived |= new.world.coordinator in self.lies
         if not self.lies or self.deceived:
             return
         claim, failure = new.world.claim, new.last_failure
-        for said in (claim.message if claim else "", failure.message if failure else ""):
-            if LIE in said and "its member" not in said:
-                raise Violation(f"a liar is believed that coordinates nobody: {said}")
+        for message in (claim.message if claim else "", failure.message if failure else ""):
+            if LIE in message and "its member" not in message:
+                raise Violation(f"a liar is believed that coordinates nobody: {message}")
         if new.progress and new.progress.step >= FAR:
             raise Violation(f"a liar is believed that coordinates nobody: {new.progress}")
 
     def _accused(self, old: JobStatus, new: JobStatus) -> None:
-        """Who is said to hang does, or did a moment ago; and who is said to be a straggler is on a slow node."""
+        """Check that a replica reported to hang did so until a moment ago, and that stragglers are on slow nodes.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         if new.restarts is old.restarts and new.stragglers is old.stragglers:
             return
         fresh = [entry for entry in new.restarts.recent if entry not in old.restarts.recent]
@@ -154,7 +174,11 @@ class Invariants:
                 )
 
     def _undisturbed(self, old: JobStatus, new: JobStatus) -> None:
-        """No round whose members all train is given up for a coordinator that this operator alone does not hear."""
+        """Check that no round that trains is aborted because this operator alone can't reach its coordinator.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         before, claim, world = old.world, new.world.claim, self.world
         if not before.claim or not claim or claim.round == before.claim.round or claim.reason not in BY_WORD:
             return
@@ -178,7 +202,11 @@ class Invariants:
             raise Violation(f"round {before.round} trains, and is given up: {claim.message}")
 
     def _no_loop(self, old: JobStatus, new: JobStatus) -> None:
-        """Training is not stopped again and again for replicas that can't be reached by the members."""
+        """Check that training is not stopped again and again for replicas that the members can't reach.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         claim, members = new.world.claim, {member.replica for member in new.world.members}
         if claim is None or claim.reason != "Growing" or not members <= {m.replica for m in old.world.members}:
             return
@@ -190,7 +218,11 @@ class Invariants:
             raise Violation(f"a loop: {len(self.fruitless)} rounds within {LOOP_SECONDS:.0f} s that gained nobody")
 
     def _together(self, new: JobStatus) -> None:
-        """Who could not reach each other when the round was claimed, and can't now, are in no round together."""
+        """Check that replicas that can't reach each other, at the claim and now, are not in one round.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         pods, network = self.world.cluster.pods, self.world.network
         hosts = {pods[member.replica].node for member in new.world.members if member.replica in pods}
         for a, b in itertools.combinations(sorted(hosts), 2):
@@ -198,12 +230,16 @@ class Invariants:
                 raise Violation(f"round {new.world.round} has members on {a} and {b}, which can't reach each other")
 
     def _newest(self, old: JobStatus, new: JobStatus) -> None:
-        """No round begins from less than what those hold together who were asked and are heard, late or not."""
+        """Check that a round begins from the newest state that the asked and connected replicas hold together.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         claim, base, world = new.world.claim, new.world.base, self.world
         if claim is None or base is None or claim.from_storage or self.lies or world.network.unruly:
             return
         if world.clock.now - self.claimed_at[claim.round] > CALL_TIMEOUT:
-            return  # calls have ended without an answer
+            return  # Calls have timed out by then.
         asked = {name: process for name, process in world.agents.items() if self._is_preparing(process, claim)}
         reachable = [set(process.core.preparation.reachable or ()) for process in asked.values()]
         if not all(names.issuperset(asked) for names in reachable):
@@ -218,7 +254,7 @@ class Invariants:
             raise Violation(f"round {new.world.round} begins from step {base.step}; {sorted(asked)} hold {newest}")
 
     def _is_preparing(self, process: AgentProcess, claim: Claim) -> bool:
-        """Return whether the agent was asked, and can be heard."""
+        """Return whether the agent was asked, and is connected."""
         world, pod = self.world, self.world.cluster.pods.get(process.replica)
         if pod is None or pod.uid != process.pod.uid or pod.deleting or world.troubled(pod.node):
             return False
@@ -237,18 +273,26 @@ class Invariants:
             raise Violation(f"{process.replica} is asked to prepare round {round}, which nobody has claimed")
 
     def starting(self, process: AgentProcess, assign: p.Assign) -> None:
-        """Workers start for a committed round only, as the member that was committed."""
+        """Check that workers start only for a committed round, as the member that was committed.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         members = tuple((member.replica, member.instance) for member in assign.members)
         if self.commits.get(assign.round) != (assign.claim, members):
             raise Violation(f"{process.replica} starts round {assign.round}, which is not committed like that")
         if process.core.seen != (assign.round, assign.claim):
             raise Violation(f"{process.replica} starts round {assign.round} and has seen {process.core.seen}")
         claim = self.world.status.world.claim
-        if claim is not None and claim.round == assign.round:  # a zombie may start what is long over
+        if claim is not None and claim.round == assign.round:  # A zombie process may start a round that ended long ago.
             self._restorable(assign)
 
     def _restorable(self, assign: p.Assign) -> None:
-        """What a round is to continue from is one id, and whoever is named as a holder of a shard has it."""
+        """Check that a round continues from one snapshot id, and that each named holder of a shard has it.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         restore = assign.restore
         if restore.id is None:
             return
@@ -264,7 +308,13 @@ class Invariants:
                     raise Violation(f"round {assign.round}: {name} does not hold shard {shard} of {restore.id}")
 
     def stepping(self, collective: Collective) -> None:
-        """Before the first step of a round: its members run nothing older. Whoever saw it has stopped."""
+        """Check before the first step of a round that none of its members still runs an older round.
+
+        Every member that has seen the new round has stopped.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         for process in self.world.agents.values():
             other = process.collective
             if process.alive and other is not None and other.round < process.core.seen[0]:
@@ -277,7 +327,11 @@ class Invariants:
             self.world.clock.tell(f"round {collective.round}: first step")
 
     def goes_on(self) -> None:
-        """Looked at while no pod can be made: who is there trains on without those that are lost."""
+        """Check, while no pod can be created, that the existing replicas train without the lost ones.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         now = self.world.clock.now
         if self.deceived or not self._could_train() or self._trains():
             self._idle_since = None
@@ -289,8 +343,10 @@ class Invariants:
             )
 
     def _could_train(self) -> bool:
-        """Whether enough replicas for a round can be reached, and nothing else is in their way. The first one waits for
-        all of them."""
+        """Return whether enough replicas for a round can be reached, and nothing else prevents it.
+
+        The first round waits for all replicas.
+        """
         if not self.world.status.rounds:
             return False
         world, cluster, now = self.world, self.world.cluster, self.world.clock.now
@@ -316,7 +372,7 @@ class Invariants:
         return calm and process.alive and not self.world.clock.stands(process) and process.core.report().ready
 
     def _trains(self) -> bool:
-        """Whether the round that was claimed last has got under way, and is not known to be broken."""
+        """Return whether the round that was claimed last trains, and is not known to be broken."""
         runs = self.world.collectives.values()
         return any(run.over or (run.first_step_at and not run.broken) for run in runs if self._is_current(run))
 
@@ -329,19 +385,27 @@ class Invariants:
             raise Violation(f"{action.name} ({action.uid}) is deleted, and was never this job's")
 
     def deleting(self, who: str, action: DeletePod) -> None:
-        """A world that is silent as a whole is left alone."""
+        """Check that no pod is deleted while all agents are silent.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         world = self.world
         heard_at = max((operator.heard_at for operator in world.operators if operator.name == who), default=0.0)
         cut_off = not any(
             world.network.reaches(who, node) for node in world.cluster.nodes if node not in world.network.dead
         )
-        # Until then its open streams seem well.
-        told = world.clock.now - heard_at > p.SILENCE_SECONDS + 1.0 + world.cluster.late
-        if cut_off and told and "could not be reached" in action.reason:
+        # Until then, the operator's open streams seem to be in order.
+        is_noticed = world.clock.now - heard_at > p.SILENCE_SECONDS + 1.0 + world.cluster.late
+        if cut_off and is_noticed and "could not be reached" in action.reason:
             raise Violation(f"{who} can reach nobody, and deletes {action.name}: {action.reason}")
 
     def creating(self, action: CreatePod) -> None:
-        """No second pod for an index whose pod is healthy, as anyone could know."""
+        """Check that no second pod is created for an index whose pod is healthy, as far as anybody could know.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         world = self.world
         self._backed_off(action)
         if self.deceived:
@@ -358,26 +422,33 @@ class Invariants:
             if blamed or self._stranded(pod) or world.troubled(pod.node) or (process is not None and not process.alive):
                 continue
             if pod.name in self.lies or (pod.waiting and self.farthest):
-                continue  # how long a pod waits, the operator's clock says and the API server's
+                continue  # How long a pod waits is measured by the operator's clock and the API server's.
             raise Violation(f"a second pod for index {action.index} while {pod.name} is well")
 
     def _stranded(self, pod: PodView) -> bool:
-        """It has no place, or had none a moment ago, for it must keep off a node that others may use by now."""
+        """Return whether the pod has no node, or had none a moment ago, because it avoids a usable node."""
         avoided = self.world.cluster.status.avoided_nodes
         now = self.world.clock.now + 6.0 * bool(self.world.clocks) + self.farthest  # operators' clocks differ
         still = {entry.node for entry in avoided if unix_seconds(entry.until) > now}
         return pod.phase is PodPhase.PENDING and not still.issuperset(pod.avoids)
 
     def _backed_off(self, action: CreatePod) -> None:
-        """A replica whose containers can't start gets its pods more and more slowly."""
+        """Check that a replica whose containers can't start gets its pods at growing intervals.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         cluster = self.world.cluster
-        told = {entry.replica: unix_seconds(entry.at) for entry in cluster.status.restarts.recent if entry.counted}
+        counted_at = {
+            entry.replica: unix_seconds(entry.at) for entry in cluster.status.restarts.recent if entry.counted
+        }
         failed = cluster.failed_starts.get(action.index, {})
-        ends = {name: min(at, told[name]) for name, at in failed.items() if name in told}  # from the first sign of it
+        # The interval counts from the first evidence of the end.
+        ends = {name: min(at, counted_at[name]) for name, at in failed.items() if name in counted_at}
         if len(ends) < 3 or f"job-{action.index}-{action.attempt - 1}" not in ends:
             return
         if self.clock_was_set:
-            return  # nothing waits for a time that lies ahead, of another operator's clock perhaps
+            return  # Nothing waits for a time in the future, which another operator's clock may have written.
         waited = self.world.clock.now - max(ends.values())
         doubt = 6.0 if self.world.clocks else 0.05  # operators' clocks differ
         if waited < min(30.0, 2.0 ** (len(ends) - 3)) - doubt:

@@ -1,7 +1,7 @@
-"""Planted faults: each breaks one rule of the design, and the simulation has to notice.
+"""Planted bugs: each breaks one rule of the design, and the simulation has to detect it.
 
-Each is pinned to a seed that shows it. Where a change has made other runs of the seeds, this prints which show one now:
-`.venv/bin/python -m simulation.mutations NAME [NAME ...]` (with tests/ on PYTHONPATH).
+Each is pinned to a seed that shows it. If a code change alters the runs of the seeds, this command prints seeds that
+show it now: `.venv/bin/python -m simulation.mutations NAME [NAME ...]` (with tests/ on PYTHONPATH).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def agent_accepts_lower_rounds(patch: Patch) -> None:
 
 
 def plan_mixes_snapshot_ids(patch: Patch) -> None:
-    """Shards of any step make up the newest step."""
+    """Take shards of any step for the newest step."""
     whole = restore.complete
 
     def mixed(replies: Any, status: Any) -> Any:
@@ -84,8 +84,8 @@ def a_silent_coordinator_is_dead_when_another_answers(patch: Patch) -> None:
     word = Health._word_of_members
 
     def dead(self: Health) -> Any:
-        found = word(self)
-        return found and dataclasses.replace(found, life=Life.DEAD, sentence="is silent")
+        verdict = word(self)
+        return verdict and dataclasses.replace(verdict, life=Life.DEAD, sentence="is silent")
 
     patch.setattr(Health, "_word_of_members", dead)
 
@@ -95,12 +95,12 @@ def crash_loops_are_not_slowed_down(patch: Patch) -> None:
 
 
 def rounds_are_made_of_whoever_answers(patch: Patch) -> None:
-    """Whether they can reach each other or not."""
+    """Form rounds of all replicas that answer, whether they can reach each other or not."""
     patch.setattr(sizes, "_without_cut_links", lambda seniority, replies, members: tuple(seniority))
 
 
 def late_members_are_left_out(patch: Patch) -> None:
-    """Whatever they hold."""
+    """Leave out late members, whatever they hold."""
     patch.setattr(holders, "seconds_for_late", lambda ctx, made, answers: None)
 
 
@@ -141,7 +141,7 @@ def what_was_undone_is_gone_on_from(patch: Patch) -> None:
 
 
 def the_last_rollback_alone_counts(patch: Patch) -> None:
-    """The earlier ones are forgotten."""
+    """Remember only the last rollback, and forget the earlier ones."""
     whole = restore.undone
     patch.setattr(restore, "undone", lambda status: whole(status)[-1:])
 
@@ -151,18 +151,18 @@ def samples_are_not_left_out(patch: Patch) -> None:
 
 
 def samples_left_out_are_trained_on_later(patch: Patch) -> None:
-    """The status has them, and no round is told."""
+    """Keep skipped samples in the status only, so that no round is told of them."""
     choose = restore.choose
 
     def untold(*known: Any) -> Any:
-        found = choose(*known)
-        return dataclasses.replace(found, skipped=()) if isinstance(found, Restore) else found
+        chosen = choose(*known)
+        return dataclasses.replace(chosen, skipped=()) if isinstance(chosen, Restore) else chosen
 
     patch.setattr(commits.restore, "choose", untold)
 
 
 def a_rollback_is_forgotten(patch: Patch) -> None:
-    """When the round that asked for it is over."""
+    """Forget a rollback once the round that asked for it is over."""
     seen = restore.last_rollback
     patch.setattr(restore, "last_rollback", lambda ctx: seen(ctx) if ctx.round.report else None)
 
@@ -195,7 +195,7 @@ def nodes_where_bits_flip_are_used_again(patch: Patch) -> None:
 
 
 def times_ahead_are_waited_for(patch: Patch) -> None:
-    """A clock that was set back has to get there again."""
+    """Wait for times in the future: a clock that was set back has to get there again."""
     patch.setattr(JobContext, "since", lambda self, at: self.now - at)
 
 
@@ -214,7 +214,12 @@ def whoever_says_that_it_coordinates_is_believed(patch: Patch) -> None:
     def anybodys(self: Round) -> Any:
         reports = (view.report for view in self.observed.agents.values())
         return next(
-            (told for told in reports if told and told.coordinator and told.failures), report.__get__(self, Round)
+            (
+                other_report
+                for other_report in reports
+                if other_report and other_report.coordinator and other_report.failures
+            ),
+            report.__get__(self, Round),
         )
 
     patch.setattr(Round, "report", property(anybodys), raising=False)
@@ -231,9 +236,9 @@ def rounds_far_ahead_are_believed(patch: Patch) -> None:
 class Planted(NamedTuple):
     mutation: Callable[[Patch], None]
     seed: int
-    """One that shows it."""
+    """Seed that shows the bug."""
     alone: tuple[str, ...] = ()
-    """Faults that show it soonest, a second apart, all others being away; empty where the seed draws them."""
+    """Faults that show the bug soonest, a second apart and without any others; empty if the seed draws the faults."""
 
     @property
     def name(self) -> str:
@@ -244,7 +249,7 @@ class Planted(NamedTuple):
         return failure(seed, schedule=strikes or None)
 
     def shown_by(self, seeds: Iterable[int]) -> Iterator[int]:
-        """Those of the seeds that hold as the code is, and break an invariant with the mutation."""
+        """Yield those of the seeds that pass with the code as it is, and break an invariant with the mutation."""
         for seed in seeds:
             with pytest.MonkeyPatch.context() as patch:
                 self.mutation(patch)
@@ -254,8 +259,8 @@ class Planted(NamedTuple):
 
 
 TWICE_UNSAID = ("storage_down", "glitch", "storage_down", "storage_down", "glitch", "kill_agent", "storage_down")
-"""Training is undone twice while storage is away, then the agent that remembers both is lost: the status alone knows
-what to tell LATEST."""
+"""Faults after which only the status knows what LATEST must not name: training is undone twice while storage is away,
+then the agent that remembers both is lost."""
 LIES = ("lying_agent", "lying_agent", "kill_worker", "lying_agent", "kill_worker")
 MUTATIONS = (
     Planted(agent_accepts_lower_rounds, 3),

@@ -1,4 +1,4 @@
-"""What must hold of training that was undone."""
+"""Invariants of training that was undone."""
 
 from __future__ import annotations
 
@@ -18,17 +18,21 @@ class Rollbacks:
     def __init__(self, world: World) -> None:
         self.world = world
         self.recorded: list[Undone] = []
-        """As the API server accepted them."""
+        """Rollbacks as the API server accepted them."""
         self.flips: dict[str, int] = {}
-        """Replica -> how often digests have named it, rightly."""
+        """Number of times that digests have rightly named a replica, by replica."""
         self._corruptions = 0
 
     def found(self, replica: str) -> None:
-        """Digests name it: its bits were flipped."""
+        """Check that digests name a replica only if its bits were flipped."""
         self.flips[replica] = self.flips.get(replica, 0) + 1
 
     def status_written(self, old: JobStatus, new: JobStatus) -> None:
-        """What was undone or left out stays so, and a rollback leaves out what led to it, so that it ends."""
+        """Check that undone states and skipped samples stay so, and that a rollback skips its cause and so ends.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         before, after = left_out(old), left_out(new)
         if united(before, after) != after:
             raise Violation(f"samples that were left out are not any more: {before}, then {after}")
@@ -46,17 +50,25 @@ class Rollbacks:
         self.recorded.append(Undone(back.round, back.step))
 
     def restored(self, round: int, lineage: Lineage) -> None:
-        """No round continues from what was undone before it, and each goes on at the next sample not left out."""
+        """Check that no round continues from an undone state, and that each begins at the next sample not skipped.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         for undone in self.recorded:
             if round > undone.round and lineage.comes_from(undone):
                 raise Violation(f"round {round} continues from a state that was undone ({undone}): {lineage}")
 
     def over(self, lineage: Lineage) -> None:
-        """Of the run's last state."""
+        """Check the run's last state.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         for undone in self.recorded:
             if lineage.comes_from(undone):
                 raise Violation(f"complete with what was undone ({undone}): {lineage}")
-        # Who was out of reach until the end has not told the operator what it left out.
+        # A member that was unreachable until the end has not told the operator which samples it skipped.
         check_lineage(lineage, united(left_out(self.world.status), lineage.skipped))
 
 

@@ -1,4 +1,4 @@
-"""Delta debugging over a schedule of faults: leave out what the failure does not need, one piece at a time.
+"""Delta debugging of a schedule of faults: leave out faults that the failure does not need, one at a time.
 
 .venv/bin/python -m simulation.shrink SEED [SEED ...]      (with tests/ on PYTHONPATH)
 """
@@ -12,11 +12,11 @@ from simulation.runs.schedule import Schedule, draw
 from simulation.runs.world import failure
 
 TRIES = 4
-"""Other lines of chance that a shorter schedule is given: with a fault less, all that follows falls out differently."""
+"""Number of other random sequences to try with a shorter schedule, because one fault less changes all that follows."""
 
 
 def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
-    """A part of `schedule` that still fails, and no longer does when any one of its faults is left out."""
+    """Return a part of `schedule` that still fails, and that does not fail without any one of its faults."""
     size = max(1, len(schedule) // 2)
     while True:
         for start in range(0, len(schedule), size):
@@ -31,7 +31,7 @@ def shrink(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
 
 
 def shortest(seed: int, calm: bool = False) -> str:
-    """The story of the shortest schedule found that fails like the seed does; empty where the seed does not fail."""
+    """Return the story of the shortest schedule that fails like the seed does; empty if the seed does not fail."""
     whole = failure(seed, calm)
     if not whole:
         return ""

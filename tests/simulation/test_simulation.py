@@ -40,10 +40,10 @@ def test_whatever_fails_the_invariants_hold_and_the_job_completes() -> None:
 @pytest.mark.long(law=f"{HERE}::test_whatever_fails_the_invariants_hold_and_the_job_completes")
 @pytest.mark.timeout(1800)
 def test_so_they_do_in_other_runs_each_time(request: pytest.FixtureRequest) -> None:
-    """CONCERTINA_SEEDS_FROM: where they start, for who wants the same ones again."""
+    """CONCERTINA_SEEDS_FROM sets the first seed, to repeat the same runs."""
     first = int(os.environ.get("CONCERTINA_SEEDS_FROM") or GATE + int(time.time()) // 60 * MORE % 10**9)
-    told = f"simulation: CONCERTINA_SEEDS={first}:{first + MORE}"
-    request.config.stash.setdefault(FIGURES, []).append(told)
+    command = f"simulation: CONCERTINA_SEEDS={first}:{first + MORE}"
+    request.config.stash.setdefault(FIGURES, []).append(command)
     all_hold(range(first, first + MORE))
 
 
@@ -55,7 +55,7 @@ def test_a_disturbed_operator_changes_nothing_when_nothing_is_wrong() -> None:
 
 @pytest.mark.parametrize("planted", MUTATIONS, ids=lambda planted: planted.name)
 def test_a_planted_fault_is_noticed(planted: Planted, monkeypatch: Patch) -> None:
-    """And nothing else is noticed there."""
+    """The planted bug is detected, and no other violation occurs."""
     without = planted.play(planted.seed)
     assert without is None, without.story
     planted.mutation(monkeypatch)

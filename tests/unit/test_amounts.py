@@ -1,4 +1,4 @@
-"""Sentences are right at 0, 1 and many."""
+"""Sentences with a number are correct for 0, 1 and many."""
 
 from concertina.amounts import amount, are
 

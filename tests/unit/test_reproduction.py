@@ -1,4 +1,4 @@
-"""What the manifest of a reproduction says, and why its result is not the same to the bit, a reason each."""
+"""Manifest of a reproduction, and the reasons why its result is not the same to the bit."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def spec_with(**changed: Any) -> Lineage:
 
 
 def test_it_is_the_job_as_it_was_from_its_parent_on() -> None:
-    found = reproduction(checkpoint(skipped=((3, 7),)), "s3://bucket/run/u/round-2/step-50", BEGINNING, WANTED)
-    assert found.differences == ()
-    assert found.manifest == {
+    reproduced = reproduction(checkpoint(skipped=((3, 7),)), "s3://bucket/run/u/round-2/step-50", BEGINNING, WANTED)
+    assert reproduced.differences == ()
+    assert reproduced.manifest == {
         "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
         "metadata": {
@@ -102,8 +102,8 @@ SCRIPT = spec_with(
     ],
 )
 def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, reason: str) -> None:
-    found = reproduction(checkpoint(made), "uri", beginning, WANTED)
-    assert any(reason in difference for difference in found.differences), found.differences
+    reproduced = reproduction(checkpoint(made), "uri", beginning, WANTED)
+    assert any(reason in difference for difference in reproduced.differences), reproduced.differences
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Slots in turns: nobody waits behind all that another one asks for."""
+"""Slots in turns: no waiting task is blocked by the many requests of another one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_key_has_its_turn_in_one_piece_and_lanes_go_slot_by_slot() -> None:
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.none() | st.integers(0, 30)), max_size=30),
 )
 def test_slots_are_never_exceeded_or_lost(slots: int, wanted: list[tuple[str, int, int | None]]) -> None:
-    """Whoever is cancelled while waiting, or just as its turn comes, leaves the slot to the next."""
+    """A task that is cancelled while it waits, or just as its turn comes, leaves the slot to the next."""
 
     async def scenario() -> None:
         turns, taken, most = FairLimiter(slots), 0, 0

@@ -56,12 +56,12 @@ class Use:
 
 def page() -> str:
     """Return the page."""
-    found: dict[str, list[Use]] = {}
+    uses_by_reason: dict[str, list[Use]] = {}
     for use in sorted(set(uses()), key=lambda use: (use.reason, use.use, use.message)):
-        found.setdefault(use.reason, []).append(use)
+        uses_by_reason.setdefault(use.reason, []).append(use)
     for reason in (*ENUMS["Reason"].values(), *ENUMS["FailureReason"].values()):
-        found.setdefault(reason, [])
-    rows = ((markdown.code(reason), _text(found[reason])) for reason in sorted(found))
+        uses_by_reason.setdefault(reason, [])
+    rows = ((markdown.code(reason), _text(uses_by_reason[reason])) for reason in sorted(uses_by_reason))
     return markdown.page(
         "Conditions, reasons and events",
         INTRODUCTION,
@@ -124,11 +124,11 @@ def uses() -> Iterator[Use]:
 
 def _texts(function: ast.FunctionDef) -> dict[str, str]:
     """Return the texts that a function assigns to a name once."""
-    found: dict[str, list[str]] = {}
+    texts_by_name: dict[str, list[str]] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault(node.targets[0].id, []).append(_message(node.value, {}))
-    return {name: texts[0] for name, texts in found.items() if len(texts) == 1}
+            texts_by_name.setdefault(node.targets[0].id, []).append(_message(node.value, {}))
+    return {name: texts[0] for name, texts in texts_by_name.items() if len(texts) == 1}
 
 
 def _uses(node: ast.Call, call: Arguments, names: Mapping[str, str], texts: Mapping[str, str]) -> Iterator[Use]:
@@ -144,12 +144,12 @@ def _uses(node: ast.Call, call: Arguments, names: Mapping[str, str], texts: Mapp
 
 def _strings(tree: ast.Module) -> dict[str, str]:
     """Return the string constants of a module by name."""
-    found: dict[str, str] = {}
+    strings: dict[str, str] = {}
     for node in tree.body:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
-                found[name] = text
-    return found
+                strings[name] = text
+    return strings
 
 
 def _reasons(node: ast.expr, names: Mapping[str, str]) -> list[str]:

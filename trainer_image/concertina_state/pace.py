@@ -96,5 +96,5 @@ class Pace:
         return max(fewest, math.ceil(self.cost / (self._overhead * self._step)))
 
     def share(self, steps: int) -> float:
-        """Return the share of the training time that one snapshot in so many steps takes; 0 until it is known."""
+        """Return the share of the training time that one snapshot in `steps` steps takes; 0 until it is known."""
         return self.cost / (steps * self._step) if self._step else 0.0

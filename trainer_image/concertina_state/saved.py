@@ -1,4 +1,4 @@
-"""Saved state, wherever it lies. The contents of its shards are known before any tensor bytes are brought here."""
+"""A saved state in memory or in storage. The headers of its shards are read before any tensor bytes are fetched."""
 
 from __future__ import annotations
 

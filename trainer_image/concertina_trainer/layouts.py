@@ -48,7 +48,7 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
 
 
 def _whole(dimension: str) -> LayoutRule:
-    """Return the rule that a model of one's own is not cut in this dimension."""
+    """Return the rule that a custom model is not cut in this dimension."""
     return LayoutRule(
         f"parallelism.{dimension}",
         f"!has(self.trainer.model.entrypoint) || self.parallelism.{dimension} == 1",
@@ -208,7 +208,7 @@ def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int 
 def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
     """Return whether blocks free their gathered weights between forward and backward.
 
-    `weights` is the number of parameters of a model of one's own.
+    `weights` is the number of parameters of a custom model.
     """
     if trainer.memory.reshard_after_forward is Resharding.auto:
         return (weights or trainer.model.weights) > RESHARD_ABOVE and not parallelism.backward_in_halves

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainingjob._save_points import SavePoints
 
 RESERVED = {"random": "random numbers are", "loaders": "positions of `batches` are"}
-"""Names that no object of a script may have, and what is saved by them."""
+"""Names that no object of a script may have, each with the state that `State` saves under it."""
 
 
 class Contents:

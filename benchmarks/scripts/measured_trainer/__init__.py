@@ -1,4 +1,4 @@
-"""The bundled trainer under another name, whose worker can be told to measure nothing (`agent run --package`)."""
+"""Bundled trainer under another name, whose worker can switch off all measurements (`agent run --package`)."""
 
 import concertina_trainer
 

@@ -1,5 +1,8 @@
-"""The bundled trainer's worker, with or without all measuring by turns: in a step of which `turns.Turns` says so
-nothing is timed, told or logged. What is left of the loop is what it would be if no code measured anything."""
+"""Worker of the bundled trainer, with or without all measurements in turns.
+
+In a step that `turns.Turns` selects, nothing is timed, reported or logged. The rest of the loop is as it would be if no
+code measured anything.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ NOTHING = contextlib.nullcontext()
 
 
 class Timed:
-    """Around what a context manager does before and after its body."""
+    """Context manager that times the code of another one before and after its body."""
 
     def __init__(self, hooks: Hooks, name: str, inner: Any) -> None:
         self._hooks, self._name, self._inner = hooks, name, inner

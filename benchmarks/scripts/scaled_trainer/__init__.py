@@ -1,4 +1,4 @@
-"""The bundled trainer under another name, whose worker writes down what its steps took (`agent run --package`)."""
+"""Bundled trainer under another name, whose worker records the times of its steps (`agent run --package`)."""
 
 import concertina_trainer
 

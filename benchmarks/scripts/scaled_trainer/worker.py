@@ -1,5 +1,4 @@
-"""The bundled trainer's worker, which writes down what each of its steps took, and its memory, and ends after some of
-them."""
+"""Worker of the bundled trainer that records the times of its steps and its memory, and ends after some steps."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from notes import Notes
 
 
 class CountedEngine:
-    """An engine whose first step is counted by the plan's ledger: it is one of those whose time is not."""
+    """Engine whose first step is observed by the plan's ledger. The time of that step is not counted."""
 
     def __init__(self, engine: Engine, optimizer: ShardedAdamW, notes: Notes) -> None:
         self._engine, self._optimizer, self._notes = engine, optimizer, notes

@@ -1,5 +1,8 @@
-"""Autoregressive predictive coding (Chung et al. 2019, arXiv 1904.03240) of precomputed features: a causal model that
-predicts the next frame and, where the data have targets, which one the next frame has."""
+"""Autoregressive predictive coding of precomputed features (Chung et al. 2019, arXiv 1904.03240).
+
+The model is causal and predicts the next frame. If the data have targets, it also predicts the target of the next
+frame.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class AudioModel(nn.Module):
         self.exit = nn.Linear(dim, width + classes)
 
     def forward(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each frame [rows, length, width]: the next one, and logits of its target."""
+        """Return the predicted next frame of each frame `[rows, length, width]`, and the logits of its target."""
         x = self.entry(frames)
         for block in self.blocks:
             x = block(x)
@@ -51,7 +54,7 @@ def build(options: Mapping[str, Any], data: DataShape) -> AudioModel:
 
 
 def loss(model: AudioModel, batch: Microbatch) -> Tensor:
-    """The mean distance of the features and, with targets, the cross entropy; each prediction by its weight."""
+    """Return the weighted sum of each prediction's mean distance and, with targets, its cross entropy."""
     assert batch.features is not None
     frames, logits = model(batch.features[:, :-1])
     losses = (frames - batch.features[:, 1:]).abs().float().mean(-1)
@@ -65,7 +68,7 @@ def blocks(model: AudioModel) -> Iterable[nn.Module]:
 
 
 def flops(options: Mapping[str, Any], data: DataShape) -> float:
-    """6 a weight and frame: each weight is used once a frame, as convolutions use theirs."""
+    """Return 6 operations for each weight and frame. Each weight is used once a frame, as those of convolutions are."""
     return 6.0 * sum(parameter.numel() for parameter in build(options, data).parameters())
 
 

@@ -477,8 +477,8 @@ class AgentConnections:
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
     """Split the batch into about as many parts as each part has entries.
 
-    A part always has the same replicas, because connections among them are kept. The first entry of each part is an
-    agent that is heard, when there is one.
+    A part always has the same replicas, because connections among them are kept. The first entry of each part is a
+    connected agent, if there is one.
     """
     count = math.isqrt(len(batch) - 1) + 1
     parts: list[list[tuple[Send, Call]]] = [[] for _ in range(count)]

@@ -25,9 +25,9 @@ class _HeardJob:
     namespace: str = ""
     """Namespace of the job, or empty until the job has trained. A job has a vote once this is set."""
     heard: set[str] = field(default_factory=set)
-    """Replicas whose agents are watched and heard. Agents that are not watched do not count."""
+    """Replicas whose agents are watched and connected. Agents that are not watched do not count."""
     lost: set[str] = field(default_factory=set)
-    """Replicas whose agents were heard earlier and no longer are."""
+    """Replicas whose agents were connected earlier and no longer are."""
 
     @property
     def votes_silent(self) -> bool | None:
@@ -38,7 +38,7 @@ class _HeardJob:
 
 
 class AgentConnectivityMonitor:
-    """Jobs that have trained and were heard, and those of them that have become silent.
+    """Jobs that have trained and were connected, and those of them that have become silent.
 
     A namespace counts as silent when at least half of its jobs are, so the jobs of one tenant do not decide for all
     others.
@@ -53,7 +53,7 @@ class AgentConnectivityMonitor:
         """Whether at least half of the jobs are silent, and most namespaces."""
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
-        """Record the current view of an agent. An agent that is not watched counts neither as heard nor as lost."""
+        """Record the current view of an agent. An agent that is not watched counts neither as connected nor as lost."""
         job = self._jobs.setdefault(uid, _HeardJob())
         before, watched = job.votes_silent, view.wanted_at is not None
         lost = watched and not view.alive and view.lost_at is not None

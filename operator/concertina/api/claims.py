@@ -1,6 +1,7 @@
 """GPUs that the container `trainer` gets by claims (Dynamic Resource Allocation), for `workersPerReplica: Auto`.
 
-A template only names its claims. What they ask for is in the objects of kind ResourceClaimTemplate or ResourceClaim.
+A template contains only the names of its claims. Their requests are in the objects of kind ResourceClaimTemplate or
+ResourceClaim.
 """
 
 from __future__ import annotations

@@ -26,24 +26,25 @@ MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launc
 WITH_RUN = ("colossalai", "fabric")
 """Programs that launch with the subcommand `run`."""
 ONLY_TELLS = ("--help", "-h", "--version")
-"""Arguments with which a launcher starts nothing."""
+"""Arguments with which a launcher only prints information, and starts nothing."""
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
 WRAPPERS = (
     *PYTHONS, "env", "nice", "ionice", "numactl", "taskset", "nohup", "time", "timeout", "stdbuf", "tini", "dumb-init",
 )  # fmt: skip
-"""Programs that run the rest of their words."""
+"""Programs that run the rest of their words as a command."""
 ACCELERATE, LAUNCH = ("accelerate",), "launch"
 ACCELERATE_ALONE = ("accelerate-launch", "accelerate.commands.launch")
-"""The same as `accelerate launch`, which leaves the ranks as they are unless it gets one of these options:"""
+"""Program and module that do the same as `accelerate launch`. It leaves the ranks as they are unless it gets one of
+ACCELERATE_OPTIONS."""
 ACCELERATE_OPTIONS = tuple(
     option.replace("_", dash)
     for option in ("--multi_gpu", "--use_fsdp", "--use_deepspeed", "--use_megatron_lm")
     for dash in ("_", "-")
 )
 NUM_PROCESSES = ("--num_processes", "--num-processes")
-"""Options that do the same, unless their value is 1."""
+"""Options of `accelerate launch` with which it starts a world of its own unless their value is 1."""
 ACCELERATE_VALUES = ("no", "bf16", "fp16")
-"""Values of other options, besides numbers and files of configuration."""
+"""Values of other options, in addition to numbers and configuration files."""
 DIGITS = tuple("0123456789")
 SHELLS = tuple(folder + shell for shell in ("bash", "sh", "dash", "zsh") for folder in ("", "/bin/", "/usr/bin/"))
 MOST_WORDS = 12

@@ -16,7 +16,7 @@ class Path(enum.StrEnum):
     """Endpoints."""
 
     LIVE = "/healthz"
-    """Liveness: the event loop turns. Only a restart can help a process that does not answer."""
+    """Liveness: the event loop runs. Only a restart can help a process that does not answer."""
     READY = "/readyz"
     """Readiness: this process acts, or can act as soon as it gets the Lease."""
     LEADER = "/leaderz"

@@ -21,7 +21,7 @@ LIMIT_SECONDS = 60.0
 
 
 async def check(settings: OperatorSettings, client: Client) -> list[str]:
-    """Return what was found to work.
+    """Return a sentence for each part of the installation that works.
 
     Raises:
         TimeoutError: When no operator renews the Lease in time.
@@ -29,12 +29,12 @@ async def check(settings: OperatorSettings, client: Client) -> list[str]:
     """
     async with asyncio.timeout(LIMIT_SECONDS):
         leader = await _leader(settings, client)
-    found = [f"{leader} leads: it renews the Lease {settings.namespace}/{settings.lease}"]
+    working = [f"{leader} leads: it renews the Lease {settings.namespace}/{settings.lease}"]
     for namespace in settings.watch_namespaces or (None,):
         async for _ in client.pages(TRAINING_JOBS, namespace, chunk=1):
             break
-        found.append(f"TrainingJobs can be listed in {namespace or 'all namespaces'}")
-    return found
+        working.append(f"TrainingJobs can be listed in {namespace or 'all namespaces'}")
+    return working
 
 
 async def _leader(settings: OperatorSettings, client: Client) -> str:

@@ -61,8 +61,8 @@ SECRET_SECONDS = 60.0
 The response 409 is expected.
 """
 GROUP_SECONDS = 60.0
-"""Age in seconds after which a job's pod group is looked up again before its pods are created: a person may have
-deleted it, and its pods would wait without a word."""
+"""Age in seconds after which a job's pod group is looked up again before its pods are created. A person may have
+deleted the group, and its pods would then wait without any message."""
 metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in Refusal])
 
 
@@ -201,7 +201,7 @@ def _name(job: CachedJob, action: Action) -> str:
 def _identity(action: Action) -> Hashable:
     """Return a key that is the same for two actions of which one is enough.
 
-    A pod is created once, whatever nodes a later plan avoids.
+    A pod is created once, even if a later plan avoids other nodes.
     """
     if isinstance(action, CreatePod):
         return CreatePod(action.index, action.attempt)

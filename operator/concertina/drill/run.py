@@ -137,7 +137,7 @@ class Recording:
     async def _new_round(self, seconds: float) -> None:
         """Wait for the first step of a new round.
 
-        The trainer's log tells its time. For a job with a command of its own, the status does.
+        The trainer's log shows its time. For a job with a command of its own, the status does.
         """
         watch, rounds = self._watch, self._before.world.round
 
@@ -154,7 +154,7 @@ class Recording:
         self._first_status = watch.status
 
     async def _same_round(self, seconds: float) -> None:
-        """Wait until steps go on, by a log line that is newer than the injection or by the status."""
+        """Wait until training continues, by a log line that is newer than the injection or by the status."""
         watch, step = self._watch, self._watch.step
         news = f"a step within {seconds:g} s"
         await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._injection.at + 1))

@@ -39,7 +39,7 @@ class ProgressSource(enum.Enum):
 
     ALL = enum.auto()
     LOGS = enum.auto()
-    """Logs only. The operator hears nothing, so the status does not change."""
+    """Logs only. No agent reaches the operator, so the status does not change."""
     NOTHING = enum.auto()
     """No source. The API server is the component that is away."""
 

@@ -1,1 +1,1 @@
-"""Pure decisions, with one policy in each file: no clock, no I/O, no logging."""
+"""Decision functions of the operator, one policy per file. They are pure: they use no clock, no I/O and no logging."""

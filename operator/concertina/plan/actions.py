@@ -38,7 +38,7 @@ class Rendezvous:
     """Address of the store, as host:port."""
     round: int
     least: int
-    """Number of replicas without which torchrun does not start."""
+    """Minimum number of replicas that torchrun needs to start."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class PodQuota:
     """Quota that a new pod uses."""
 
     lender: tuple[str, int]
-    """Name of the admitted Workload, and its total number of pods. Unless both still hold, no pod is created."""
+    """Name of the admitted Workload whose quota the pod uses, and the total number of pods of that Workload. If either
+    has changed when the pod is written, the pod is not created."""
     pod_set: PodSet
     changes: PodChanges = field(default=PodChanges(), hash=False)
     """Changes that the admission makes to the pod."""
@@ -74,7 +75,7 @@ class CreatePod:
     avoid_nodes: tuple[str, ...] = ()
     """Nodes on which the pod should preferably not run."""
     never_nodes: tuple[str, ...] = ()
-    """Nodes on which the pod must not run: other nodes have room."""
+    """Nodes on which the pod must not run. Other nodes have room for it."""
     standby: bool = False
     """Whether the pod is for a standby replica, preferably on a node without any other replica of the job."""
     snapshot_memory: int | None = None
@@ -133,12 +134,12 @@ class CreateWorkload:
     """Name of the Workload that this one replaces once it is admitted."""
     slice_name: str = ""
     shrunk_at: float | None = None
-    """When the job last gave way to a preemption, in Unix seconds."""
+    """When the job last shrank because of a preemption, in Unix seconds."""
 
 
 @dataclass(frozen=True)
 class WorkloadKey:
-    """Identity of the Workload that a write expects. Another version is not written to."""
+    """Identity and version of the Workload that a write expects. If the Workload has changed, it is not written to."""
 
     name: str
     uid: str
@@ -147,7 +148,7 @@ class WorkloadKey:
 
 @dataclass(frozen=True)
 class EditWorkload:
-    """Change the spec of a Workload. None leaves a field as it is. It gives no quota back."""
+    """Change the spec of a Workload without giving quota back. None leaves a field as it is."""
 
     key: WorkloadKey
     request: Request | None = None
@@ -160,12 +161,12 @@ class EditWorkload:
 
 @dataclass(frozen=True)
 class ShrinkWorkload:
-    """Lower the counts of a Workload that holds quota, if no more than so many pods are left."""
+    """Lower the counts of a Workload that holds quota, if no more than the given number of pods are left."""
 
     key: WorkloadKey
     request: Request
     eviction: str = ""
-    """Transition time of the eviction that the job gives way to; empty if there is none."""
+    """Transition time of the condition Evicted for which the job shrinks; empty if there is none."""
 
 
 @dataclass(frozen=True)
@@ -290,11 +291,12 @@ class Plan:
     recheck_after: float | None = None
     """Seconds until the job must be planned again even if nothing happens."""
     trace: RoundTrace | None = None
-    """Trace of the round that is under way or given up, from now on."""
+    """Trace of the current or aborted round after this pass; None leaves the recorded trace as it is."""
     only_numbers: bool = False
-    """Whether the status changes in numbers and sentences only, so that a pass over it would decide the same."""
+    """Whether only numbers and sentences of the status change. Another pass over such a status would decide the
+    same."""
     silent: tuple[str, ...] = ()
-    """Uids of pods that only their silence speaks against, the longest silent first.
+    """Uids of pods against which nothing but their silence is known, the longest silent first.
 
     The shell limits how many of them are given up (`JobObservation.given_up`).
     """

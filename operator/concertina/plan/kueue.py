@@ -32,7 +32,7 @@ class PodSet(enum.StrEnum):
 Counts = Mapping[PodSet, int]
 """Number of pods by set."""
 Request = tuple[tuple[PodSet, int], ...]
-"""The same in the order of a Workload's pod sets, as part of an action."""
+"""Number of pods by set, in the order of a Workload's pod sets, as part of an action."""
 
 
 def wanted_sets(spec: JobSpec) -> tuple[PodSet, ...]:

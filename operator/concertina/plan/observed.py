@@ -291,8 +291,9 @@ class AgentView:
     connected: bool = False
     """Whether the watch stream is open and not silent."""
     wanted_at: float | None = None
-    """When this operator first began a handshake for the stream, or failed before it, plus the time for which the
-    attempt has been queued since. None before that, and if no stream is wanted."""
+    """Start of the period in which the agent could have been connected: the first handshake for the stream (or the
+    first failure before a handshake), plus the time for which attempts have been queued since. None before that, and if
+    no stream is wanted."""
     lost_at: float | None = None
     """When an open stream last broke or fell silent; None if it never did, or is open again."""
     queued_at: float | None = None
@@ -322,7 +323,10 @@ class AgentView:
         return self.wanted_at if self.lost_at is None else self.lost_at
 
     def silent_for(self, now: float) -> float | None:
-        """Return the seconds in which the agent could have been heard; None if no stream was ever wanted."""
+        """Return the seconds in which the agent could have been connected and was not.
+
+        None if no stream was ever wanted.
+        """
         until = now if self.queued_at is None else self.queued_at
         return None if self.silent_since is None else until - self.silent_since
 
@@ -344,7 +348,7 @@ class AgentView:
 
 
 class Refusal(enum.Enum):
-    """What must happen before the API server accepts a pod that it refused."""
+    """Condition under which the API server accepts a pod that it refused."""
 
     QUOTA = enum.auto()
     """Room in a quota must become free."""
@@ -392,7 +396,7 @@ class JobObservation:
     fresh_claim: str
     """A random id, in case the plan makes a claim."""
     seen_for: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which this operator has known each pod, by uid, whatever clocks say meanwhile."""
+    """Seconds, by this operator's monotonic clock, for which it has known each pod, by uid."""
     started_again_for: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which this operator has known that a pod's container was restarted, by uid of the pods that had a
     restart."""
@@ -403,8 +407,8 @@ class JobObservation:
     refused: CreateRefusal | None = None
     """Last refused create; None once a pod was created, or if the spec has changed since."""
     taken: frozenset[str] = frozenset()
-    """Names that this job would give its pods but that belong to another job's pods, usually those of its namesake
-    before."""
+    """Names that this job would give its pods but that belong to another job's pods, usually those of an earlier job
+    with the same name."""
     nodes_watched: bool = True
     """Whether this operator watches nodes. If False, `nodes` is always empty: the operator may not read nodes."""
     place: QueuePlace | None = QueuePlace()
@@ -433,7 +437,8 @@ class JobObservation:
     quota: QuotaView | None = None
     """Queue of Kueue that lends the job its pods; None if it has none."""
     words_every: float = 2.0
-    """The same for a job without a round, whose status writes only reword why it waits."""
+    """Seconds between status writes that only reword why a job without a round waits. The shell increases this interval
+    likewise."""
 
     def agent(self, replica: str) -> AgentView:
         return self.agents.get(replica, UNKNOWN_AGENT)

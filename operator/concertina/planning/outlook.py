@@ -70,7 +70,7 @@ class Estimate:
     snapshots: int
     """Bytes of a replica's memory volume that snapshots use."""
     offloaded: int
-    """Bytes of a replica's state in host memory, besides the snapshots."""
+    """Bytes of a replica's state in host memory, in addition to the snapshots."""
     room: int | None
     """Bytes that the container's memory limit leaves for both; None if there is no limit."""
     budget: Budget | None

@@ -25,13 +25,15 @@ from concertina_trainer.degrees import Dimension
 AGAIN = {Activations.keep: 1.0, Activations.products: 1.0, Activations.recompute: 4 / 3}
 """Ratio of the matrix products that are computed to those that are counted."""
 PASSES, HIDDEN_PASSES = 200, 80
-"""Numbers that a block's elementwise operations read and write for a token, forward and backward: in units of dim, and
-of the feed-forward's width. Each operation is a kernel of its own. Set by the published runs, as `Gpu.kernels` is."""
+"""How many numbers the elementwise operations of a block read and write for a token, forward and backward: the first as
+a multiple of dim, the second as a multiple of the feed-forward's width. Each operation is assumed to be a kernel of its
+own. Both values were fitted to the published runs, as `Gpu.kernels` was."""
 ROUTED_PASSES = 40
-"""The same for each row that goes to an expert and back, in units of dim: counted in the code, not set by a run."""
+"""The same for each row that is sent to an expert and back, as a multiple of dim. It was counted in the code, and not
+fitted to a run."""
 COUNTED = 1.6
-"""Factor for bytes that are counted, for custom models. For the decoder of 8 billion weights that the published runs
-trained, the count is 0.63 of the result of these numbers."""
+"""Factor for the counted bytes of custom models. For the 8-billion-parameter decoder of the published runs, the count
+is 0.63 of what the factors above give."""
 LOGIT_BYTES = 28
 """Bytes for each of a token's logits: read in bfloat16, three passes in float32, and the gradient in bfloat16."""
 OPTIMIZER_BYTES = 28

@@ -1,7 +1,7 @@
 """Run a command as an ordinary user without any rights: python as_nobody.py FOLDER... -- COMMAND...   (needs root)
 
-The folders, and what the command needs of this Python, are made reachable where a folder above them (like /root) is
-closed to others; that is so only in a mount namespace of this process's own.
+The user can reach the folders, and the parts of this Python that the command needs, even if a folder above them (like
+/root) is closed to other users. That is the case only in a mount namespace of this process.
 """
 
 import os
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def first_closed(path: Path) -> Path | None:
-    """The topmost folder above path that others may not pass through."""
+    """Return the topmost folder above `path` that other users may not pass through, or None."""
     return next((folder for folder in reversed(path.parents) if not folder.stat().st_mode & 0o001), None)
 
 

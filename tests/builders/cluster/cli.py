@@ -1,4 +1,4 @@
-"""The concertina command as a process of its own, and statuses for it, written as the operator would."""
+"""The concertina command as a process of its own, and statuses for it, written as the operator would write them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Cli:
         return self.cluster.kubectl("-n", self.namespace, *arguments, stdin=stdin)
 
     def write(self, name: str, status: JobStatus) -> None:
-        """As the operator would."""
+        """Write a status, as the operator would."""
         patch = json.dumps({"status": status.manifest()})
         self.kubectl("patch", f"tj/{name}", "--subresource=status", "--type=merge", "-p", patch)
 
 
 def status(word: str, message: str, *more: str) -> JobStatus:
-    """A status in one word, with further conditions that are True."""
+    """Return a status with this reason of Ready, and with further conditions that are True."""
     conditions = [Condition(type="Ready", status="True", reason=word, message=message, last_transition_time=NOW)]
     conditions += [Condition(type=kind, status="True", reason=word, last_transition_time=NOW) for kind in more]
     return JobStatus(

@@ -1,6 +1,7 @@
-"""Controllers of others as processes beside an API server of this machine, which calls their webhooks on 127.0.0.1.
+"""Controllers of other projects, as processes beside an API server of this machine.
 
-They run as the cluster's administrator: tests and benchmarks judge their decisions, not their roles.
+The API server calls their webhooks on 127.0.0.1.
+They run as the cluster's administrator, because tests and benchmarks judge their decisions and not their roles.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Controller:
         """Prepare the files of a controller.
 
         Args:
-            program: With its CRDs and the manifests of its webhooks beside it.
-            kubeconfig: Of a cluster whose API server runs on this machine.
-            certificates: Folder below /etc in which the program requires a certificate, and knows no option for it.
+            program: Program with its CRDs and the manifests of its webhooks beside it.
+            kubeconfig: Kubeconfig of a cluster whose API server runs on this machine.
+            certificates: Folder below /etc in which the program requires a certificate, without an option to change it.
         """
         self.program, self.kubeconfig, self.client, self.folder = program, kubeconfig, client, folder
         self.process: subprocess.Popen[bytes] | None = None
@@ -101,7 +102,7 @@ class Controller:
             self.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(configuration))
 
     def limit(self, webhook: Object) -> None:
-        """Limit a webhook to the objects for which it is."""
+        """Limit a webhook to the objects that it is meant for."""
 
     def _webhooks(self) -> list[Object]:
         read = yaml.safe_load_all((self.program.parent / "webhooks.yaml").read_text())
@@ -117,7 +118,10 @@ class Controller:
         return self.process.wait(timeout=GIVE_UP)
 
     def unregister_webhooks(self) -> None:
-        """Delete the webhook configurations: without a controller they refuse what they are asked about."""
+        """Delete the webhook configurations.
+
+        Without a controller, the API server would refuse all objects that they match.
+        """
         for configuration in self._webhooks():
             kind, name = configuration["kind"], configuration["metadata"]["name"]
             self.kubectl("delete", kind, name, "--ignore-not-found")

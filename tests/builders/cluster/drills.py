@@ -1,4 +1,4 @@
-"""Drills in tests: the job that they are played on, the real command that plays one, and the figures of all."""
+"""Drills in tests: the job that they run on, the real command that runs them, and the figures of all drills."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from concertina.demo import text
 Object = dict[str, Any]
 JOB = "drilled"
 FIGURES = pytest.StashKey[list[str]]()
-"""Of the session: a line for each drill and each change, printed at its end (tests/conftest.py)."""
+"""Figures of the session: one line for each drill and each change, printed at its end (tests/conftest.py)."""
 SHOWN = ("claimed", "committed", "first_step", "named", "told", "whole", "checkpoint")
 TRAINER: Object = {
     "steps": 1_000_000,
@@ -29,7 +29,10 @@ TRAINER: Object = {
 
 
 def manifest(pod: Object, data: str, checkpoint: Object) -> Object:
-    """Three small replicas that train until they are deleted. `pod`: the template; `data`: the URI of its shards."""
+    """Return a job of three small replicas that trains until it is deleted.
+
+    `pod` is the template, and `data` the URI of its shards.
+    """
     return {
         "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
@@ -46,7 +49,7 @@ def manifest(pod: Object, data: str, checkpoint: Object) -> Object:
 
 
 def build_data(uri: str, environment: Mapping[str, str], *options: str, source: Path | None = None) -> None:
-    """Token shards of `source`, or of a short text that is the same everywhere."""
+    """Build token shards of `source`, or of a short text that is always the same."""
     with tempfile.TemporaryDirectory() as folder:
         sources = [source] if source else text.write(Path(folder), 10, 10_000)
         build = [sys.executable, "-m", "concertina_trainer.cli", "data", "build", "--out", uri, *options]
@@ -55,7 +58,7 @@ def build_data(uri: str, environment: Mapping[str, str], *options: str, source: 
 
 
 def drill(scenario: str, *options: str, job: str = JOB, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The real command, through to its end."""
+    """Run the real command to its end."""
     command = [sys.executable, "-m", "concertina.cli", "drill", job, "--scenario", scenario, *options]
     return subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=800, check=False
@@ -63,26 +66,29 @@ def drill(scenario: str, *options: str, job: str = JOB, **environment: str) -> s
 
 
 def verdict(played: subprocess.CompletedProcess[str], config: pytest.Config) -> Any:
-    """What it printed as JSON; its figures are kept for the end of the session."""
+    """Return the verdict that the command printed as JSON, and keep its figures for the end of the session."""
     assert played.stdout, played.stderr
-    found = json.loads(played.stdout)
-    assert played.returncode == (0 if found["passed"] else 1)
-    print(json.dumps(found, indent=1))
-    seen = found["seen"]
+    printed = json.loads(played.stdout)
+    assert played.returncode == (0 if printed["passed"] else 1)
+    print(json.dumps(printed, indent=1))
+    seen = printed["seen"]
     seconds = [f"{name} {seen['seconds'][name]:.1f}" for name in SHOWN if seen["seconds"][name] is not None]
     steps = f"{seen['replayed']} steps again, {seen['counted']} counted"
-    keep(config, found["scenario"], "PASS" if found["passed"] else "FAIL", *seconds, steps)
-    return found
+    keep(config, printed["scenario"], "PASS" if printed["passed"] else "FAIL", *seconds, steps)
+    return printed
 
 
 def keep(config: pytest.Config, what: str, *figures: str) -> None:
-    """One line for the end of the session, with the machine's load."""
+    """Keep one line for the end of the session, with the machine's load."""
     line = f"{what:<44} {', '.join(figures)} (load {os.getloadavg()[0]:.1f})"
     config.stash.setdefault(FIGURES, []).append(line)
 
 
 def each_second_is_in_one_class(job: Object) -> None:
-    """Of status.goodput, since the creation; operators that were killed or stopped meanwhile included."""
+    """Check that the classes of status.goodput add up to the time since the job's creation.
+
+    The time in which an operator was killed or stopped is included.
+    """
     goodput = JobStatus.model_validate(job["status"]).goodput
     assert goodput.at is not None
     passed = unix_seconds(goodput.at) - unix_seconds(job["metadata"]["creationTimestamp"])

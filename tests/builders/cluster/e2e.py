@@ -1,4 +1,4 @@
-"""What the end-to-end tests need of a cluster that is not ours: names, manifests, kubectl."""
+"""Names, manifests and kubectl for the end-to-end tests, which run on an existing cluster."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ IMAGE, TAG = setting("IMAGE", "concertina/operator"), setting("TAG", "0.1.0")
 """Of operator, agent and trainer where the next ones don't say otherwise."""
 AGENT_IMAGE, TRAINER_IMAGE = setting("AGENT_IMAGE", IMAGE), setting("TRAINER_IMAGE", f"{IMAGE}:{TAG}")
 MORE_IMAGES = ("SCRIPT_IMAGE", "NO_PYTHON_IMAGE", "BARE_PYTHON_IMAGE")
-"""Settings that name other images; what lacks one is skipped."""
+"""Variables that name other images; tests whose image is missing are skipped."""
 SITE_PACKAGES, SITE = setting("SITE_PACKAGES"), "/site"
-"""A folder of the nodes with torch in it, for a trainer image without, and where pods have it."""
+"""Folder of the nodes that contains torch, for a trainer image without torch, and its path in pods."""
 BUCKET = setting("BUCKET", "e2e")
 DATA = f"s3://{BUCKET}/data"
 RUN = os.getpid()
-"""Tells the checkpoints of one run of the tests from those of another."""
+"""Name that distinguishes the checkpoints of one run of the tests from those of another."""
 STORAGE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
 
 
 def chart(*more: str) -> list[Object]:
-    """What the chart makes for an operator in, and of, the tests' namespace alone. `more`: values, as NAME=VALUE."""
+    """Return the chart's objects for an operator in the tests' namespace that serves only that namespace.
+
+    `more` contains values, as NAME=VALUE.
+    """
     images = (f"image.repository={IMAGE}", f"agentImage.repository={AGENT_IMAGE}")
     settings = [f"watchNamespaces={{{NAMESPACE}}}", *images, *more]
     texts = [f"image.tag={TAG}", f"agentImage.tag={TAG}"]
@@ -59,14 +62,14 @@ def chart(*more: str) -> list[Object]:
 
 
 def prerequisites() -> str:
-    """What an administrator applies once: CRD, namespace, and the right to read nodes, which has no namespace."""
+    """Return the YAML that an administrator applies once: CRD, namespace, and the permission to read nodes."""
     wide = [each for each in chart() if each["kind"] in CLUSTER_WIDE]
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
     return yaml.safe_dump_all([namespace, *wide])
 
 
 def trainer(**fields: Any) -> Object:
-    """A container `trainer` that can run torch, whatever is in its image."""
+    """Return a container `trainer` that can run torch, whether its image contains torch or not."""
     container: Object = {"name": "trainer", "image": TRAINER_IMAGE, **fields}
     if SITE_PACKAGES:
         container["env"] = [*fields.get("env", ()), {"name": "PYTHONPATH", "value": SITE}]
@@ -75,13 +78,13 @@ def trainer(**fields: Any) -> Object:
 
 
 def pod(container: Object, **fields: Any) -> Object:
-    """The template's pod with that container."""
+    """Return the template's pod with that container."""
     volumes = [{"name": "site", "hostPath": {"path": SITE_PACKAGES, "type": "Directory"}}] if SITE_PACKAGES else []
     return {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 20, **fields}
 
 
 def job() -> Object:
-    """The job that the session's tests share: one replica a node."""
+    """Return the job that the tests of the session share, with one replica on each node."""
     spread = {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -98,7 +101,7 @@ def job() -> Object:
 
 
 def own_job(name: str, template: Object, **spec: Any) -> Object:
-    """A job of a test's own, of two replicas."""
+    """Return a job of two replicas for a single test."""
     return {
         "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
@@ -108,28 +111,31 @@ def own_job(name: str, template: Object, **spec: Any) -> Object:
 
 
 def bundled_job(name: str, template: Object, **trainer: Any) -> Object:
-    """One of the bundled trainer, with checkpoints, that trains until it is deleted unless `trainer` says otherwise."""
+    """Return a job of the bundled trainer with checkpoints.
+
+    Without a limit in `trainer` it trains until it is deleted.
+    """
     checkpoint = {"uri": f"s3://{BUCKET}/{name}-{RUN}", "secretName": "s3", "everySeconds": 5}
     configuration = {**drills.TRAINER, "data": {"uri": DATA}, **trainer}
     return own_job(name, template, trainer=configuration, checkpoint=checkpoint)
 
 
 def run_concertina(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """The real command, on a terminal that is wide enough for its tables."""
+    """Run the real command, on a terminal that is wide enough for its tables."""
     command = [sys.executable, "-m", "concertina.cli", *arguments]
     environment = os.environ | {"COLUMNS": "200"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def concertina(*arguments: str) -> str:
-    """What the real command prints; fails with what it complains about."""
+    """Return what the real command prints; fail with its error message."""
     done = run_concertina(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def on_node(node: str, *words: str) -> str:
-    """What a command prints that is run in the network of a node, as root there."""
+    """Return the output of a command that runs as root in the network of a node."""
     run = setting("NODE_RUN")
     if not run:
         pytest.skip('set CONCERTINA_E2E_NODE_RUN="... {node}" to what runs a command in the network of a node')
@@ -150,7 +156,7 @@ def process_1():
             pass
     sys.exit(f"there is no {sys.argv[1]} here")
 """
-"""The beginning of a program for `on_node`: `process_1()` of a replica's container, as the node numbers it."""
+"""Beginning of a program for `on_node`: `process_1()` is the pid of a replica's process 1 on the node."""
 
 OPERATOR = """
 import os, subprocess, sys
@@ -170,12 +176,13 @@ for chain, port in (("OUTPUT", "--dport"), ("INPUT", "--sport")):
     rule = ["iptables", "-w", action, chain, "-p", "tcp", port, "29400", "-j", "DROP"]
     subprocess.run(["nsenter", "-t", pid, "-n", *rule], check=True)
 """
-"""On the operator's node: a signal to it, or a filter in its pod's network (-I, -D) of all that agents say and hear."""
+"""Program for the operator's node. It sends a signal to the operator, or adds (-I) or removes (-D) a filter in its
+pod's network for all traffic with agents."""
 ACTIONS = {"OPERATOR_STOP": "STOP", "OPERATOR_CONTINUE": "CONT", "OPERATOR_CUT": "-I", "OPERATOR_REJOIN": "-D"}
 
 
 def operator_commands() -> dict[str, str]:
-    """For drills, in the variables that they read; without a way into nodes, none."""
+    """Return the variables with which drills reach the operator; none without access to nodes."""
     run = setting("NODE_RUN").replace("{node}", "{operator_node}")
     program = f"{run} python3 -c {shlex.quote(OPERATOR)}"
     return {PREFIX + name: f"{program} {action} {{operator}}" for name, action in ACTIONS.items()} if run else {}
@@ -183,7 +190,7 @@ def operator_commands() -> dict[str, str]:
 
 @dataclass
 class Cluster:
-    """The cluster of a kubeconfig, as the tests' namespace is seen."""
+    """Cluster of a kubeconfig, in the tests' namespace."""
 
     kubeconfig: str
     kubectl_path: str = field(default_factory=lambda: str(programs.control_plane(lambda _: None)["kubectl"]))
@@ -195,31 +202,31 @@ class Cluster:
         return done.stdout if done.returncode == 0 else ""
 
     def job(self, name: str = JOB) -> Object:
-        found: Object = json.loads(self.kubectl("get", "tj", name, "-o", "json"))
-        return found
+        job: Object = json.loads(self.kubectl("get", "tj", name, "-o", "json"))
+        return job
 
     def status(self, name: str = JOB) -> Object:
         return dict(self.job(name).get("status", {}))
 
     def pods(self, name: str = JOB) -> list[Object]:
-        found: list[Object] = json.loads(self.kubectl("get", "pods", "-l", f"concertina.dev/job={name}", "-o", "json"))[
+        pods: list[Object] = json.loads(self.kubectl("get", "pods", "-l", f"concertina.dev/job={name}", "-o", "json"))[
             "items"
         ]
-        return found
+        return pods
 
     def operator_nodes(self) -> list[str]:
-        """Where pods of the operator are: a test had better hurt another node."""
+        """Return the nodes of the operator's pods, which a test should not disturb."""
         path = "-o=jsonpath={.items[*].spec.nodeName}"
         return self.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
 
     def operator_pod(self) -> tuple[str, str]:
-        """Its name and its node."""
+        """Return the name and the node of the operator's pod."""
         path = "-o=jsonpath={.items[0].metadata.name} {.items[0].spec.nodeName}"
         name, node = self.kubectl("get", "pods", "-l", "app.kubernetes.io/name=concertina-operator", path).split()
         return name, node
 
     def until(self, what: str, look: Callable[[Object], Any], name: str = JOB) -> Object:
-        """The job's status as soon as `look` finds it right."""
+        """Return the job's status as soon as `look` accepts it."""
 
         def right() -> Object:
             status = self.status(name)
@@ -228,7 +235,7 @@ class Cluster:
         return until(right, what, lambda: json.dumps(self.status(name), indent=1), GIVE_UP, pause=0.3)
 
     def training(self, replicas: int, above: int = -1, name: str = JOB) -> Object:
-        """The status once so many replicas train in a round above that number."""
+        """Return the status once this number of replicas train in a round above the given one."""
 
         def right(status: Object) -> bool:
             world = status.get("world", {})
@@ -237,14 +244,14 @@ class Cluster:
         return self.until(f"a world of {replicas} above round {above}", right, name)
 
     def event(self, name: str, reason: str) -> str:
-        """The message of a job's first event with that reason, as soon as there is one."""
+        """Return the message of a job's first event with that reason, as soon as there is one."""
         of_it = f"involvedObject.name={name},reason={reason}"
 
         def look(_: Object) -> list[Object]:
-            found: list[Object] = json.loads(self.kubectl("get", "events", "--field-selector", of_it, "-o", "json"))[
+            events: list[Object] = json.loads(self.kubectl("get", "events", "--field-selector", of_it, "-o", "json"))[
                 "items"
             ]
-            return found
+            return events
 
         self.until(f"an event {reason}", look, name)
         return str(look({})[0]["message"])
@@ -257,14 +264,14 @@ class Cluster:
 
     @contextmanager
     def running(self, *jobs: Object) -> Iterator[None]:
-        """They are deleted afterwards, with their pods."""
+        """Create the jobs, and delete them with their pods after the block."""
         self.apply(*jobs)
         try:
             yield
         finally:
             names = [job["metadata"]["name"] for job in jobs]
             self.kubectl("delete", "tj", *names, "--ignore-not-found", "--timeout=60s", check=False)
-            # The object goes at once, as it has no finalizer; its pods drain, and save, for some seconds more.
+            # The object is gone at once, because it has no finalizer. Its pods drain and save for some seconds more.
             for name in names:
                 pods = ("pods", "-l", f"concertina.dev/job={name}")
                 self.kubectl("wait", "--for=delete", *pods, "--timeout=60s", check=False)
@@ -277,7 +284,7 @@ def condition(status: Object, kind: str) -> Object:
 
 
 def reason(status: Object) -> str:
-    """The word in the column Status."""
+    """Return the word in the column Status."""
     return str(condition(status, "Ready").get("reason", ""))
 
 

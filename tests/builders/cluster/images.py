@@ -1,4 +1,4 @@
-"""Images for a cluster that pulls none: a command that the environment names gives them to its nodes."""
+"""Images for a cluster that does not pull any: a command from the environment loads them onto its nodes."""
 
 from __future__ import annotations
 

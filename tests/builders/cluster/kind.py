@@ -1,7 +1,8 @@
-"""`make kind`: a cluster of two nodes by kind, with the images built here, and the tour of builders.cluster.tour on it.
+"""Run a tour (builders.cluster.tour) on a kind cluster of two nodes with the images built here: `make kind`.
 
-It needs a container engine (docker or podman), and says so where none runs. KEEP=1 leaves the cluster. Without 40 GB of
-disk the trainer's image, which holds torch with CUDA, is left out, and the tour's script trains instead.
+The tour needs a container engine (docker or podman), and says so if none runs. KEEP=1 keeps the cluster. With less than
+40 GB of free disk, the trainer's image, which contains torch with CUDA, is left out, and the tour's script trains
+instead.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[3]
 NAME, TAG = "concertina", "kind"
 ENGINES = ("docker", "podman")
 NO_ENGINE = 3
-"""Exit status where no container engine runs."""
+"""Exit status if no container engine runs."""
 TRAINER_BYTES = 40 * 10**9
-"""The trainer's image, once in the engine, once in its build cache and once on each node."""
+"""Disk space in bytes for the trainer's image: once in the engine, once in its build cache, and once on each node."""
 IMAGES = {
     "operator": ("--target", "operator"),
     "agent": ("--target", "agent"),
@@ -79,17 +80,17 @@ def tour(kubeconfig: Path, shared: str, kind: str, names: list[str]) -> int:
 
 
 def main() -> int:
-    found = engine()
-    if not found:
+    container_engine = engine()
+    if not container_engine:
         print(f"make kind needs a container engine that runs: none of {', '.join(ENGINES)} answers `info` here")
         return NO_ENGINE
     kind = str(programs.find(programs.KIND, print)["kind"])
-    os.environ["KIND_EXPERIMENTAL_PROVIDER"] = found
+    os.environ["KIND_EXPERIMENTAL_PROVIDER"] = container_engine
     names = list(IMAGES)
     if shutil.disk_usage(ROOT).free < TRAINER_BYTES:
         print(f"less than {TRAINER_BYTES // 10**9} GB of disk are free: the trainer's image is left out")
         names.remove("trainer")
-    built(found, names)
+    built(container_engine, names)
     with tempfile.TemporaryDirectory() as folder:
         shared, kubeconfig = f"{folder}/shared", Path(folder) / "kubeconfig"
         Path(folder).chmod(0o755)

@@ -222,7 +222,10 @@ def deactivate(player: Player) -> None:
 
 
 def deactivate_beside_a_rival(player: Player) -> None:
-    """Kueue lends the quota of an inactive Workload at once, although its admission stands."""
+    """Play: a Workload is deactivated while another one waits.
+
+    Kueue lends the quota of an inactive Workload at once, although its admission remains.
+    """
     player.create(_make("a", 4))
     player.wait_admitted("a", 4)
     player.settle()

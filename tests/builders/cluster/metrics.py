@@ -1,4 +1,4 @@
-"""A server of external metrics for the HPA controller: external.metrics.k8s.io, aggregated by the real API server."""
+"""Server of external metrics for the HPA controller: external.metrics.k8s.io, aggregated by the real API server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Metric:
 
 @contextlib.contextmanager
 def served(cluster: LocalCluster, namespace: str, folder: Path) -> Iterator[Metric]:
-    """The metric, registered with the API server for as long as the block lasts."""
+    """Serve the metric, and register it with the API server until the block ends."""
     metric = Metric()
     pair = certificates.ClusterAuthority.create(folder / "metrics").issue("serving", "metrics", hosts=["localhost"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -26,35 +26,40 @@ from concertina.local.host import linux_namespaces
 Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 ENDLESS = 1_000_000
-"""Steps of a job that trains until its test is over, at a pace that leaves the processors to others."""
+"""Number of steps of a job that trains until its test is over, at a pace that leaves processor time for others."""
 PACE = {"PACE": "0.1", "TINY_PAUSE": "0.1"}
 NAMELESS = ("unshare", "--user", "--map-user=65532", "--map-group=65532", "--")
-"""As in a container: the user that the operator runs as has no name."""
+"""Command prefix under which the operator's user has no name, as in a container."""
 JOBS = "/apis/concertina.dev/v1beta1/namespaces/{}/trainingjobs"
 
 
 def bundled(data: Path, fault: Path) -> Object:
-    """For `Jobs.create`: a small model that trains for long on that data, under the faults that tests/programs/faults
-    plays as the file `fault` says."""
+    """Return arguments of `Jobs.create` for a small model that trains for long on that data.
+
+    The faults that tests/programs/faults plays take effect as the file `fault` says.
+    """
     return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=FAULTS, FAULT=fault)]}}
 
 
 def endless(data: Path, **more: Any) -> Object:
-    """`trainer` of a small model that trains for long on that data."""
+    """Return `trainer` of a small model that trains for long on that data."""
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
     return {"steps": ENDLESS, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4, **more}
 
 
 def paced(**environment: object) -> Object:
-    """A container `trainer` whose steps take a while; with PYTHONPATH=STAND_IN those of tests/programs/tiny, which
-    does without torch, where what the training computes is not the test's subject."""
+    """Return a container `trainer` whose steps take a while.
+
+    With PYTHONPATH=STAND_IN, the steps are those of tests/programs/tiny, which needs no torch. It is for tests whose
+    subject is not the computation.
+    """
     variables = {"PYTHONPATH": FAULTS, **PACE, **environment}
     env = [{"name": name, "value": str(value)} for name, value in variables.items()]
     return {"name": "trainer", "image": "concertina/trainer:test", "env": env}
 
 
 def standing_in(data: Path, **more: Any) -> Object:
-    """For `Jobs.create`: `endless` without torch. `data` is not read."""
+    """Return arguments of `Jobs.create` for `endless` without torch. `data` is not read."""
     return {"trainer": endless(data), "pod": {"containers": [paced(PYTHONPATH=STAND_IN)], **more}}
 
 
@@ -63,7 +68,7 @@ RELEASE, SYSTEM = "tests", "concertina-tests"
 
 def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
     """Install the chart without its Deployment, and return the environment of an operator with its service account."""
-    # The cluster may have the CRD already, of a test that applied it or of another release.
+    # The cluster may have the CRD already, from a test or from another release.
     options = ("--namespace", SYSTEM, "--create-namespace", "--take-ownership", "--set", "replicas=0")
     programs.run_helm(cluster.kubeconfig, "install", RELEASE, str(ROOT / "charts/concertina"), *options)
     account = f"{RELEASE}-concertina"
@@ -75,7 +80,7 @@ def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),  # the operator of this checkout, whatever is installed
-        "HOME": "/",  # as container runtimes set it for such a user
+        "HOME": "/",  # Container runtimes set it for such a user.
         "KUBECONFIG": str(folder / "kubeconfig"),
         "CONCERTINA_NAMESPACE": SYSTEM,
         "CONCERTINA_LEASE": f"{account}-operator",
@@ -87,7 +92,7 @@ def install(cluster: LocalCluster, folder: Path) -> dict[str, str]:
 
 
 class Operator:
-    """One operator process after the other, each with the same identity, like a container that is started again."""
+    """Processes of the operator, one after the other, with the same identity, like a container that is restarted."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
@@ -109,7 +114,7 @@ class Operator:
             until(lambda: len(self.lines("started")) > begun, "an operator that works", self.text)
 
     def end(self, number: int = signal.SIGKILL) -> int:
-        """The exit code."""
+        """End the process, and return its exit code."""
         assert self.process is not None
         self.process.send_signal(number)
         return self.process.wait(timeout=GIVE_UP)
@@ -118,7 +123,7 @@ class Operator:
         return self.log.read_text() if self.log.exists() else ""
 
     def lines(self, event: str, job: str = "") -> list[Object]:
-        """Decisions of this name, of a job (namespace/name) where one is given."""
+        """Return the log lines of decisions with this name, of one job (namespace/name) if one is given."""
         # The last line may be half written.
         lines = (json.loads(line) for line in self.text().split("\n")[:-1] if line.startswith("{"))
         return [line for line in lines if line["event"] == event and job in ("", line.get("job"))]
@@ -140,7 +145,7 @@ class Jobs:
         labels: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> Object:
-        """A job whose workers run a Python script; `pod` is merged over the template's spec."""
+        """Create a job whose workers run a Python script; `pod` is merged into the template's spec."""
         container: Object = {"name": "trainer", "image": "concertina/trainer:test"}
         if script:
             container["command"] = ["python3", "-uc", script]
@@ -157,7 +162,7 @@ class Jobs:
         return self.cluster.api.call("GET", f"{self.path}/{name}")
 
     def wait(self, name: str, condition: Callable[[Object], Any]) -> Object:
-        """The job as soon as the condition holds for it."""
+        """Return the job as soon as the condition holds for it."""
 
         def look() -> Object | None:
             job = self.get(name)
@@ -166,14 +171,14 @@ class Jobs:
         return until(look, f"what the test waits for of job {name}", lambda: self.describe(name))
 
     def wait_reason(self, name: str, *reasons: str) -> Object:
-        """Until Ready, whose reason is the word in the column Status, has one of these."""
+        """Wait until Ready has one of these reasons. The reason is the word in the column Status."""
         return self.wait(name, lambda job: self.condition(job, "Ready").get("reason") in reasons)
 
     def wait_true(self, name: str, kind: str) -> Object:
         return self.wait(name, lambda job: self.condition(job, kind).get("status") == "True")
 
     def wait_training(self, name: str, replicas: int, past: int = 0) -> Object:
-        """Until so many replicas train in a round higher than `past`."""
+        """Wait until this number of replicas train in a round higher than `past`."""
 
         def trains(job: Object) -> bool:
             world = job.get("status", {}).get("world", {})
@@ -183,29 +188,33 @@ class Jobs:
         return self.wait(name, trains)
 
     def wait_gone(self, what: str, *selector: str) -> None:
-        """Until objects are deleted: kind/name, or kinds and a selector.
+        """Wait until objects are deleted, given as kind/name, or as kinds and a selector.
 
-        What a deleted job owned goes by the garbage collector, which learns of a new kind within 30 s and doubles
-        its wait for an object whose owner's kind it doesn't know: 40 s were seen where the cluster was new.
+        The garbage collector deletes the objects that a deleted job owned. It learns of a new kind within 30 s, and
+        doubles its delay for an object whose owner's kind it does not know: in a new cluster this took up to 40 s.
         """
         arguments = ("wait", what, *selector, "-n", self.namespace, "--for=delete", "--timeout=180s")
         self.cluster.kubectl(*arguments, timeout=200)
 
     def kill_pod(self, name: str) -> None:
-        """Its processes end at once, and the pod with them."""
+        """Kill a pod's processes at once. The pod ends with them."""
         self.cluster.kubectl("delete", "pod", name, "-n", self.namespace, "--force", "--grace-period=0", "--wait=false")
 
     def kill_worker(self, name: str, replica: str) -> None:
-        """SIGKILL to the newest worker of a replica."""
+        """Send SIGKILL to the newest worker of a replica."""
         os.kill(self.worker(name, replica), signal.SIGKILL)
 
     def worker(self, name: str, replica: str) -> int:
-        """The pid on this machine of the newest worker of a replica, by that which its agent logged."""
+        """Return the pid, on this machine, of the newest worker of a replica, according to its agent's log."""
         started = [line for line in self.logs(replica).splitlines() if '"event":"worker_started"' in line]
         return self.process(name, replica, json.loads(started[-1])["pid"])
 
     def process(self, name: str, replica: str, pid: int = 1) -> int:
-        """The pid on this machine of a process of a replica's container, the agent where none is named."""
+        """Return the pid, on this machine, of a process of a replica's container; by default that of the agent.
+
+        Raises:
+            LookupError: If there is no such process.
+        """
         wanted = {f"CONCERTINA_JOB={self.namespace}/{name}".encode(), f"CONCERTINA_REPLICA={replica}".encode()}
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):  # gone
@@ -231,7 +240,7 @@ class Jobs:
 
     @staticmethod
     def members(job: Object, field: str = "replica") -> list[str]:
-        """One field of each member, coordinator first."""
+        """Return one field of each member, coordinator first."""
         members = JobStatus.model_validate(job["status"]).world.members
         return [getattr(member, field) for member in members]
 
@@ -241,13 +250,15 @@ class Jobs:
         return sorted(owned, key=lambda pod: pod["metadata"]["name"])
 
     def describe(self, name: str) -> str:
-        """For the message of a test that fails."""
+        """Return a description of a job for the message of a test that fails."""
         pods = [f"{pod['metadata']['name']}: {pod['status'].get('phase')}" for pod in self.pods(name)]
         return json.dumps([self.get(name).get("status"), pods], indent=1)
 
     def events(self, name: str | None, reason: str) -> list[Object]:
-        """Those of this reason, of any job where None is named, as soon as there is one: events are written after the
-        status that they speak of."""
+        """Return the events with this reason, of one job if it is named, as soon as there is one.
+
+        Events are written after the status that they describe.
+        """
 
         def found() -> list[Object]:
             events = self.cluster.api.call("GET", f"/api/v1/namespaces/{self.namespace}/events")["items"]

@@ -1,4 +1,4 @@
-"""Runs in which a problem is planted, and the commands of docs/diagnosis.md by which somebody finds it."""
+"""Jobs with a planted problem, and the commands of docs/diagnosis.md that find it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ Object = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = "8"
 DIVISOR = 120
-"""Of the time that rules ask for: half an hour is fifteen seconds, some steps and some writes of a status."""
+"""Divisor of the time spans in rules: half an hour becomes fifteen seconds, which are some steps and some status
+writes."""
 LOOK_AGAIN_SECONDS = 60
-"""A condition is not there for a moment where a round has just begun, as on a busy machine."""
+"""Seconds to wait for a condition. It is absent for a moment when a round has just begun, as on a busy machine."""
 LOOK_BACK = 3600 / DIVISOR
-"""Seconds: the longest that a rule looks back."""
+"""Longest time in seconds that a rule looks back."""
 
 
 def page() -> dict[str, list[tuple[str, str]]]:
-    """By heading: commands, and what they print."""
+    """Return the commands of the page with their expected output, by heading."""
     text = (ROOT / "docs" / "diagnosis.md").read_text().partition("\n## ")[2]
-    found = {}
+    sections = {}
     for section in text.split("\n## "):
         lines = re.findall(r"^((?:concertina|kubectl) .*?) +# (.*)$", section, re.MULTILINE)
-        found[section.partition("\n")[0]] = lines
-    return found
+        sections[section.partition("\n")[0]] = lines
+    return sections
 
 
 PAGE = page()
@@ -49,7 +50,7 @@ def run(shell: Mapping[str, str], command: str) -> subprocess.CompletedProcess[s
 
 
 def saying(shell: Mapping[str, str], command: str, says: str, limit: float) -> subprocess.CompletedProcess[str]:
-    """The first run of it that says so."""
+    """Return the first run of a command whose output contains the text."""
     runs: list[subprocess.CompletedProcess[str]] = []
 
     def said() -> bool:
@@ -63,8 +64,11 @@ def saying(shell: Mapping[str, str], command: str, says: str, limit: float) -> s
 def follow(
     shell: Mapping[str, str], section: str, name: str, coordinator: str = "", uri: str = "", alone: bool = True
 ) -> None:
-    """Each command of a section says what the page says. `coordinator`: the pod with rank 0, where the section asks for
-    it. `alone`: nothing follows from the problem that may cost more than what is told of itself."""
+    """Check that each command of a section prints what the page says.
+
+    `coordinator` is the pod with rank 0, for a section that asks for it. `alone` means that no consequence of the
+    problem may be reported as costing more than the problem itself.
+    """
     assert PAGE[section]
     for command, says in PAGE[section]:
         for word, value in {"JOB": name, "POD": coordinator, "URI": uri}.items():
@@ -81,20 +85,22 @@ def follow(
 
 @dataclass(frozen=True)
 class Alerts:
-    """What Prometheus has to say of the jobs of a namespace, by problem."""
+    """Alerts of Prometheus for the jobs of a namespace, by problem."""
 
     prometheus: Prometheus
     jobs: Jobs
 
     def firing(self, name: str) -> set[Problem]:
-        """The alerts that fire for this job now."""
+        """Return the alerts that fire for this job now."""
         job = {"namespace": self.jobs.namespace, "trainingjob": name}.items()
         alerts = (each for each in self.prometheus.alerts() if each["state"] == "firing")
         return {_problem(each["labels"]) for each in alerts if job <= each["labels"].items()}
 
     def wait(self, name: str, problem: Problem, besides: frozenset[Problem] = frozenset()) -> None:
-        """Until its alert fires for this job, and no other does (but those `besides`, which follow from it): what comes
-        of a start is over by then."""
+        """Wait until the problem's alert is the only one that fires for this job, besides those that follow from it.
+
+        `besides` are the alerts that follow from the problem. By then, the alerts of the job's start are over.
+        """
         until(
             lambda: self.firing(name) - besides == {problem},
             f"the alert of {problem} for {name}, and no other",
@@ -102,14 +108,14 @@ class Alerts:
         )
 
     def raised(self, name: str, since: float) -> set[Problem]:
-        """The alerts that have fired for it, of what began after that time (Unix seconds)."""
+        """Return the alerts that have fired for the job, of those that began after that time (Unix seconds)."""
         job = f'namespace="{self.jobs.namespace}", trainingjob="{name}"'
         fired, began = f'ALERTS{{alertstate="firing", {job}}}', f"ALERTS_FOR_STATE{{{job}}} >= {since}"
         series = self.prometheus.ask(f"count_over_time(({fired} and ignoring (alertstate) {began})[1h:1s])")
         return {_problem(each["metric"]) for each in series}
 
     def judged(self, name: str, since: float) -> int:
-        """How often since then the rules had a whole window of this job's time before them."""
+        """Return how often since then the rules were evaluated over a whole window of this job's time."""
         spent = f'{SPENT}{{namespace="{self.jobs.namespace}", trainingjob="{name}"}}'
         seconds = max(1, round(time.time() - since))
         series = self.prometheus.ask(f"count_over_time({spent}[{seconds}s])")
@@ -121,7 +127,11 @@ def _problem(labels: Mapping[str, str]) -> Problem:
 
 
 def bundled(jobs: Jobs, data: Path, name: str, fault: Path | None = None, pace: str = "0.1", **more: Any) -> None:
-    """`more`: of the spec; `trainer` is merged, `container`, its `environment` and `volumes` are parts of the pod."""
+    """Create a job of the bundled trainer.
+
+    `more` is merged into the spec, and `trainer` into its section. `container`, with its `environment` and `volumes`,
+    is a part of the pod.
+    """
     parts = ("trainer", "container", "environment", "volumes")
     trainer, container, environment, volumes = (more.pop(key, {}) for key in parts)
     variables: Object = {"PACE": pace, **environment, **({"FAULT": fault} if fault else {})}
@@ -136,5 +146,5 @@ def fault(folder: Path, text: str) -> Path:
 
 
 def past(jobs: Jobs, name: str, step: int) -> Object:
-    """As soon as its status tells of this step."""
+    """Wait until the job's status reports this step."""
     return jobs.wait(name, lambda job: (job.get("status", {}).get("progress") or {}).get("step", 0) >= step)

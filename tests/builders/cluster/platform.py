@@ -28,9 +28,10 @@ QUOTAS = {"red": 3, "blue": 1}
 """GPUs of each team, by its namespace. The teams lend to each other."""
 FLAVOR, COHORT, HIGH = "gpu-nodes", "first-day", "high"
 ABUNDANT = {"cpu": "1000", "memory": "1000Gi"}
-"""Kueue refuses a pod that requests a resource without quota."""
+"""Quota of the resources that are not scarce. They need one, because Kueue refuses a pod that requests a resource
+without quota."""
 PACE = "0.1"
-"""Seconds that each step takes more: the jobs of the day share the processors of one machine."""
+"""Additional seconds of each step, because the jobs of a day share the processors of one machine."""
 GIVE_UP = 240.0
 MADE_BY_KUBERNETES = {"events", "events.events.k8s.io", "componentstatuses"}
 
@@ -71,7 +72,7 @@ class Platform:
         return done.stdout
 
     def create_namespaces(self) -> None:
-        """Create those of the operator and of the teams, and wait for their service accounts."""
+        """Create the namespaces of the operator and of the teams, and wait for their service accounts."""
         for name in (SYSTEM, *QUOTAS):
             self.client.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         accounts = [f"/api/v1/namespaces/{name}/serviceaccounts/default" for name in (SYSTEM, *QUOTAS)]
@@ -92,18 +93,18 @@ class Platform:
         return True
 
     def inventory(self) -> set[str]:
-        """Return resource/namespace/name of all objects but those that only tell of others."""
+        """Return resource/namespace/name of all objects, except those that only describe other objects."""
         listed = set(self.kubectl("api-resources", "--verbs=list", "-o", "name").split()) - MADE_BY_KUBERNETES
         line = '{range .items[*]}{.kind}/{.metadata.namespace}/{.metadata.name}{"\\n"}{end}'
         return set(self.kubectl("get", ",".join(sorted(listed)), "-A", "-o", f"jsonpath={line}").splitlines())
 
     def install(self, release: Release) -> None:
-        """Apply the release on the server's side, over an earlier one too, and wait until its operator has started."""
+        """Apply the release on the server's side, also over an earlier one, and wait until its operator starts."""
         self.kubectl("apply", "--server-side", "-f", "-", stdin=release.manifests())
         self.kubectl("rollout", "status", "deployment/concertina", "-n", SYSTEM, "--timeout=200s")
 
     def uninstall(self, release: Release) -> None:
-        """Do what docs/install.md says under Uninstall."""
+        """Follow the section Uninstall of docs/install.md."""
         self.kubectl("delete", "tj", "--all", "-A")
         until(self._without_pods, "no pod of a team", limit=GIVE_UP)
         until(lambda: not self.workloads(), "no Workload", limit=GIVE_UP)
@@ -134,8 +135,8 @@ class Platform:
         self.kubectl("delete", *(name for name in names if name.endswith("kueue.x-k8s.io")))
 
     def items(self, path: str) -> list[Object]:
-        found: list[Object] = self.client.call("GET", path)["items"]
-        return found
+        items: list[Object] = self.client.call("GET", path)["items"]
+        return items
 
     def create(
         self, team: str, name: str, replicas: int = 1, queue: str = "gpus", priority: str = "", **spec: Any
@@ -186,7 +187,7 @@ class Platform:
         return self.items(f"{KUEUE}/workloads")
 
     def until(self, team: str, name: str, what: str, look: Callable[[Object], Any]) -> Object:
-        """Return the job's status as soon as `look` finds it right."""
+        """Return the job's status as soon as `look` accepts it."""
 
         def right() -> Object:
             status = self.status(team, name)
@@ -199,7 +200,7 @@ class Platform:
         return yaml.safe_dump([self.status(team, name), pods, self.workloads()])
 
     def trains(self, team: str, name: str, replicas: int, past: int = 0) -> Object:
-        """Return the status once so many replicas have done a step in a round after `past`."""
+        """Return the status once this number of replicas have done a step in a round after `past`."""
 
         def in_round(status: Object) -> bool:
             world = status.get("world", {})
@@ -213,7 +214,7 @@ class Platform:
         self.client.call("DELETE", f"{self.jobs(team)}/{name}")
 
     def kill_operator(self) -> None:
-        """Delete its pods without grace: its Deployment creates another one."""
+        """Delete the operator's pods without grace; its Deployment creates another one."""
         for pod in self.items(OPERATOR_PODS):
             path = f"/api/v1/namespaces/{SYSTEM}/pods/{pod['metadata']['name']}"
             self.client.call("DELETE", path, {"gracePeriodSeconds": 0})

@@ -1,4 +1,4 @@
-"""Pods in one namespace, for tests: made from a Python script, waited for, looked at."""
+"""Pods in one namespace, for tests: created from a Python script, waited for, and inspected."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ IMAGE = "concertina/trainer:test"
 
 @dataclass(frozen=True)
 class Pods:
-    """Creates pods and looks at them."""
+    """Pods of one namespace."""
 
     cluster: LocalCluster
     namespace: str
@@ -24,20 +24,20 @@ class Pods:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def create(self, name: str, script: str, container: Object | None = None, **spec: Any) -> None:
-        """A pod whose container "main" runs a Python script; container and spec are merged over."""
+        """Create a pod whose container "main" runs a Python script; container and spec are merged over the defaults."""
         main = {"name": "main", "image": IMAGE, "command": ["python3", "-u", "-c", script]} | (container or {})
         body = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [main]} | spec
         self.cluster.api.call("POST", self.path, {"metadata": {"name": name, "labels": {"app": name}}, "spec": body})
 
     def get(self, name: str) -> Object:
-        found: Object = self.cluster.api.call("GET", f"{self.path}/{name}")
-        return found
+        pod: Object = self.cluster.api.call("GET", f"{self.path}/{name}")
+        return pod
 
     def delete(self, name: str, **options: Any) -> None:
         self.cluster.api.call("DELETE", f"{self.path}/{name}", options)
 
     def wait(self, name: str, condition: Callable[[Object], Any], timeout: float = 60) -> Object:
-        """The pod as soon as the condition holds for it."""
+        """Return the pod as soon as the condition holds for it."""
 
         def look() -> Object:
             pod = self.get(name)
@@ -58,7 +58,7 @@ class Pods:
         until(gone, f"the end of pod {name}", lambda: self.describe(name), timeout)
 
     def run(self, name: str, script: str, container: Object | None = None, **spec: Any) -> str:
-        """Run a pod to its successful end; returns its output."""
+        """Run a pod to its successful end, and return its output."""
         self.create(name, script, container, **spec)
         pod = self.wait_phase(name, "Succeeded", "Failed")
         output = self.logs(name)
@@ -69,24 +69,24 @@ class Pods:
         return self.cluster.kubectl("logs", "-n", self.namespace, name, *arguments)
 
     def put(self, kind: str, name: str, data: dict[str, str]) -> None:
-        """A ConfigMap ("configmaps") or Secret ("secrets", data not encoded)."""
+        """Create a ConfigMap ("configmaps") or Secret ("secrets", with data that are not encoded)."""
         field = "stringData" if kind == "secrets" else "data"
         path = f"/api/v1/namespaces/{self.namespace}/{kind}"
         self.cluster.api.call("POST", path, {"metadata": {"name": name}, field: data})
 
 
 def state(pod: Object, kind: str = "containerStatuses", index: int = 0) -> Object:
-    """waiting, running or terminated of a container."""
-    found: Object = pod["status"][kind][index]["state"]
-    return found
+    """Return the state of a container: waiting, running or terminated."""
+    container_state: Object = pod["status"][kind][index]["state"]
+    return container_state
 
 
 def status_of(pod: Object) -> Object:
-    """The status of the first container, empty while there is none."""
-    found: Object = (pod["status"].get("containerStatuses") or [{}])[0]
-    return found
+    """Return the status of the first container, or an empty one while there is none."""
+    container_status: Object = (pod["status"].get("containerStatuses") or [{}])[0]
+    return container_status
 
 
 def condition(pod: Object, kind: str) -> str | None:
-    """The status of a pod condition."""
+    """Return the status of a pod condition."""
     return next((each["status"] for each in pod["status"].get("conditions", []) if each["type"] == kind), None)

@@ -1,7 +1,7 @@
-"""An external controller's side of Kueue's protocol, played by hand, and a record of what Kueue answers.
+"""Client that plays an external controller's side of Kueue's protocol, and a record of Kueue's answers.
 
-`Player` writes what an operator of TrainingJobs would write, without pods. `Recorder` notes each write and each state
-of the Workloads that the API server shows after it.
+`Player` writes what an operator of TrainingJobs would write, without pods. `Recorder` notes each write, and each later
+state of the Workloads that the API server shows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from builders.until import GIVE_UP, until
 Object = dict[str, Any]
 UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 WITH_MESSAGE = ("QuotaReserved", "Evicted")
-"""Conditions whose messages the operator shows to people."""
+"""Conditions whose messages the operator shows to users."""
 TIME = "2026-01-01T00:00:00Z"
 POLL = 0.005  # seconds
 QUIET = 1.3
-"""Seconds after which Kueue has tried again what it could not admit, which it does each second."""
+"""Seconds without a change, within which Kueue has retried what it could not admit: it retries each second."""
 
 
 def state(item: Object) -> Object:

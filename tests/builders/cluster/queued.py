@@ -1,4 +1,4 @@
-"""TrainingJobs in queues of Kueue: their queues, their Workloads, and what the tests wait for."""
+"""TrainingJobs in queues of Kueue: their queues and Workloads, and conditions to wait for."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class QueuedJobs:
         self._create("resourceflavors", resource_flavor(self.flavor, labels, [toleration] if toleration else ()))
 
     def create_queue(self, name: str, units: int, **spec: Any) -> str:
-        """Create a LocalQueue and its ClusterQueue with a quota of so many pods; return the latter's name."""
+        """Create a LocalQueue and its ClusterQueue with a quota of this number of pods; return the latter's name."""
         shared = f"{self.namespace}-{name}"
         self.quota += units * Decimal("0.01")
         self._create("clusterqueues", cluster_queue(shared, self.flavor, f"{units * 10}m", **spec))
@@ -111,7 +111,7 @@ class QueuedJobs:
         until(evicted, f"the eviction of {job}", lambda: self.describe(job), pause=0.02)
 
     def wait_trains(self, job: str, replicas: int, past: int = 0) -> Object:
-        """Return the job once it has done a step with so many replicas, in a round higher than `past`."""
+        """Return the job once it has done a step with this number of replicas, in a round higher than `past`."""
         step = self.jobs.wait_training(job, replicas, past)["status"].get("progress", {}).get("step", 0)
         return self.jobs.wait(job, lambda item: item["status"].get("progress", {}).get("step", 0) > step)
 

@@ -1,4 +1,4 @@
-"""Proof that no unit of quota is used twice: pods and Kueue's reservations, in the order of the API server's writes."""
+"""Check that no unit of quota is used twice: pods and Kueue's reservations, in the order of the API server's writes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A new user's way on the cluster of KUBECONFIG: install the chart, test it, run the demo job, play three drills.
+"""First steps of a new user on the cluster of KUBECONFIG: install and test the chart, run the demo job and drills.
 
-`python -m builders.cluster.tour` reads the variables of `make test-e2e`, and removes its namespace and its release in
-the end. With CONCERTINA_E2E_TRAINER_IMAGE the bundled trainer trains, on data in CONCERTINA_E2E_SHARED: a folder that
-this machine and all nodes see. Without, a script trains in the agent's image, as torch is large.
+`python -m builders.cluster.tour` reads the variables of `make test-e2e`, and removes its namespace and its release at
+the end. With CONCERTINA_E2E_TRAINER_IMAGE, the bundled trainer trains on data in CONCERTINA_E2E_SHARED, a folder that
+this machine and all nodes see. Without it, a script trains in the agent's image, because torch is large.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run_demo(cluster: Cluster, shared: str) -> None:
 
 
 def play_drills(cluster: Cluster, shared: str) -> list[str]:
-    """Play the drills on one job, and return those that failed."""
+    """Run the drills on one job, and return those that failed."""
     failed = []
     with cluster.running(job("drilled", ENDLESS, shared)):
         cluster.training(3, name="drilled")

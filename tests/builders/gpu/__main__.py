@@ -32,7 +32,7 @@ from builders.gpu.results import (
 from builders.gpu.running import run_all, unreached
 
 SECONDS = 560
-"""So that a script of ten minutes can start, run the checks and copy the results."""
+"""Default deadline in seconds: a script of ten minutes can start, run the checks and copy the results."""
 OLDEST_PYTHON = (3, 11)
 
 
@@ -79,7 +79,11 @@ class UnknownCheck(Exception):
 
 
 def pick(checks: Sequence[Check], only: str) -> list[Check]:
-    """Return the named checks, or all of them if none is named, in the order of their worth."""
+    """Return the named checks, or all of them if none is named, in the order of their worth.
+
+    Raises:
+        UnknownCheck: If no check has one of the names.
+    """
     names = {name.strip() for name in only.split(",")} - {""}
     if unknown := sorted(names - {check.name for check in checks}):
         raise UnknownCheck(f"no check is named {', '.join(unknown)}: `make test-gpu LIST=1` prints the names")
@@ -97,7 +101,10 @@ def describe() -> str:
 
 
 def run_picked(checks: Sequence[Check], revision: Revision, seconds: float, path: Path | None) -> int:
-    """Run checks, and write the results after each of them: this process may be killed at any time."""
+    """Run checks and return the exit status.
+
+    The results are written after each check, because this process may be killed at any time.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     begun = time.monotonic()
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -123,7 +130,11 @@ def run_picked(checks: Sequence[Check], revision: Revision, seconds: float, path
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
-    """End by an exception, so that the running check's processes are killed."""
+    """End by an exception, so that the running check's processes are killed.
+
+    Raises:
+        SystemExit: Always.
+    """
     raise SystemExit(128 + number)
 
 

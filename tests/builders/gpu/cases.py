@@ -9,7 +9,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the runner imports VARIABLE, also where there is no pytest
+if TYPE_CHECKING:  # The runner imports VARIABLE, even without pytest.
     import pytest
 
 VARIABLE = "GPU_CASES"

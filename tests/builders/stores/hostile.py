@@ -1,4 +1,4 @@
-"""A proxy in front of a real S3 server that spoils what it is told to spoil, over plain HTTP or TLS."""
+"""Proxy in front of a real S3 server that injects the faults that a test asks for, over plain HTTP or TLS."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Proxy(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = urlsplit(upstream).netloc
         self.faults: list[tuple[str, str, str]] = []
-        """Method, part of the path, and what to do, each once: cut, truncate, flip, flip-request, or a status."""
+        """Faults, each of which occurs once: method, part of the path, and the kind: cut, truncate, flip, flip-request,
+        or a status."""
         self.done: list[str] = []
         self.delay = 0.0
-        """Seconds before each body that comes in is passed on."""
+        """Seconds by which each body that arrives is delayed."""
         self._lock = threading.Lock()
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_side=True)
@@ -38,7 +39,7 @@ class Proxy(ThreadingHTTPServer):
         return ""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Cut connections are what this is for."""
+        """Ignore errors of connections, because cutting them is the purpose of this proxy."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,6 +1,6 @@
-"""A cluster's token issuer, and an S3 server with a token service that trusts it: SeaweedFS's own, by OpenID Connect.
+"""Token issuer of a cluster, and an S3 server with a token service that trusts it: SeaweedFS's own, by OpenID Connect.
 
-What AWS does for a pod with an IAM role (IRSA): the token of its service account is exchanged for credentials.
+AWS does the same for a pod with an IAM role (IRSA): the token of its service account is exchanged for credentials.
 """
 
 import base64
@@ -26,7 +26,7 @@ VERSION = "2012-10-17"
 
 
 class Issuer:
-    """Signs tokens of service accounts, and serves the key by which they are checked."""
+    """Issuer that signs tokens of service accounts, and serves the key that verifies them."""
 
     def __init__(self) -> None:
         self._key = rsa.generate_private_key(65537, 2048)
@@ -38,7 +38,7 @@ class Issuer:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def token(self, seconds: float = 600, audience: str = AUDIENCE) -> str:
-        """Good for so many seconds from now."""
+        """Return a token with this lifetime in seconds."""
         now = int(time.time())
         claims = {"iss": self.url, "aud": [audience], "sub": "system:serviceaccount:team:trainer"}
         header = {"alg": "RS256", "kid": "k", "typ": "JWT"}
@@ -56,12 +56,12 @@ class Service:
     issuer: Issuer
     server: s3.Server
     environment: dict[str, str]
-    """What a pod with an identity is given; the token's file is the caller's to write."""
+    """Return the variables of a pod with an identity; the caller writes the token's file."""
 
 
 @contextlib.contextmanager
 def serve(name: str, folder: Path):
-    """The bucket `train`, which the role may use, and `other`, which it may not."""
+    """Serve the bucket `train`, which the role may use, and `other`, which it may not."""
     issuer = Issuer()
     [port] = processes.free_ports("127.0.0.1", 1)
     authority = certificates.ClusterAuthority.create(folder / "pki")
@@ -69,7 +69,7 @@ def serve(name: str, folder: Path):
     (folder / "iam.json").write_text(json.dumps(_configuration(issuer.url)))
     flags = {
         "s3.iam.config": str(folder / "iam.json"),
-        "s3.port.https": str(port),  # clients ask a token service by TLS alone
+        "s3.port.https": str(port),  # Clients contact a token service over TLS only.
         "s3.cert.file": str(pair.certificate),
         "s3.key.file": str(pair.key),
     }

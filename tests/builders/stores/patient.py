@@ -1,15 +1,20 @@
-"""A request to a server that is only starting."""
+"""Request to a server that is still starting."""
 
 import time
 import urllib.error
 import urllib.request
 
 GIVE_UP = 120
-"""Seconds until it must."""
+"""Seconds within which the server must answer."""
 
 
 def answer(request: urllib.request.Request) -> bytes:
-    """Waits until it listens. Raises HTTPError where it refuses."""
+    """Return the answer as soon as the server listens.
+
+    Raises:
+        HTTPError: If the server refuses the request.
+        OSError: If it does not listen in time.
+    """
     deadline = time.monotonic() + GIVE_UP
     while True:
         try:

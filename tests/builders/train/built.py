@@ -1,10 +1,10 @@
-"""What a folder of built data holds."""
+"""Content of a folder of built data."""
 
 from concertina_data.data_manifest import parse
 
 
 def documents(folder):
-    """The documents of a built folder of bytes, in order."""
+    """Return the documents of a built folder of bytes, in order."""
     manifest = parse((folder / "manifest.json").read_bytes(), "")
     return [
         text.decode()

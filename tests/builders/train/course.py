@@ -1,4 +1,4 @@
-"""One training in legs, each in a layout of its own, beside the same training in plain PyTorch."""
+"""Training in legs, each in a layout of its own, compared with the same training in plain PyTorch."""
 
 import json
 
@@ -9,13 +9,13 @@ from builders.train import plain
 from builders.train.gradients import computed
 
 HALF = 5
-"""Steps of a leg."""
+"""Number of steps of a leg."""
 AT_ONCE = 4
-"""Legs of one process group: a machine that is busy otherwise gets through them in time."""
+"""Number of legs in one process group, so that a busy machine completes them in time."""
 
 
 class Course:
-    """Of one model, in any of some layouts, with what plain training gives."""
+    """Training of one model in some of the layouts, with the results of plain training."""
 
     def __init__(self, parent, trainer, layouts, folder):
         self.parent, self.trainer, self.layouts, self.folder = parent, trainer, layouts, folder
@@ -23,7 +23,7 @@ class Course:
         assert self.bound.losses < 1e-6 * plain.wrong_sample(trainer, torch.float64)
 
     def leg(self, layout, before=None):
-        """From the start to half, or from what another layout has left there to the end."""
+        """Run a leg from the start to half, or from the state that another layout has left there to the end."""
         name = f"{before} > {layout}" if before else layout
         return {
             "name": name,
@@ -34,14 +34,14 @@ class Course:
         }
 
     def run(self, world, *legs):
-        """And compare each with the reference."""
+        """Run all legs, and compare each with the reference."""
         for begin in range(0, len(legs), AT_ONCE):
             some = legs[begin : begin + AT_ONCE]
-            found = computed(
+            results = computed(
                 self.parent, "workers.legs:main", self.trainer, world, self.folder, LEGS=json.dumps(some)
             )  # fmt: skip
             for leg in some:
-                self._check(found[leg["name"]], leg["from"] is not None)
+                self._check(results[leg["name"]], leg["from"] is not None)
 
     def _check(self, found, second):
         steps = range(HALF + 1, 2 * HALF + 1) if second else range(1, HALF + 1)
@@ -58,5 +58,5 @@ class Course:
             self.run(world, *(self.leg(layout) for layout in self.layouts if self.layouts[layout][0] == world))
 
     def ends(self, layout):
-        """From what each has left."""
+        """Run the second legs, from each state that the first legs have left."""
         self.run(self.layouts[layout][0], *(self.leg(layout, before) for before in self.layouts))

@@ -1,12 +1,15 @@
-"""Which GPU a rank of a test has. Where there are fewer than ranks they share one: NCCL refuses that to ranks of one
-host, so each is told that it is a host of its own. What it sends then goes by sockets, and nothing overlaps."""
+"""Assignment of GPUs to the ranks of a test.
+
+If there are fewer GPUs than ranks, ranks share them. NCCL refuses a GPU to two ranks of one host, so each rank claims a
+host of its own. Its communication then uses sockets, and nothing overlaps.
+"""
 
 import pytest
 import torch
 
 
 def need(ranks: int) -> None:
-    """Skips where there is no GPU for them at all."""
+    """Skip the test if there is no GPU at all."""
     if not torch.cuda.is_available():
         pytest.skip(f"this machine has no CUDA device: NCCL's groups of {ranks} were not tried")
 

@@ -1,4 +1,4 @@
-"""What workers in some layout compute of one global batch: its gradient, or what another program saves of it."""
+"""Results of workers in some layout for one global batch: its gradient, or what another program saves of it."""
 
 import contextlib
 import json
@@ -17,21 +17,24 @@ CLOSE = {
     torch.float32: {"rtol": 1e-4, "atol": 1e-7, "norm": 1e-5, "loss": 1e-6},
     torch.float64: {"rtol": 1e-10, "atol": 1e-14, "norm": 1e-12, "loss": 1e-13},
 }
-"""How near a batch's sums come to the same sums in another order. In float64 they are n terms of 1e-16 each, n being
-some hundred tokens times the depth, and gradients lose two or three digits to cancellation."""
+"""Relative tolerance between the sums of a batch in two orders. In float64 the sums have n terms with an error of 1e-16
+each, where n is some hundred tokens times the depth, and gradients lose two or three digits to cancellation."""
 
 
 def whole_gradient(
     parent, trainer, world, tmp_path, shares=(), parallelism=None, program="workers.gradients:main",
     dtype=torch.float32, **variables
 ):  # fmt: skip
-    """`dtype`: of weights, and of all that is computed; `variables` of the workers' environment."""
+    """Return the gradient of one global batch, as workers in some layout compute it.
+
+    `dtype` is that of the weights and of the computation; `variables` are added to the workers' environment.
+    """
     variables |= {"SHARES": json.dumps(shares), "DTYPE": str(dtype).removeprefix("torch.")}
     return computed(parent, program, trainer, world, tmp_path, parallelism, **variables)
 
 
 def computed(parent, program, trainer, world, tmp_path, parallelism=None, **variables):
-    """What rank 0 has saved in RESULT."""
+    """Run workers, and return what rank 0 has saved in RESULT."""
     listener = socket.create_server(("127.0.0.1", 0))
     result = tmp_path / f"result-{world}"
     with tempfile.TemporaryFile("w+b") as log:
@@ -57,7 +60,7 @@ def computed(parent, program, trainer, world, tmp_path, parallelism=None, **vari
         except TimeoutError:
             for pid in ranks:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGABRT)  # it says where it is then
+                    os.kill(pid, signal.SIGABRT)  # The error then says where the problem is.
             codes = [parent.wait(pid) for pid in ranks]
         os.kill(store, signal.SIGKILL)
         parent.wait(store)
@@ -67,7 +70,7 @@ def computed(parent, program, trainer, world, tmp_path, parallelism=None, **vari
 
 
 def check(found, gradients, loss):
-    """That workers have found these gradients, by name, and this loss."""
+    """Check that workers have computed these gradients, by name, and this loss."""
     assert found["gradients"].keys() == gradients.keys()
     for name, gradient in gradients.items():
         close = CLOSE[gradient.dtype]

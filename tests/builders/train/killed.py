@@ -1,5 +1,8 @@
-"""Runs a script of tests/programs/loops: to its end, or until all its ranks are killed, and then again from what they
-left, in a world of the same size or of another. `differences` compares that with an uninterrupted run."""
+"""Runs of a script of tests/programs/loops: to its end, or until all ranks are killed and restored.
+
+The restored run continues from the saved state, in a world of the same or another size. `differences` compares it with
+an uninterrupted run.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ class Ran:
     codes: list[int]
     output: str
     steps: list[dict[int, dict[str, Any]]]
-    """What each rank recorded of each step."""
+    """Records of each rank for each step."""
     committed: list[dict[int, dict[str, Any]]]
-    """What the objects of State held on each rank when each step was committed."""
+    """State of the objects on each rank when each step was committed."""
     restored: list[tuple[int, dict[str, Any]]]
-    """The step to go on with, and all that the objects held then."""
+    """Step to continue with, and the state that all objects had then."""
     end: list[dict[str, Any]]
 
     @property
@@ -44,7 +47,7 @@ class Ran:
 
     @property
     def failed(self) -> bool:
-        """A rank has failed, and was not killed."""
+        """Whether a rank has failed without having been killed."""
         return any(code > 0 for code in self.codes)
 
     @property
@@ -63,11 +66,11 @@ class Start:
     size: int
     steps: int
     asks_before: int = 0
-    """The commit, counted from 1, before which the world is told to end; 0: none."""
+    """Commit, counted from 1, before which the world is told to end; 0 for none."""
     stops_after: int = 0
-    """All ranks are killed after so many commits; 0: never."""
+    """Number of commits after which all ranks are killed; 0 for never."""
     path: str = ""
-    """A folder with packages for the script."""
+    """Folder with packages for the script."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -84,7 +87,7 @@ class Start:
         }
 
     def all_have(self, done: str) -> bool:
-        """Whether all ranks have come to where they ask, or stop."""
+        """Whether all ranks have reached the commit at which they ask, or stop."""
         return all((self.folder / f"{done}-{rank}").exists() for rank in range(self.size))
 
 
@@ -102,7 +105,7 @@ def running(parent: Parent, start: Start) -> Iterator[None]:
 
 
 class Agents:
-    """Runs scripts as rounds of a job, one after the other, with a stand-in for its agents."""
+    """Runner of scripts as rounds of a job, one after the other, with a stand-in for its agents."""
 
     def __init__(self, folder: Path, parent: Parent) -> None:
         self._job = node.Job(folder, parent, {})
@@ -119,7 +122,7 @@ class Agents:
 
 
 def _ends(start: Start) -> Callable[[node.Round], None]:
-    """Tells the ranks to stop once they ask, and kills them once they stop."""
+    """Return a function that tells the ranks to stop once they ask, and kills them once they stop."""
     asked: list[bool] = []
 
     def watch(round: node.Round) -> None:
@@ -167,11 +170,11 @@ class Running:
             parent.fork("loops.run:main", {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, self._log.fileno())
             for rank in range(start.size)
         ]
-        self._handles = [os.pidfd_open(pid) for pid in self._pids]  # a pid alone may be another process's by now
+        self._handles = [os.pidfd_open(pid) for pid in self._pids]  # By now, another process may have the same pid.
 
     @property
     def over(self) -> bool:
-        """All have ended, or all may be killed, or one has failed."""
+        """Whether all ranks have ended, or all may be killed, or one has failed."""
         codes = [self._parent.codes.get(pid) for pid in self._pids]
         return None not in codes or any(codes) or (self._start.stops_after > 0 and self._start.all_have("stops"))
 
@@ -222,7 +225,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def left_behind(source: Path, target: Path) -> None:
-    """The folder of `State` that a run has left, for another one."""
+    """Copy the checkpoints of `State` that a run has left in its folder into the folder of another run."""
     target.mkdir(parents=True)
     shutil.copytree(source / "checkpoints", target / "checkpoints")
 
@@ -231,9 +234,11 @@ def left_behind(source: Path, target: Path) -> None:
 
 
 def as_saved(first: Ran, then: Ran) -> list[str]:
-    """What differs, to the bit, between what the first world held when it committed the step that the second one goes
-    on from, and what the second one held once it was restored. A new rank takes what rank r modulo the old world had,
-    but draws other random numbers."""
+    """Return the differences, to the bit, between the state that was saved and the state that was restored.
+
+    The saved state is that of the first world at the commit of the step from which the second world continues. A new
+    rank takes the state of rank r modulo the old world's size, but draws other random numbers.
+    """
     step = then.restored_step
     saved = [ran.get(step - 1, {}) for ran in first.committed]
     restored = [held for _, held in then.restored]
@@ -253,9 +258,11 @@ def as_saved(first: Ran, then: Ran) -> list[str]:
 
 
 def differences(whole: Ran, first: Ran, then: Ran) -> dict[str, float]:
-    """By name of what was computed: the largest relative difference between an uninterrupted run and one that was
-    killed, of the steps before and after that, and of what the script ends with. In a world of another size without
-    what each rank has for itself."""
+    """Return the largest relative difference of each result between an uninterrupted run and one that was killed.
+
+    Results are those of the steps before and after the kill, and those at the end of the script. In a world of another
+    size, results that each rank has for itself are left out.
+    """
     began, same = then.restored_step, whole.size == then.size
     worst: dict[str, float] = {}
 
@@ -267,10 +274,10 @@ def differences(whole: Ran, first: Ran, then: Ran) -> dict[str, float]:
         note("items", _items(whole, step), _items(ran, step))
         for rank in range(ran.size):
             expected = whole.steps[rank % whole.size].get(step, {})
-            found = ran.steps[rank].get(step, {})
-            for name in expected.keys() | found.keys():
+            recorded = ran.steps[rank].get(step, {})
+            for name in expected.keys() | recorded.keys():
                 if name != "items" and (same or not name.startswith("own.")):
-                    note(name, expected.get(name), found.get(name))
+                    note(name, expected.get(name), recorded.get(name))
     for rank in range(then.size):
         source = rank % whole.size
         for name in whole.end[source].keys() | then.end[rank].keys():
@@ -284,16 +291,16 @@ def _items(ran: Ran, step: int) -> list[int]:
 
 
 def _whole(ranks: Sequence[Mapping[str, Any]], rank: int, name: str) -> Any:
-    """A value of this rank; of an array of which each rank has a part, all of it."""
+    """Return a value of this rank, or all of an array of which each rank has a part."""
     value = ranks[rank].get(name)
     if not isinstance(value, dict) or "part" not in value:
         return value
-    found = numpy.full(value["shape"], numpy.nan)
+    whole = numpy.full(value["shape"], numpy.nan)
     for held in ranks:
         part = held[name]
         array = numpy.asarray(part["part"])
-        found[tuple(slice(o, o + n) for o, n in zip(part["offsets"], array.shape, strict=True))] = array
-    return found
+        whole[tuple(slice(o, o + n) for o, n in zip(part["offsets"], array.shape, strict=True))] = array
+    return whole
 
 
 def _same_bits(one: Any, other: Any) -> bool:
@@ -305,12 +312,12 @@ def _same_bits(one: Any, other: Any) -> bool:
 
 
 def difference(one: Any, other: Any) -> float:
-    """The largest one, relative to the largest number; infinite where these are no numbers, or of other shapes."""
+    """Return the largest difference, relative to the largest number; infinite for other values or other shapes."""
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
         return max((difference(one[key], other[key]) for key in one), default=0.0)
     try:
         first, second = numpy.asarray(one), numpy.asarray(other)
-    except ValueError:  # of several lengths
+    except ValueError:  # The lists have different lengths.
         return 0.0 if one == other else numpy.inf
     if first.dtype.kind not in "biufc" or second.dtype.kind not in "biufc" or first.dtype.kind != second.dtype.kind:
         return 0.0 if _same_bits(one, other) else numpy.inf
@@ -330,7 +337,7 @@ def difference(one: Any, other: Any) -> float:
 
 
 def outside(worst: Mapping[str, float], bound: float, but: Sequence[str] = ()) -> dict[str, float]:
-    """Names that differ by more than the bound, without those that match one of the patterns `but`."""
+    """Return the names that differ by more than the bound, without those that match one of the patterns `but`."""
     return {name: value for name, value in sorted(worst.items()) if value > bound and not matches(name, but)}
 
 

@@ -1,4 +1,4 @@
-"""Cases of scripts of tests/programs/loops: what each is started with, and how it ends once it is restored."""
+"""Cases of scripts of tests/programs/loops: how each is started, and what is expected once it is restored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builders.train.killed import Ran, Start
 from builders.train.node import Parent
 
 NEAR = 1e-5
-"""Between worlds of several sizes: their sums are of other order."""
+"""Tolerance between worlds of different sizes, whose sums are in another order."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,14 +17,17 @@ from concertina_trainer.model.optimizer import learning_rate
 @dataclasses.dataclass(frozen=True)
 class Trained:
     losses: dict[int, float]
-    """By step."""
+    """Losses by step."""
     weights: dict[str, torch.Tensor]
-    """After the last one."""
+    """Weights after the last step."""
 
 
 def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
-    """`nudged`: every initial weight is the next number. `wrong_at`: this step (from 0) has the first sample of the
-    next batch in the place of its last."""
+    """Train and return the result.
+
+    With `nudged`, every initial weight is moved to the next floating-point number. With `wrong_at`, that step (from 0)
+    has the first sample of the next batch in the place of its last one.
+    """
     config = TrainerConfig.model_validate(trainer)
     model = Decoder(config.model)
     with torch.no_grad():
@@ -42,7 +45,7 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     adam = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), eps=1e-8)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
-    found, size = {}, config.global_batch_size
+    losses, size = {}, config.global_batch_size
     for step in range(config.steps):
         tokens = torch.from_numpy(reader.read(size * step, size * (step + 1)))
         if step == wrong_at:
@@ -60,43 +63,46 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         adam.step()
         for layer in layers:
             layer.even_out()
-        found[step + 1] = loss.item()
+        losses[step + 1] = loss.item()
     return Trained(
-        found, {name: p.detach() for name, p in routed.names(model).items() if isinstance(p, torch.nn.Parameter)}
+        losses, {name: p.detach() for name, p in routed.names(model).items() if isinstance(p, torch.nn.Parameter)}
     )
 
 
 def losses(trainer):
-    """By step."""
+    """Return the losses by step."""
     return trained(trainer).losses
 
 
 def apart(one, other):
-    """The greatest difference of two runs' losses, relatively."""
+    """Return the greatest relative difference of two runs' losses."""
     return max(abs(one.losses[step] / other.losses[step] - 1) for step in other.losses)
 
 
 def weights_apart(one, other):
-    """The greatest difference of two runs' weights."""
+    """Return the greatest difference of two runs' weights."""
     return max((one.weights[name] - weight).abs().max().item() for name, weight in other.weights.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """How far two histories may be apart by rounding."""
+    """Bound of the differences between two runs that only rounding causes."""
 
     losses: float
-    """Relatively."""
+    """Maximum relative difference of losses."""
     weights: float
-    """Each of them."""
+    """Maximum difference of each weight."""
 
 
 def bound(trainer, dtype):
-    """A loss is a sum of n positive terms: added in two orders, each result is within (n - 1)u of the true one, u being
+    """Return the bound for two runs.
+
+    A loss is a sum of n positive terms. Added in two orders, each result is within (n - 1)u of the true one, where u is
     half the distance from 1 to the next number (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Gradients
-    are apart by as little, and each update moves weights apart by about a unit in the last place. How training makes
-    that grow is measured: by the greatest difference after moving every initial weight by one such unit. Each step may
-    add as much once more."""
+    differ by as little, and each update moves weights apart by about a unit in the last place. The growth of such
+    differences in training is measured: it is the greatest difference after every initial weight was moved by one such
+    unit. Each step may add as much once more.
+    """
     terms = trainer["globalBatchSize"] * trainer["model"]["sequenceLength"]
     straight, nudged = trained(trainer, dtype), trained(trainer, dtype, nudged=True)
     return Bound(
@@ -106,13 +112,16 @@ def bound(trainer, dtype):
 
 
 def rounding_bound(trainer):
-    """How far losses of two histories may be apart, relatively, in float32."""
+    """Return the maximum relative difference of the losses of two runs in float32."""
     return bound(trainer, torch.float32).losses
 
 
 def wrong_sample(trainer, dtype=torch.float32):
-    """How far one wrong sample in one step moves the losses, relatively: the least of the first, a middle and the last
-    step. A bound of rounding has to be below it, or a comparison within it would not see that sample."""
+    """Return the relative difference of the losses that one wrong sample in one step makes.
+
+    The result is the least one of the first, a middle and the last step. A bound of rounding has to be below it,
+    because a comparison within the bound would otherwise not detect the wrong sample.
+    """
     straight = trained(trainer, dtype)
     steps = (0, trainer["steps"] // 2, trainer["steps"] - 1)
     return min(apart(trained(trainer, dtype, wrong_at=step), straight) for step in steps)

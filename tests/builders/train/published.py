@@ -1,4 +1,4 @@
-"""Small real checkpoints, by the real uploader's own functions: no workers needed."""
+"""Small real checkpoints, written by the real uploader's own functions, without workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shard_file(
     origin: Origin = NOTHING,
     trainer: str = "",
 ) -> Path:
-    """A small real shard of one tensor of 2 rows a shard. `trainer`: see Layout."""
+    """Write a small real shard with one tensor that has 2 rows in each shard. See Layout for `trainer`."""
     layout = Layout([Chunk("x", "F32", (2 * shard, 0), (2, 3), (2 * id.shards, 3))], trainer)
     path = folder / f"{id.round}-{id.step}-{shard}"
     facts = ShardMetadata(id, shard, 7 * id.step, "config", "data", continued, origin=origin)
@@ -50,7 +50,7 @@ def publish(
 
 
 def flip_a_byte(checkpoint: str, shard: int) -> None:
-    """Of a shard's tensors, in a checkpoint on files."""
+    """Flip a byte of a shard's tensors, in a checkpoint on files."""
     (path,) = Path(checkpoint.removeprefix("file://")).glob(f"shard-{shard}-of-*.safetensors")
     content = bytearray(path.read_bytes())
     content[-9] ^= 1
@@ -58,5 +58,5 @@ def flip_a_byte(checkpoint: str, shard: int) -> None:
 
 
 def run_of_environment() -> UploadedRun:
-    """The bundled trainer's, where a test names one."""
+    """Return the run folder of the bundled trainer, if a test names one."""
     return uploader.run(os.environ) if "CONCERTINA_TRAINER" in os.environ else UNKNOWN

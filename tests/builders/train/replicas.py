@@ -1,4 +1,4 @@
-"""Real agents on loopback addresses of their own, and the test in the operator's place, with its CA and calls."""
+"""Real agents on loopback addresses of their own, with the test in the place of the operator, with its CA and calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from concertina.agents.authority import Authority
 from concertina.agents.calls import CallError, ConnectionIdentity, call, connection, receive
 
 GIVE_UP = 120.0
-"""Only a limit: nothing takes this long."""
+"""Time limit in seconds. It is only a limit: nothing takes this long."""
 UID, MASTER_KEY = "7d1f3f0e-job", b"k" * 32
 
 
@@ -37,7 +37,7 @@ def gone(pid: int) -> bool:
 
 
 class Replica:
-    """One replica: its volume, address and agent process."""
+    """One replica: its volume, its address and its agent process."""
 
     def __init__(
         self, name: str, folder: Path, address: str, environment: dict[str, str], arguments: list[str]
@@ -57,7 +57,7 @@ class Replica:
             )  # fmt: skip
 
     def restart(self, arguments: list[str]) -> None:
-        """The agent is lost, and another one starts in its place (with the same volume)."""
+        """Kill the agent, and start another one in its place with the same volume."""
         self.kill()
         self._arguments, self.report = arguments, None
         self.start()
@@ -68,7 +68,7 @@ class Replica:
         self.process.wait()
 
     def end_workers(self) -> None:
-        """With all that they started: in a pod the container's end would do so."""
+        """End the workers with all processes that they started, as the end of a container would in a pod."""
         for pid in self.worker_pids().values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
@@ -81,7 +81,7 @@ class Replica:
         return [json.loads(line) for line in lines]
 
     def worker_pids(self) -> dict[int, int]:
-        """Rank to pid, of the newest start of each."""
+        """Return the pid of each rank, from the newest start of each."""
         return {event["rank"]: event["pid"] for event in self.events() if event["event"] == "worker_started"}
 
 
@@ -99,7 +99,7 @@ class Job:
             self._make(folder, f"job-{index}-0", f"{network}.{index + 1}", arguments, workers, environment)
         self._watches: dict[str, asyncio.Task[None]] = {}
         self.coordinator = ""
-        """The address that agents are told of when they are watched."""
+        """Address of the coordinator, which agents receive with a Watch."""
 
     def _make(
         self, folder: Path, name: str, ip: str, arguments: list[str], workers: int, extra: dict[str, str]
@@ -142,14 +142,18 @@ class Job:
             await asyncio.sleep(0.02)
 
     async def until(self, replica: Replica, holds: Callable[[p.Report], object], why: str = "") -> p.Report:
-        """The first report of this replica, from now on, of which `holds` is true."""
+        """Return the next report of this replica for which `holds` is true.
+
+        Raises:
+            AssertionError: If there is none in time.
+        """
         if replica.name not in self._watches:
             self.watch(replica)
         try:
             async with asyncio.timeout(GIVE_UP):
                 while replica.report is None or not holds(replica.report):
                     if self._watches[replica.name].done():
-                        self._watches[replica.name].result()  # raises what ended the watch
+                        self._watches[replica.name].result()  # Raise the error that ended the watch.
                     replica.changed.clear()
                     await replica.changed.wait()
         except TimeoutError:
@@ -190,7 +194,7 @@ class Job:
         assert all(isinstance(answer, p.Accepted) for answer in answers), answers
 
     async def begin(self, round: int, *replicas: Replica, restore: p.Restore | None = None) -> p.Assign:
-        """Prepare and assign; the first of the replicas coordinates."""
+        """Prepare and assign a round; the first of the replicas coordinates."""
         message = self.assignment(await self.prepare(round, *replicas), restore)
         await self.assign(message)
         return message
@@ -210,7 +214,7 @@ class Job:
 async def running(
     folder: Path, count: int, arguments: list[str], workers: int = 1, **environment: str
 ) -> AsyncIterator[Job]:
-    """A job whose agents run and are ready; nothing of it is left afterwards."""
+    """Run a job whose agents are ready, and remove everything of it afterwards."""
     job = Job(folder, count, arguments, workers, **environment)
     try:
         for replica in job.replicas.values():
@@ -222,7 +226,7 @@ async def running(
 
 
 def newest_complete(prepared: dict[str, p.Prepared]) -> p.Restore:
-    """What the operator's plan does, in short: the newest id of which every shard is held somewhere."""
+    """Return the newest snapshot id of which every shard is held somewhere, as the operator's plan does."""
     held: dict[p.SnapshotId, dict[int, list[str]]] = {}
     for replica, answer in prepared.items():
         for one in answer.snapshots:

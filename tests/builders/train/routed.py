@@ -1,5 +1,8 @@
-"""A mixture of experts as papers write it down: every expert computes every token, and balance is counted sequence by
-sequence. No sorting, no grouped products, no ranks."""
+"""Reference implementation of a mixture of experts, as papers define it.
+
+Every expert computes every token, and balance is counted sequence by sequence. There is no sorting, no grouped product
+and no rank.
+"""
 
 import functools
 
@@ -11,7 +14,10 @@ from concertina_trainer.model.experts import MixtureOfExperts
 
 
 class Written(torch.nn.Module):
-    """In the place of a MixtureOfExperts, with its parameters. After a forward: `loss`, the auxiliary one; `loads`."""
+    """Replacement of a MixtureOfExperts with its parameters.
+
+    After a forward, `loss` is the auxiliary loss, and `loads` the loads.
+    """
 
     def __init__(self, moe, config):
         super().__init__()
@@ -44,12 +50,12 @@ class Written(torch.nn.Module):
         return result if self.moe.shared is None else result + self.moe.shared(x)
 
     def even_out(self):
-        """The biases, after a step of these loads."""
+        """Update the biases after a step with these loads."""
         self.moe.router.bias += self.config.bias_rate * torch.sign(self.loads.mean() - self.loads)
 
 
 def write_out(model, config):
-    """The decoder with its layers written out; they are returned."""
+    """Replace the layers of a decoder by reference layers, and return these."""
     written = []
     for block in model.blocks.values():
         if isinstance(block.feed_forward, MixtureOfExperts):
@@ -65,6 +71,6 @@ def _forward(block, x, mask, weights):
 
 
 def names(model):
-    """Parameters and buffers by the names that they have in a decoder that is not written out."""
-    found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name.replace("feed_forward.moe.", "feed_forward."): value for name, value in found.items()}
+    """Return parameters and buffers by the names that they have in the original decoder."""
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name.replace("feed_forward.moe.", "feed_forward."): value for name, value in values.items()}

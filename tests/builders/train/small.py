@@ -1,5 +1,7 @@
-"""A checkpoint, of one norm's weights where nothing else is said, shipped and published as an agent's uploader does it,
-without a worker."""
+"""Small checkpoint that is shipped and published as an agent's uploader does it, without a worker.
+
+By default it contains the weights of one norm.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,7 @@ NORM = {"norm.weight": np.zeros(DIM, np.float32)}
 
 
 def publish(uri: str, folder: Path, data: str = "data", weights: Mapping[str, NDArray[np.float32]] = NORM) -> Durable:
-    """Step 1 of round 1; `data`: the digest of the run's data."""
+    """Publish a checkpoint of step 1 of round 1, and return it. `data` is the digest of the run's data."""
     id = SnapshotId(1, 1, "layout", 1)
     named = {f"model.{name}": value for name, value in weights.items()}
     layout = Layout([Chunk(name, "F32", (0,) * value.ndim, value.shape, value.shape) for name, value in named.items()])

@@ -1,4 +1,4 @@
-"""Starts of commands, plainly and warm, by `programs/started.py`, and the comparison of what they give."""
+"""Starts of commands, plain and warm, by `programs/started.py`, and the comparison of their results."""
 
 import json
 import os
@@ -19,9 +19,9 @@ if __name__ == "__main__":
     del file
 import anchor
 """
-"""Beginning of each script: it notes whether it was started warm, and imports an installed package."""
+"""Beginning of each script: it records whether it was started warm, and imports an installed package."""
 WARMTH = "0011"
-"""Notes of the plain start, of the one that is learned from, and of two warm ones."""
+"""Records of the plain start, of the one from which modules are learned, and of two warm ones."""
 
 
 def started(
@@ -32,9 +32,9 @@ def started(
     warmth: str | None = WARMTH,
     **environment: str,
 ) -> dict[str, tuple]:
-    """Return what each way of starting it gave: stdout, stderr, and exit code, or what is said of it."""
-    told = json.dumps({"preload": preload, **bounds})
-    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), told]
+    """Return the result of each way of starting the command: stdout, stderr, and exit code, or the reason for none."""
+    settings = json.dumps({"preload": preload, **bounds})
+    program = [sys.executable, str(PROGRAMS / "started.py"), str(folder / "volume"), settings]
     shutil.rmtree(folder / "volume", ignore_errors=True)
     (folder / "volume").mkdir()
     (folder / "warmth").write_text("")
@@ -54,16 +54,16 @@ def started(
 
 
 def _runs(text: str) -> list[tuple[str, str, str]]:
-    """Without what differs from process to process, and our own log."""
-    found, lines = [], []
+    """Return the output without what differs from process to process, and without concertina's own log."""
+    runs, lines = [], []
     for line in text.splitlines():
         if line.startswith("END "):
             _, way, code = line.split(" ", 2)
-            found.append((way, code, "\n".join(lines)))
+            runs.append((way, code, "\n".join(lines)))
             lines = []
         elif not line.startswith('{"t"'):
             lines.append(re.sub(r"0x[0-9a-f]+", "0x..", line))
-    return found
+    return runs
 
 
 def alike(ways: dict[str, tuple]) -> tuple:

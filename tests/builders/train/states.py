@@ -1,4 +1,4 @@
-"""What the newest snapshot of a job holds, or a checkpoint, put together from its shards."""
+"""Content of a job's newest snapshot, or of a checkpoint, assembled from its shards."""
 
 import json
 
@@ -10,7 +10,7 @@ from concertina_state.tensors import DTYPES
 
 
 def shards(job):
-    """Header and content of each, of the newest snapshot of which every shard is held."""
+    """Yield header and content of each shard, of the newest snapshot of which every shard is held."""
     id = job.newest().id
     for shard in range(id.shards):
         content = bytearray(job.find(id, shard).read_bytes())
@@ -19,12 +19,12 @@ def shards(job):
 
 
 def whole(job):
-    """Whole tensors by name."""
+    """Return the whole tensors by name."""
     return _together(shards(job))
 
 
 def of_checkpoint(uri):
-    """The same, of a checkpoint in storage."""
+    """Return the whole tensors of a checkpoint in storage by name."""
     return _together(_shards_of(StoredCheckpoint(uri)))
 
 
@@ -36,22 +36,24 @@ def _shards_of(checkpoint):
 
 
 def _together(shards):
-    found = {}
+    tensors = {}
     for header, content in shards:
         for name, stored in parse_header(header).chunks.items():
             chunk = stored.chunk
             dtype = DTYPES[chunk.dtype]
             value = torch.frombuffer(content, dtype=dtype, offset=stored.begin, count=chunk.size // dtype.itemsize)
-            target = found.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
+            target = tensors.setdefault(name, torch.full(chunk.global_shape, torch.nan, dtype=dtype))
             target[tuple(slice(o, o + s) for o, s in zip(chunk.offsets, chunk.shape, strict=True))] = value.view(
                 chunk.shape
             )
-    return found
+    return tensors
 
 
 def replicated(job):
-    """What each rank has written of the state that all of them hold, as text: of the shard's own number it says
-    nothing. There must be one such text."""
+    """Return the text that each rank has written of the replicated state, without the shard's own number.
+
+    All ranks must have written the same text.
+    """
     texts = set()
     for header, _ in shards(job):
         metadata = json.loads(header)["__metadata__"]

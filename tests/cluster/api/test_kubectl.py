@@ -1,4 +1,4 @@
-"""A TrainingJob is a good citizen of kubectl: scale, explain, columns, categories, status."""
+"""Behaviour of a TrainingJob in kubectl: scale, explain, columns, categories, status."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ pytestmark = pytest.mark.usefixtures("crd")
 
 @pytest.fixture
 def job(cluster: LocalCluster, namespace: str) -> str:
-    """The demo's job, its status written as the operator would."""
+    """Create the demo's job, with a status as the operator would write it."""
     cluster.kubectl("-n", namespace, "apply", "-f", str(ROOT / "examples" / "demo.yaml"))
     patch = json.dumps({"status": STATUS.manifest()})
     cluster.kubectl("-n", namespace, "patch", "tj/demo", "--subresource=status", "--type=merge", "-p", patch)
@@ -104,7 +104,7 @@ def test_names_and_categories(cluster: LocalCluster, namespace: str, job: str, w
 
 
 def test_what_deletes_all_of_a_namespace_spares_jobs(cluster: LocalCluster, namespace: str, job: str) -> None:
-    """`kubectl delete all --all` clears away pods and Services; a run is not its to end."""
+    """`kubectl delete all --all` deletes pods and Services. It must not end a run."""
     assert "trainingjob" not in cluster.kubectl("-n", namespace, "get", "all", "-o", "name")
 
 
@@ -142,7 +142,7 @@ def test_explain(cluster: LocalCluster, field: str, text: str) -> None:
 
 
 def test_spec_and_status_are_written_apart(cluster: LocalCluster, namespace: str, job: str) -> None:
-    """A status write can't change the spec, nor a spec write the status."""
+    """A status write can't change the spec, and a spec write can't change the status."""
     patch = json.dumps({"spec": {"replicas": 9}, "status": {"rounds": 5}})
     cluster.kubectl("-n", namespace, "patch", "tj/demo", "--subresource=status", "--type=merge", "-p", patch)
     cluster.kubectl("-n", namespace, "patch", "tj/demo", "--type=merge", "-p", '{"status": {"rounds": 6}}')

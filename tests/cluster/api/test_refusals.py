@@ -1,4 +1,4 @@
-"""Bad manifests are refused by the API server itself, in words a person understands; and by us in the same cases."""
+"""Invalid manifests: the API server itself refuses them with a clear message, and so does the operator's parser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = "a" * 51
 
 
 def changed(job: dict[str, Any], *changes: tuple[str, Any]) -> dict[str, Any]:
-    """A job with fields set; None removes one."""
+    """Return a job with fields set; None removes a field."""
     job = copy.deepcopy(job)
     for path, value in changes:
         *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
@@ -44,7 +44,7 @@ def apply(cluster: LocalCluster, namespace: str, job: dict[str, Any], *options: 
 
 
 def refusal(cluster: LocalCluster, namespace: str, job: dict[str, Any]) -> str:
-    """What `kubectl apply` says (and nothing is stored, even if it should say yes)."""
+    """Return the message of `kubectl apply`, and check that nothing was stored."""
     with pytest.raises(LocalClusterError) as caught:
         apply(cluster, namespace, job, "--dry-run=server")
     return str(caught.value)
@@ -314,7 +314,7 @@ def test_bad_manifests_are_refused(
 ) -> None:
     bad = changed(job, *changes)
     assert message in refusal(cluster, "default", bad)
-    if what != "long name":  # it is the name's fault, not the spec's
+    if what != "long name":  # The name is invalid, not the spec.
         with pytest.raises(SpecError):
             parse_spec(bad)
 
@@ -353,7 +353,7 @@ TWICE = {
 
 @pytest.mark.parametrize("field", TWICE)
 def test_two_of_one_name(cluster: LocalCluster, field: str) -> None:
-    """As a pod with them would be: the models leave that to Kubernetes."""
+    """Kubernetes itself refuses such a pod, so the models do not check it."""
     assert "[1]: Duplicate value" in refusal(cluster, "default", changed(JOB, (field, TWICE[field])))
 
 
@@ -373,7 +373,7 @@ def test_names_that_are_much_like_ours_are_the_users(cluster: LocalCluster) -> N
 
 
 def test_lists_of_the_template_that_are_null_are_absent(cluster: LocalCluster) -> None:
-    """As templates of Helm leave them, and as a pod takes them."""
+    """Helm templates produce such lists, and a pod accepts them."""
     job = copy.deepcopy(JOB)
     job["spec"]["template"]["spec"] |= {"volumes": None, "initContainers": None, "restartPolicy": None}
     job["spec"]["template"]["spec"]["containers"][0]["volumeMounts"] = None
@@ -408,7 +408,7 @@ def test_what_pods_are_made_of_changes_only_while_suspended(
     else:
         assert "changes only while" in refusal(cluster, namespace, suspended)
         apply(cluster, namespace, changed(JOB, ("spec.suspend", True)))
-    apply(cluster, namespace, after)  # changes it and goes on, in one write
+    apply(cluster, namespace, after)  # One write changes the template and resumes the job.
     assert "unchanged" in apply(cluster, namespace, after)
 
 
@@ -420,11 +420,11 @@ def test_sizes_and_policies_change_at_any_time(cluster: LocalCluster, namespace:
 
 
 def test_a_mistyped_field_of_the_template_is_refused(cluster: LocalCluster) -> None:
-    """The CRD alone can tell: the operator's own parser leaves a pod's fields to Kubernetes."""
+    """Only the CRD checks this: the operator's own parser leaves a pod's fields to Kubernetes."""
     bad = changed(JOB, ("spec.template.spec.nodeselector", {"a": "b"}), (f"{CONTAINER}.imagePullPolcy", "Always"))
-    said = refusal(cluster, "default", bad)
-    assert 'unknown field "spec.template.spec.nodeselector"' in said
-    assert 'unknown field "spec.template.spec.containers[0].imagePullPolcy"' in said
+    message = refusal(cluster, "default", bad)
+    assert 'unknown field "spec.template.spec.nodeselector"' in message
+    assert 'unknown field "spec.template.spec.containers[0].imagePullPolcy"' in message
 
 
 def test_launchers_in_the_command_are_refused_where_python_refuses_them(cluster: LocalCluster, namespace: str) -> None:
@@ -438,7 +438,7 @@ def test_launchers_in_the_command_are_refused_where_python_refuses_them(cluster:
         )
         for number, (words, _) in enumerate(commands)
     ]
-    said = refusal(cluster, namespace, {"kind": "List", "apiVersion": "v1", "items": jobs})
+    message = refusal(cluster, namespace, {"kind": "List", "apiVersion": "v1", "items": jobs})
     for number, (words, refused) in enumerate(commands):
-        assert (f'"job-{number}" is invalid' in said) == refused, words
-    assert said.count("set launcher: Torchrun") == len(REFUSED)
+        assert (f'"job-{number}" is invalid' in message) == refused, words
+    assert message.count("set launcher: Torchrun") == len(REFUSED)

@@ -1,4 +1,4 @@
-"""The command, for the tests of this folder."""
+"""Fixtures of the concertina command, for the tests of this folder."""
 
 import pytest
 

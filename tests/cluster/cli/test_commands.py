@@ -1,4 +1,4 @@
-"""The concertina command against a real API server, as a process of its own: what it prints and how it exits."""
+"""The concertina command against a real API server, as a process of its own: its output and its exit status."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_template_that_makes_no_pod_is_refused_before_it_is_applied(
 
 
 def test_what_a_policy_says_to_the_caller_does_not_stop_it(cli: Cli) -> None:
-    """The operator may be treated otherwise."""
+    """A policy may treat the operator otherwise than the caller."""
     cli.kubectl("label", "ns", cli.namespace, "pod-security.kubernetes.io/enforce=restricted")
     assert "is applied" in cli("run", str(DEMO), "--detach").stdout
 
@@ -133,7 +133,7 @@ def test_ctrl_c_stops_following_and_not_the_job(cli: Cli) -> None:
 
 
 def replica(index: int, script: str, restarts: str = "Never") -> dict[str, Any]:
-    """A pod as the operator would make it."""
+    """Create a pod as the operator would."""
     labels = {"concertina.dev/job": "demo", "concertina.dev/replica-index": str(index)}
     container = {"name": "trainer", "image": "concertina/trainer", "command": ["sh", "-c", script]}
     return {
@@ -145,7 +145,7 @@ def replica(index: int, script: str, restarts: str = "Never") -> dict[str, Any]:
 
 
 def test_logs(cli: Cli, tmp_path: Path) -> None:
-    """Of a replica that comes later, too, and of its container that is started again."""
+    """The logs include those of a replica that starts later, and of a container that is restarted."""
     once = f"until [ -e {tmp_path}/1 ]; do sleep 0.05; done; [ -e {tmp_path}/2 ] || {{ touch {tmp_path}/2; exit 1; }}"
     cli("run", str(DEMO), "--detach")
     assert "no replicas with a log yet" in cli("logs", "demo").stderr
@@ -167,16 +167,16 @@ def test_logs(cli: Cli, tmp_path: Path) -> None:
 
 
 def started(round: int, rank: int) -> str:
-    """The line by which an agent says that its worker runs, as shell prints it."""
+    """Return the line in which an agent says that its worker runs, as the shell prints it."""
     fact = {"t": 1.5, "event": "worker_started", "round": round, "rank": rank}
     return f"echo '{json.dumps(fact, separators=(',', ':'))}'"
 
 
 def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) -> None:
-    """Each pod prints in two rounds, in turns with the other; between these its rank has changed."""
+    """Each pod prints in two rounds, alternating with the other pod. Between the rounds its rank has changed."""
 
     def turn(number: int, *words: str) -> str:
-        """Waits for its turn, prints, and gives the next one its own."""
+        """Return a shell command that waits for this turn, runs `words`, and lets the next turn begin."""
         wait = f"until [ -e {tmp_path}/{number} ]; do sleep 0.05; done"
         return "; ".join([wait, *words, f"sleep 0.05; touch {tmp_path}/{number + 1}"])
 
@@ -201,8 +201,8 @@ def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) ->
     assert said("--round", "1") == lines[:2]
     assert said("--rank", "0", "--round", "2") == ["demo-1-0 rank 0 | d"]
     (line,) = said("--rank", "1", "--round", "1", "-o", "json")
-    found = json.loads(line)
-    where = [found[name] for name in ("job", "replica", "round", "rank", "text")]
+    entry = json.loads(line)
+    where = [entry[name] for name in ("job", "replica", "round", "rank", "text")]
     assert where == ["demo", "demo-1-0", 1, 1, "b"]
 
     assert "has had no failure" in cli("logs", "demo", "--since-failure").stderr

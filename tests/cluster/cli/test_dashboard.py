@@ -1,4 +1,4 @@
-"""`concertina dashboard` against a real API server, as a process of its own, asked by HTTP and by a real browser."""
+"""`concertina dashboard` against a real API server, as a process of its own, accessed by HTTP and a real browser."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Served:
 
 @contextmanager
 def served(cli: Cli, *options: str) -> Iterator[Served]:
-    """Until Ctrl-C, by which it ends in order."""
+    """Run the dashboard until Ctrl-C, on which it ends in order."""
     with cli.start("dashboard", "--port", "0", *options) as process:
         assert process.stdout
-        said = process.stdout.readline()
-        found = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the jobs", said)
-        assert found, said + process.stdout.read()
+        first_line = process.stdout.readline()
+        match = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the jobs", first_line)
+        assert match, first_line + process.stdout.read()
         try:
-            yield Served(int(found[1]))
+            yield Served(int(match[1]))
         finally:
             process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
@@ -76,8 +76,8 @@ def test_pages_of_all_jobs_and_of_one(cli: Cli) -> None:
 
         code, page, headers = dashboard.ask(job)
         assert code == 200
-        for said in ("step", "Training", "MemberLost", "What is wrong", "Where the time went", "concertina logs demo"):
-            assert said in page, said
+        for text in ("step", "Training", "MemberLost", "What is wrong", "Where the time went", "concertina logs demo"):
+            assert text in page, text
         assert (page.count("<script"), page.count("<img"), page.count("&lt;img")) == (1, 0, 2), "ours alone is one"
         nonce = re.search(r'<script nonce="([^"]+)"', page)
         policy = headers["Content-Security-Policy"]

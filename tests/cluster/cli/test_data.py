@@ -1,4 +1,4 @@
-"""`concertina data build --cluster`: the same bytes from an Indexed Job as from one process."""
+"""`concertina data build --cluster`: an Indexed Job writes the same bytes as one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other users of the machine reach the loopback addresses of a cluster, and must get nothing there."""
+"""Access of other users of the machine, which reach the loopback addresses of a cluster but must not get data there."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ ASKED = pytest.mark.parametrize(("port", "path"), [("etcd", "/v3/kv/range"), ("e
 
 
 def answer(connection: http.client.HTTPConnection, path: str) -> int:
-    """The status of what is asked, 0 where nobody answers."""
+    """Return the status of the response, or 0 if nothing answers."""
     try:
         connection.request(*(("POST", path, ALL_KEYS) if path.startswith("/v3") else ("GET", path)))
         return connection.getresponse().status

@@ -1,4 +1,4 @@
-"""Clusters come and go: twice in a row, side by side, by command, and without a trace however their owner ends."""
+"""Start and end of clusters: twice in a row, side by side, by command, and without remains however the owner ends."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ with cluster.owned(sys.argv[1], Options(nodes=1, s3=True)) as up:
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """The name of a cluster that is down before and after the test."""
+    """Yield the name of a cluster that is down before and after the test."""
     chosen = f"life-{os.getpid()}"
     yield chosen
     local.down(chosen)
@@ -46,7 +46,7 @@ def concertina(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 def traces(folder: Path) -> list[str]:
-    """What is left of a cluster besides its logs."""
+    """Return what is left of a cluster besides its logs."""
     left = [path.name for path in folder.iterdir() if path.name != "logs"] if folder.exists() else []
     return left + [str(process.pid) for process in processes.marked(folder)]
 
@@ -117,7 +117,7 @@ def test_a_cluster_goes_down_with_its_owner(name: str, number: signal.Signals) -
         tree = [processes.ProcessIdentity.of(pid) for pid in processes.descendants(node.pid)]
         assert (
             len(tree) == 5
-        )  # process 1, the kubelet, the pod's shell and what it started, one of it in another session
+        )  # Process 1, the kubelet, the pod's shell and its children, one of which is in another session.
         os.kill(owner.pid, number)
         owner.wait(timeout=60)
     finally:

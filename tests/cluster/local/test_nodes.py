@@ -1,4 +1,4 @@
-"""Nodes of the local cluster and what can be done to them; the components of the control plane too."""
+"""Operations on nodes of the local cluster, and on the components of its control plane."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ from concertina.local.errors import LocalClusterError
 from concertina.local.host import processes
 
 SLEEP = "import time; time.sleep(600)"
-# A grandchild in a session of its own, as a daemon that wants to outlive its parent.
+# Start a grandchild in a session of its own, like a daemon that outlives its parent.
 DAEMON = """
 import os, subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)  # {mark}"], start_new_session=True)
@@ -26,14 +26,14 @@ time.sleep(600)
 
 
 def with_mark(mark: str) -> list[int]:
-    """The processes of this machine that have the mark in their command line."""
-    found = []
+    """Return the processes of this machine that have the mark in their command line."""
+    pids = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 if mark.encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
-                    found.append(int(entry))
-    return found
+                    pids.append(int(entry))
+    return pids
 
 
 def node_condition(cluster: LocalCluster, name: str) -> str:
@@ -43,7 +43,7 @@ def node_condition(cluster: LocalCluster, name: str) -> str:
 
 @pytest.fixture
 def node(cluster: LocalCluster) -> Iterator[str]:
-    """A node that a test may treat badly; afterwards it is as it was."""
+    """Yield a node that a test may disturb, and repair it afterwards."""
     name = cluster.nodes()[-1]
     yield name
     with contextlib.suppress(LocalClusterError):
@@ -80,7 +80,7 @@ def test_a_killed_node_dies_with_everything_on_it_and_nobody_is_told(pods: Pods,
     until(lambda: node_condition(pods.cluster, node) == "Unknown", "a node that is not heard of")
     with pytest.raises(LocalClusterError, match="is down: boot it with"):
         pods.cluster.kill_node(node)
-    # Booted again, it does what a kubelet does after a reboot.
+    # After its boot, the node does what a kubelet does after a reboot.
     pods.cluster.start_node(node)
     pods.cluster.wait_nodes([node])
     lost = pods.wait_phase("never", "Failed")
@@ -94,7 +94,7 @@ def test_a_stopped_node_falls_silent_and_wakes_up(pods: Pods, node: str) -> None
     pods.wait("a", lambda pod: condition(pod, "Ready") == "True")
     pods.cluster.stop_node(node)
     until(lambda: node_condition(pods.cluster, node) == "Unknown", "a node that is not heard of")
-    # The node lifecycle controller says so, a little later, not the node.
+    # The node lifecycle controller sets the condition a little later, not the node.
     pods.wait("a", lambda pod: condition(pod, "Ready") == "False")
     stopped = time.time()
     pods.cluster.cont_node(node)

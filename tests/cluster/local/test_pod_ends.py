@@ -1,4 +1,4 @@
-"""What becomes of pods on the nodes of the local cluster: how they end, wait, start again, and are deleted."""
+"""Life of pods on the nodes of the local cluster: how they end, wait, restart, and are deleted."""
 
 import time
 from contextlib import suppress
@@ -67,7 +67,7 @@ def test_restarts_back_off(pods: Pods) -> None:
         "a", lambda pod: state(pod).get("waiting", {}).get("reason") == "CrashLoopBackOff" if status_of(pod) else False
     )
     assert pod["status"]["phase"] == "Running"
-    assert status_of(pod)["restartCount"] == 1  # the first restart waits for nothing, the next 10 s
+    assert status_of(pod)["restartCount"] == 1  # The first restart is immediate, the next one after 10 s.
     assert status_of(pod)["lastState"]["terminated"]["exitCode"] == 1
     assert "back-off 10s" in state(pod)["waiting"]["message"]
     assert condition(pod, "Ready") == "False"
@@ -179,7 +179,7 @@ while True:
     alive = folder / "alive"
     pods.wait("a", lambda _: alive.exists())
     pods.delete("a", gracePeriodSeconds=0)
-    pods.create("b", "print(1)")  # gone from the API at once, from the machine soon
+    pods.create("b", "print(1)")  # The pod is gone from the API at once, and from the machine soon.
     pods.wait("b", lambda _: not _comes_back(alive))
 
 
@@ -195,14 +195,14 @@ def test_pods_that_are_deleted_as_they_start_leave_no_process(pods: Pods) -> Non
 
 
 def _processes(word: str) -> list[str]:
-    """Those of this machine in whose command a word stands, the tests' own aside."""
-    found = []
+    """Return the processes of this machine whose command contains a word, without the tests' own."""
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # gone
             command = path.read_bytes().decode(errors="replace")
             if word in command and "kubectl" not in command:
-                found.append(f"{path.parent.name}: {command}")
-    return found
+                pids.append(f"{path.parent.name}: {command}")
+    return pids
 
 
 def _comes_back(path: Path) -> bool:

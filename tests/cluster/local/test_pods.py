@@ -1,4 +1,4 @@
-"""Pods on the nodes of the local cluster: what a container sees, through the API server."""
+"""Pods on the nodes of the local cluster: the view from inside a container, through the API server."""
 
 import json
 from collections.abc import Iterator
@@ -34,11 +34,11 @@ def test_a_pod_runs_to_its_end(pods: Pods) -> None:
 def test_a_running_pod_is_ready_and_has_an_address_of_its_own(pods: Pods) -> None:
     for name in ("one", "two"):
         pods.create(name, "import time; time.sleep(600)")
-    found = [pods.wait(name, lambda pod: condition(pod, "Ready") == "True") for name in ("one", "two")]
-    addresses = {pod["status"]["podIP"] for pod in found}
+    ready = [pods.wait(name, lambda pod: condition(pod, "Ready") == "True") for name in ("one", "two")]
+    addresses = {pod["status"]["podIP"] for pod in ready}
     assert len(addresses) == 2
     assert all(address.startswith("127.") for address in addresses)
-    for pod in found:
+    for pod in ready:
         assert pod["status"]["podIPs"] == [{"ip": pod["status"]["podIP"]}]
         assert pod["status"]["hostIP"] != pod["status"]["podIP"]
         assert status_of(pod)["started"] is True
@@ -69,7 +69,7 @@ def test_environment(pods: Pods) -> None:
         "args": ["$(NAME)-$(LEVEL)"],
     }
     script = "import os, sys, json; print(json.dumps(dict(os.environ) | {'argument': sys.argv[1]}))"
-    found = json.loads(pods.run("a", script, container))
+    environment = json.loads(pods.run("a", script, container))
     pod = pods.get("a")
     address = pod["status"]["podIP"]
     expected = {
@@ -88,8 +88,8 @@ def test_environment(pods: Pods) -> None:
         "argument": "a-high",
         "HOSTNAME": "a",
     }
-    assert {key: found.get(key) for key in expected} == expected
-    assert "ABSENT" not in found
+    assert {key: environment.get(key) for key in expected} == expected
+    assert "ABSENT" not in environment
 
 
 def test_the_callers_environment_stays_outside(pods: Pods) -> None:
@@ -116,9 +116,9 @@ try:
 except urllib.error.HTTPError as error:
     print(error.code, error.read().decode())
 """
-    said = pods.run("a", script)
-    assert said.startswith("403 ")
-    assert f"system:serviceaccount:{pods.namespace}:default" in said
+    output = pods.run("a", script)
+    assert output.startswith("403 ")
+    assert f"system:serviceaccount:{pods.namespace}:default" in output
 
 
 def test_init_containers_run_first_one_after_another_and_share_volumes(pods: Pods) -> None:
@@ -155,8 +155,8 @@ def test_a_sidecar_serves_the_containers_and_ends_after_them(pods: Pods) -> None
         "startupProbe": {"tcpSocket": {"port": 8765}, "periodSeconds": 1, "failureThreshold": 30},
     }
     script = "import os, urllib.request as u; print(u.urlopen(f'http://{os.environ[\"IP\"]}:8765/').status)"
-    said = pods.run("a", script, {"env": [ip]}, initContainers=[sidecar])
-    assert said == "200\n"
+    output = pods.run("a", script, {"env": [ip]}, initContainers=[sidecar])
+    assert output == "200\n"
 
 
 def test_an_http_probe_asks_the_pods_own_address(pods: Pods) -> None:
@@ -166,7 +166,7 @@ def test_an_http_probe_asks_the_pods_own_address(pods: Pods) -> None:
         "ports": [{"name": "web", "containerPort": 8080}],
         "readinessProbe": {"httpGet": {"path": "/", "port": "web"}, "periodSeconds": 1},
     }
-    for name in ("one", "two"):  # the same port twice: an address each
+    for name in ("one", "two"):  # Both containers use the same port, at different addresses.
         pods.create(name, serve, container)
     for name in ("one", "two"):
         pods.wait(name, lambda pod: condition(pod, "Ready") == "True")
@@ -187,7 +187,7 @@ def test_logs(pods: Pods) -> None:
 
 @pytest.fixture
 def device() -> Iterator[Path]:
-    """What stands for a GPU of this machine."""
+    """Yield the path of a file that stands for a GPU of this machine."""
     path = Path("/dev/nvidia-of-a-test")
     try:
         path.touch()
@@ -198,7 +198,7 @@ def device() -> Iterator[Path]:
 
 
 def test_gpus_are_seen_by_who_asks_for_one(pods: Pods, device: Path) -> None:
-    """Else all workers of a machine with one would share it, which NCCL refuses."""
+    """If every container saw the GPU, all workers of the machine would share it, which NCCL refuses."""
     script = f"import os; print(os.path.exists('{device}'))"
     assert pods.run("without", script) == "False\n"
     assert pods.run("with", script, {"resources": {"limits": {"nvidia.com/gpu": "1"}}}) == "True\n"

@@ -1,4 +1,4 @@
-"""The same cluster for a user without root: pods then live in a user namespace."""
+"""Local cluster of a user without root, whose pods are in a user namespace."""
 
 import json
 import os
@@ -38,7 +38,7 @@ print(json.dumps({"pid": os.getpid(), "uid": os.getuid(), "memory": os.path.ismo
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A cache folder of the user's own, outside of pytest's private ones, with the programs beside it."""
+    """Yield a cache folder for that user, outside of pytest's private folders, with the programs beside it."""
     folder = Path("/tmp") / f"concertina-rootless-{os.getpid()}"
     (folder / "cache").mkdir(parents=True)
     (folder / "bin").mkdir()
@@ -54,7 +54,7 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def run_unprivileged(home: Path, script: str, stdin: str) -> "subprocess.CompletedProcess[str]":
-    """A Python script as an ordinary user: this one, or nobody when this one is root."""
+    """Run a Python script as an ordinary user: this user, or nobody if this one is root."""
     command = [sys.executable, "-c", script]
     if os.geteuid() == 0:
         checkout = str(Path(__file__).parents[3])
@@ -87,14 +87,14 @@ def test_a_cluster_without_root(home: Path) -> None:
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
     done = run_unprivileged(home, CLUSTER, json.dumps(pod))
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["pod"] == {"pid": 1, "uid": 0, "memory": True, "shared": "x", "machine": True, "token": True}
-    assert found["uid outside"] == (as_nobody.NOBODY if os.geteuid() == 0 else os.geteuid())
+    result = json.loads(done.stdout)
+    assert result["pod"] == {"pid": 1, "uid": 0, "memory": True, "shared": "x", "machine": True, "token": True}
+    assert result["uid outside"] == (as_nobody.NOBODY if os.geteuid() == 0 else os.geteuid())
     left = [path.name for path in (home / "cache" / "concertina" / "clusters" / "rootless").iterdir()]
     assert left == ["logs"]
 
 
-# A machine that forbids user namespaces: the limit is the kernel's own, set for a user namespace that the test makes.
+# A machine may forbid user namespaces: the test sets the kernel's own limit within a user namespace.
 LIMITED = """
 import os, sys
 from pathlib import Path

@@ -71,8 +71,8 @@ def test_volumes(pods: Pods, tmp_path_factory: pytest.TempPathFactory) -> None:
     (host / "file").write_text("from the machine")
     pods.put("configmaps", "settings", {"a.txt": "A", "b.txt": "B"})
     pods.put("secrets", "login", {"user": "ada"})
-    found = json.loads(pods.run("a", LOOK, {"volumeMounts": MOUNTS}, volumes=volumes(host)))
-    assert found == {
+    seen = json.loads(pods.run("a", LOOK, {"volumeMounts": MOUNTS}, volumes=volumes(host)))
+    assert seen == {
         "map": ["A", ["deep"], "440"],
         "one file": "A",
         "secret": "ada",

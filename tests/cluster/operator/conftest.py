@@ -1,4 +1,4 @@
-"""The operator as a real process, with the chart's service account and permissions and no others; and jobs for it."""
+"""The operator as a real process with only the chart's service account and permissions, and jobs for it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from concertina.local.cluster import LocalCluster
 
 @pytest.fixture(scope="session")
 def installed(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The chart without its Deployment; the environment of an operator process with the chart's service account."""
+    """Install the chart without its Deployment, and return the environment of an operator process.
+
+    The process has the permissions of the chart's service account.
+    """
     return install(cluster, tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(scope="module")
 def operator(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """Runs for a module's tests."""
+    """Run an operator for the tests of a module."""
     running = Operator(tmp_path_factory.mktemp("operator"), installed)
     running.start()
     yield running
@@ -33,7 +36,7 @@ def operator(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Token shards of a short text."""
+    """Build token shards of a short text."""
     folder = tmp_path_factory.mktemp("data")
     build_data(str(folder), {})
     return folder

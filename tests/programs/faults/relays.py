@@ -1,7 +1,8 @@
-"""What gloo sends between two ranks is under way for LINE_DELAY seconds more: who connects goes by a relay of its own,
-since kernels without netem can't hold packets back.
+"""Delay of LINE_DELAY seconds for all messages of gloo between two ranks.
 
-gloo's ranks tell each other in the store where they listen, and of two the one with the lower address connects."""
+Kernels without netem can't delay packets, so each connecting rank uses a relay of its own. gloo's ranks publish their
+addresses in the store, and of two ranks the one with the lower address connects.
+"""
 
 import os
 import queue
@@ -13,15 +14,16 @@ import time
 from torch._C._distributed_c10d import Store
 
 ADDRESS = re.compile(rb"(?<=\x02\x00)(..)\x7f\x00\x00\x01", re.DOTALL)
-"""A sockaddr_in of loopback: family, port, address."""
+"""Layout of a sockaddr_in of the loopback interface: family, port, address."""
 
 
 KEPT = []
-"""Stores: gloo may ask them for as long as its group lives, and holds no Python object."""
+"""Stores that must not be garbage collected: gloo may use them for as long as its group lives, and holds no Python
+object."""
 
 
 def between_ranks(gloo):
-    """A maker of gloo's process groups that makes them with relays."""
+    """Return a function that creates gloo process groups with relays."""
 
     def made(store, *arguments, **more):
         KEPT.append(Relaying(store))
@@ -31,7 +33,7 @@ def between_ranks(gloo):
 
 
 class Relaying(Store):
-    """A store in which others' addresses are those of relays."""
+    """Store in which the addresses of other ranks are replaced by those of relays."""
 
     def __init__(self, store):
         super().__init__()
@@ -56,12 +58,18 @@ class Relaying(Store):
 
 
 def _port(value):
-    found = ADDRESS.search(value)
-    return int.from_bytes(found[1], "big") if found else None
+    match = ADDRESS.search(value)
+    return int.from_bytes(match[1], "big") if match else None
 
 
 def _relay(port, own):
-    """The port of a relay to this one, on the same side of one's own: who connects stays the same."""
+    """Return the port of a relay to this port.
+
+    It is on the same side of this rank's own port, so that the connecting rank stays the same.
+
+    Raises:
+        OSError: If the rank does not connect in time.
+    """
     for other in range(port + 1, 1 << 16) if port > own else range(port - 1, 1023, -1):
         try:
             listening = socket.create_server(("127.0.0.1", other))

@@ -1,16 +1,16 @@
-"""Faults in the bundled trainer, for tests: the file named by FAULT says which rank does what, from when it is there.
+"""Faults in the bundled trainer, for tests. The file named by FAULT says which rank does what, as soon as it exists.
 
-1 read_forever        rank 1's reader waits as long as the file is there
-0 read_slowly 0.3     rank 0's reader takes so many seconds more for each step's sequences
-0 leak 4000000        rank 0 keeps so many bytes more of each forward pass
-0 compute_forever     so does rank 0, in the forward pass
-2 slow 0.2            rank 2 takes so many seconds more for each step's forward pass
-1 heavy 0.02          rank 1 takes so many seconds more for each sequence
+1 read_forever        rank 1's reader waits as long as the file exists
+0 read_slowly 0.3     rank 0's reader takes so many additional seconds for each step's sequences
+0 leak 4000000        rank 0 keeps so many additional bytes of each forward pass
+0 compute_forever     rank 0 computes in the forward pass as long as the file exists
+2 slow 0.2            rank 2 takes so many additional seconds for each step's forward pass
+1 heavy 0.02          rank 1 takes so many additional seconds for each sequence
 0 memory_is_lost      rank 0 can't restore anything from node memory
 
-PACE: seconds that every rank takes more for a forward pass, of a job that trains until its test is over: it would keep
-the processors from all others. PACE_WHILE: only while there is such a file.
-LINE_DELAY: seconds that what gloo sends between two ranks is longer under way.
+PACE: additional seconds of every rank for a forward pass. It is for jobs that train until their test is over, which
+would otherwise take all processor time. PACE_WHILE: path of a file; PACE applies only while the file exists.
+LINE_DELAY: additional seconds that gloo's messages between two ranks take.
 """
 
 import importlib.abc
@@ -86,7 +86,7 @@ PATCHES = {
 
 
 class Patching(importlib.abc.MetaPathFinder):
-    """Patches a module when it is first imported."""
+    """Import hook that patches a module when it is first imported."""
 
     def find_spec(self, name, path, target=None):
         if name not in PATCHES:

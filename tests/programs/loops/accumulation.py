@@ -1,4 +1,4 @@
-"""Gradients that are summed over several micro-batches, and steps that a scaler leaves out."""
+"""Loops with gradient accumulation over several micro-batches, and loops in which a scaler skips steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MICRO_BATCHES = 4
 
 
 def by_step(run: Run) -> None:
-    """Commits once per optimizer step."""
+    """Commit once per optimizer step."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)
@@ -34,7 +34,7 @@ def by_step(run: Run) -> None:
 
 
 def by_micro_batch(run: Run) -> None:
-    """Counts micro-batches, and commits after each of them."""
+    """Count micro-batches, and commit after each of them."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
@@ -56,7 +56,7 @@ def by_micro_batch(run: Run) -> None:
 
 
 def zeroed_first(run: Run) -> None:
-    """Commits after each micro-batch, and zeroes gradients before the first of an accumulation, not after the step."""
+    """Commit after each micro-batch, and zero the gradients before an accumulation instead of after the step."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)
@@ -72,7 +72,7 @@ def zeroed_first(run: Run) -> None:
 
 
 def scaled(run: Run) -> None:
-    """GradScaler, autocast and ReduceLROnPlateau."""
+    """Train with GradScaler, autocast and ReduceLROnPlateau."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
@@ -100,7 +100,7 @@ OVERFLOWS = (4, 5)
 
 
 def overflowing(run: Run) -> None:
-    """The scaler leaves out two steps, whose gradients are infinite, and halves its scale after each."""
+    """Let the scaler skip two steps with infinite gradients, and halve its scale after each."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
@@ -118,7 +118,7 @@ def overflowing(run: Run) -> None:
 
 
 def uneven(run: Run) -> None:
-    """An optimizer step after each epoch of five micro-batches, of which the last accumulation has one only."""
+    """Train epochs of five micro-batches, with an optimizer step at the end of each, after an accumulation of one."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)
@@ -134,7 +134,7 @@ def uneven(run: Run) -> None:
 
 
 def closure(run: Run) -> None:
-    """Gradients are computed in the closure that the optimizer's step calls."""
+    """Compute gradients in the closure that the optimizer's step calls."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)

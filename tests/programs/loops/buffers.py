@@ -1,4 +1,4 @@
-"""Buffers that ranks hold alike, and those that each rank has for itself."""
+"""Loops with buffers that are equal on all ranks, and with buffers that each rank has for itself."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def batch_norm(run: Run) -> None:
 
 
 def batch_norm_of_each_rank(run: Run) -> None:
-    """Running means are each rank's own."""
+    """Train with running means that differ between ranks."""
     train(run, parallel(run, batch_norm_model(), broadcast_buffers=False))
 
 
 class Synchronized(nn.Module):
-    """A batch norm over the items of all ranks, as torch's SyncBatchNorm, which takes no tensors of a CPU."""
+    """Batch norm over the items of all ranks, like torch's SyncBatchNorm, which does not support CPU tensors."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def synchronized(run: Run) -> None:
 
 
 class Queue(nn.Module):
-    """Contrastive learning: each rank remembers the features of its own last items."""
+    """Contrastive learning, in which each rank remembers the features of its own last items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def queue(run: Run) -> None:
 
 
 class Counting(nn.Module):
-    """Buffers of integers and of booleans that ranks hold alike, and one that is not saved, as it is computed anew."""
+    """Buffers of integers and booleans that are equal on all ranks, and one that is recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Cell(nn.Module):
 
 
 def carried(run: Run, hidden: torch.Tensor, **keeps: object) -> None:
-    """A hidden state of each item of the batch is carried from step to step."""
+    """Carry a hidden state of each item of the batch from step to step."""
     model = parallel(run, Cell())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0, **keeps)
@@ -182,7 +182,7 @@ def carried_as_part(run: Run) -> None:
 
 
 def carried_in_dict(run: Run) -> None:
-    """Without a word about which part of the batch it is."""
+    """Carry the hidden state in a dict, without saying which part of the batch it is."""
     hidden = torch.zeros(len(run.share()), HIDDEN)
     carried(run, hidden, memory={"hidden": hidden})
 
@@ -199,6 +199,6 @@ class Memory:
 
 
 def carried_by_object(run: Run) -> None:
-    """As an object of the rank's own."""
+    """Carry the hidden state in an object of the rank's own."""
     hidden = torch.zeros(len(run.share()), HIDDEN)
     carried(run, hidden, memory=Memory(hidden))

@@ -1,4 +1,4 @@
-"""What many scripts begin with: a batch that is the same in any world, and DDP where there are several ranks."""
+"""Common parts of scripts: a batch that is the same in any world, and DDP if there are several ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FEATURES = 7
 
 
 def batch(run: Run, number: int, step: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of a batch. `step`: it is a part of this one, and not a step of its own."""
+    """Return this rank's rows of a batch. With `step`, the batch is a part of that step, and not a step of its own."""
     x = torch.randn(BATCH, FEATURES, generator=torch.Generator().manual_seed(number))
     mine = run.share()
     run.consumed(number if step is None else step, [number * BATCH + row for row in mine])
@@ -32,13 +32,13 @@ def perceptron(*between: nn.Module) -> nn.Sequential:
 
 
 def squares(run: Run, model: nn.Module, number: int, step: int | None = None) -> torch.Tensor:
-    """The loss of a batch, to be averaged over ranks."""
+    """Return the loss of a batch, to be averaged over ranks."""
     x, y = batch(run, number, step)
     return run.mean((model(x) - y).square())
 
 
 def evaluated(model: nn.Module) -> float:
-    """The loss of a rank's model on items that no step trains on."""
+    """Return the loss of a rank's model on items that no step trains on."""
     x = torch.randn(50, FEATURES, generator=torch.Generator().manual_seed(1_000_000))
     training = model.training
     model.eval()

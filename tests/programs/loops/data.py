@@ -1,4 +1,4 @@
-"""Where a loop over a data loader goes on."""
+"""Loops over data loaders, which must continue at the right item."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Items(Dataset[tuple[torch.Tensor, int]]):
 
 
 def epochs(run: Run, loader: DataLoader[tuple[torch.Tensor, int]], stops_at: int = 0) -> None:
-    """`stops_at`: a pass is left after so many batches."""
+    """Train epochs; with `stops_at`, each pass is left after that number of batches."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -63,7 +63,7 @@ def distributed_with_workers(run: Run) -> None:
 
 
 def shuffled(run: Run) -> None:
-    """By torch's random numbers."""
+    """Shuffle by torch's random numbers."""
     torch.manual_seed(5)
     epochs(run, DataLoader(Items(), BATCH, shuffle=True))
 
@@ -73,7 +73,7 @@ def shuffled_by_generator(run: Run) -> None:
 
 
 def left_early(run: Run) -> None:
-    """Each pass is left after three of its four batches."""
+    """Leave each pass after three of its four batches."""
     epochs(run, DataLoader(Items(), BATCH // run.size, sampler=shared(run)), stops_at=3)
 
 

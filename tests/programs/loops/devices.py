@@ -1,4 +1,4 @@
-"""Models on a GPU, with parts on the CPU. Where there is no GPU, all of a mixed model is on the CPU."""
+"""Models on a GPU, with parts on the CPU. Without a GPU, a mixed model is wholly on the CPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from loops.run import BATCH, Run
 
 
 def mixed(run: Run) -> None:
-    """A sparse table and its optimizer are on the CPU, as is an average of the rest of the model, which is on a GPU."""
+    """Train a model on a GPU, with a sparse table, its optimizer, and an average of the model's weights on the CPU."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     table = parallel(run, nn.Embedding(11, 8, sparse=True))
     rest = parallel(run, nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 11)).to(device))
     sparse_optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.02)
-    optimizer = torch.optim.AdamW(rest.parameters(), lr=0.02)  # its moments are on the GPU, and its counts on the CPU
+    optimizer = torch.optim.AdamW(rest.parameters(), lr=0.02)  # Moments are on the GPU, step counts on the CPU.
     average = [parameter.detach().cpu().clone() for parameter in rest.parameters()]
     kept = {"average": average, "losses": torch.zeros(4, device=device)}
     state = trainingjob.State(
@@ -44,9 +44,9 @@ def mixed(run: Run) -> None:
 
 
 def synchronized(run: Run) -> None:
-    """torch's SyncBatchNorm, which takes no tensors of a CPU."""
+    """Train with torch's SyncBatchNorm, which does not support CPU tensors."""
     torch.manual_seed(0)
-    # No bias before the norm: its gradient is rounding alone, which AdamW makes as large as any.
+    # There is no bias before the norm: its gradient would be only rounding, which AdamW scales up.
     layers = [nn.Linear(FEATURES, 16, bias=False), nn.SyncBatchNorm(16), nn.Tanh(), nn.Linear(16, 1)]
     model = nn.Sequential(*layers)
     model = parallel(run, model.cuda())

@@ -1,4 +1,4 @@
-"""Loops of frameworks."""
+"""Training loops of frameworks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Items(Dataset[dict[str, torch.Tensor]]):
 
 
 class Adversaries(lightning.LightningModule):
-    """Two optimizers, stepped by hand."""
+    """Module with two optimizers, which are stepped by hand."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Adversaries(lightning.LightningModule):
         generator.zero_grad()
         self.manual_backward(generated)
         generator.step()
-        step = self.trainer.global_step - 2  # it counts steps of both optimizers
+        step = self.trainer.global_step - 2  # Lightning counts the steps of both optimizers.
         self.run_.record(step, critic=loss.item(), generator=generated.item())
         self.run_.consumed(step, batch["index"].tolist())
 
@@ -115,7 +115,7 @@ class Learner(nn.Module):
 
 
 def trainer(run: Run, dropout: float = 0.2) -> None:
-    """The Hugging Face Trainer, which accumulates four batches."""
+    """Train with the Hugging Face Trainer, which accumulates four batches."""
     micro_losses: list[float] = []
     indexes: list[int] = []
 
@@ -158,7 +158,7 @@ def trainer_without_dropout(run: Run) -> None:
 
 
 def accelerated(run: Run, accumulate: int = 4, dropout: float = 0.0) -> None:
-    """The loop of docs/scripts.md: a commit for each batch, an optimizer step for four of them."""
+    """Train with the loop of docs/scripts.md: a commit for each batch, and an optimizer step for four of them."""
     configuration = accelerate.DataLoaderConfiguration(split_batches=True)
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=configuration, gradient_accumulation_steps=accumulate

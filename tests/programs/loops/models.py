@@ -1,4 +1,4 @@
-"""Several models, averages of models, compiled models, shared and frozen parts, models that are cut over ranks."""
+"""Several models, averages of models, compiled models, shared and frozen parts, and sharded models."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gan(run: Run) -> None:
 
 
 def gan_with_rare_critic(run: Run) -> None:
-    """The critic is trained in every third step only: a commit in between has an optimizer step of one optimizer."""
+    """Train the critic in every third step only, so that most commits follow a step of one optimizer."""
     torch.manual_seed(0)
     generator = parallel(run, nn.Linear(4, FEATURES))
     critic = parallel(run, nn.Linear(FEATURES, 1))
@@ -96,7 +96,7 @@ def ema(run: Run) -> None:
 
 
 def teacher(run: Run) -> None:
-    """A student is distilled from a frozen copy of itself, which follows it every fourth step."""
+    """Distil a student from a frozen copy of itself, which is updated in every fourth step."""
     student = parallel(run, perceptron())
     target = copy.deepcopy(student.module if run.size > 1 else student).requires_grad_(False)
     optimizer = torch.optim.Adam(student.parameters(), lr=0.01)
@@ -159,7 +159,7 @@ def compiled(run: Run) -> None:
 
 
 class Tied(nn.Module):
-    """The output's weight is the embedding's, and the first layer is frozen."""
+    """Model whose output weight is the embedding's, and whose first layer is frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ def tied_fsdp2(run: Run) -> None:
 
 
 def sparse(run: Run) -> None:
-    """An embedding with sparse gradients has an optimizer of its own."""
+    """Train an embedding with sparse gradients by an optimizer of its own."""
     torch.manual_seed(0)
     embedding = parallel(run, nn.Embedding(11, 8, sparse=True))
     rest = parallel(run, nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 11)))
@@ -241,7 +241,7 @@ def sparse(run: Run) -> None:
 
 
 def few_rows(run: Run) -> None:
-    """FSDP2 with fewer rows than ranks: some ranks hold nothing of several tensors of one shape."""
+    """Train with FSDP2 and fewer rows than ranks, so that some ranks hold no part of several tensors of one shape."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 2), nn.Tanh(), nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
     for layer in model:
@@ -251,14 +251,14 @@ def few_rows(run: Run) -> None:
 
 
 def fsdp1(run: Run) -> None:
-    if run.size == 1:  # it needs a group, as torchrun's one rank has
+    if run.size == 1:  # FSDP needs a process group, which a single rank under torchrun has too.
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = FullyShardedDataParallel(perceptron(), device_id=torch.device("cpu"), use_orig_params=True)
     plain(run, model, torch.optim.AdamW(model.parameters(), lr=0.02))
 
 
 def hybrid(run: Run) -> None:
-    """FSDP2 over two ranks, and copies of that."""
+    """Train with FSDP2 over two ranks, and with copies of that (HSDP)."""
     mesh = init_device_mesh("cpu", (run.size // 2, 2), mesh_dim_names=("replicate", "shard"))
     model = perceptron()
     fully_shard(model[0], mesh=mesh)
@@ -289,7 +289,7 @@ class Block(nn.Module):
 
 
 def tensor_parallel(run: Run, dropout: float = 0.0) -> None:
-    """FSDP2 over tensor parallelism of two ranks: a batch is shared out among the groups."""
+    """Train with FSDP2 over tensor parallelism of two ranks. A batch is divided among the groups."""
     groups = run.size // 2
     mesh = init_device_mesh("cpu", (groups, 2), mesh_dim_names=("data", "tensor"))
     torch.manual_seed(0)
@@ -297,7 +297,7 @@ def tensor_parallel(run: Run, dropout: float = 0.0) -> None:
     parallelize_module(model[1], mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     fully_shard(model[1], mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
-    torch.manual_seed(run.rank // 2)  # dropout is the same within a group
+    torch.manual_seed(run.rank // 2)  # Dropout is the same within a group.
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)
     group = run.rank // 2
@@ -317,7 +317,7 @@ def tensor_parallel_with_dropout(run: Run) -> None:
 
 
 def normed(run: Run) -> None:
-    """Weights by parametrizations, one of which keeps vectors of its own in buffers."""
+    """Train weights with parametrizations, one of which keeps vectors of its own in buffers."""
     torch.manual_seed(0)
     model = nn.Sequential(spectral_norm(nn.Linear(FEATURES, 16)), nn.Tanh(), weight_norm(nn.Linear(16, 1)))
     model = parallel(run, model)
@@ -325,7 +325,7 @@ def normed(run: Run) -> None:
 
 
 def checkpointed(run: Run) -> None:
-    """Activations with dropout are computed again in the backward pass, by the same random numbers."""
+    """Recompute activations with dropout in the backward pass, with the same random numbers."""
     torch.manual_seed(0)
     first, second = nn.Linear(FEATURES, 16), nn.Linear(16, 1)
     body = nn.Sequential(nn.Tanh(), nn.Dropout(0.3))
@@ -349,7 +349,7 @@ def checkpointed(run: Run) -> None:
 
 
 def lazy(run: Run) -> None:
-    """A module that learns its shape from the first batch."""
+    """Train a module that derives its shape from the first batch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.LazyLinear(16), nn.Tanh(), nn.LazyLinear(1))
     model(torch.zeros(1, FEATURES))

@@ -1,4 +1,4 @@
-"""What scripts keep beside models and optimizers, and what the tensors of a state are."""
+"""Loops with further objects beside models and optimizers, and with tensors of many kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from loops.run import Run
 
 
 class Curriculum:
-    """An object with a state of its own: sets, tuples, keys that are no strings, tensors, arrays, bytes."""
+    """Object with a state of its own: sets, tuples, keys that are not strings, tensors, arrays, bytes."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -55,7 +55,7 @@ def own_objects(run: Run) -> None:
 
 
 def metrics(run: Run) -> None:
-    """Metrics over the whole run, in dicts of many kinds."""
+    """Keep metrics of the whole run in dicts of many kinds."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     kept: dict[str, Any] = {
@@ -85,7 +85,7 @@ def metrics(run: Run) -> None:
 
 
 def random_numbers(run: Run) -> None:
-    """Items are augmented by the random numbers of Python, numpy and torch, and of generators of the script's own."""
+    """Augment items by random numbers of Python, numpy and torch, and of the script's own generators."""
     random.seed(run.rank)
     numpy.random.seed(run.rank)
     torch.manual_seed(run.rank)
@@ -105,7 +105,7 @@ def random_numbers(run: Run) -> None:
 
 
 class Generator:
-    """torch's and numpy's generators, of each rank."""
+    """Generators of torch and numpy, one for each rank."""
 
     def __init__(self, rank: int) -> None:
         self.torch = torch.Generator().manual_seed(rank)
@@ -130,7 +130,7 @@ SHAPES = [(), (0,), (3, 0, 2), (1,), (5, 3)]
 
 
 def dtypes(run: Run) -> None:
-    """Tensors of all types and of odd shapes, in a dict and in a module's buffers."""
+    """Save tensors of all dtypes and of odd shapes, in a dict and in a module's buffers."""
     model = nn.Module()
     kept = {}
     for dtype in DTYPES:
@@ -147,7 +147,7 @@ def dtypes(run: Run) -> None:
 
 
 def half(run: Run) -> None:
-    """Parameters of several types, trained by one optimizer."""
+    """Train parameters of several dtypes with one optimizer."""
     model = nn.ModuleList([nn.Linear(FEATURES, 8).to(torch.bfloat16), nn.Linear(8, 1, dtype=torch.float64)])
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -184,7 +184,7 @@ def complex_numbers(run: Run) -> None:
 
 
 def views(run: Run) -> None:
-    """Entries that share memory: the same tensor twice, a row of another one, transposed and strided ones."""
+    """Save entries that share memory: the same tensor twice, a row of another tensor, transposed and strided ones."""
     whole = torch.zeros(4, 6)
     array = numpy.zeros((4, 6))
     kept = {
@@ -230,7 +230,7 @@ def channels_last(run: Run) -> None:
 
 
 def numpy_arrays(run: Run) -> None:
-    """A dict of numpy arrays and no optimizer, as JAX's users write: arrays are replaced in the dict."""
+    """Save a dict of numpy arrays without an optimizer, as users of JAX do: arrays are replaced in the dict."""
     random_ = numpy.random.default_rng(0)
     kept: dict[str, Any] = {
         "weights": random_.standard_normal((FEATURES, 1)),
@@ -252,7 +252,7 @@ def numpy_arrays(run: Run) -> None:
 
 
 def growing_values(run: Run) -> None:
-    """Values that take ten times as much at the end as at first, and arrays that appear and change their size."""
+    """Save values that grow tenfold, and arrays that appear and change their size."""
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     kept: dict[str, Any] = {"log": [], "replay": {}}
@@ -268,7 +268,7 @@ def growing_values(run: Run) -> None:
 
 
 def replay_buffer(run: Run) -> None:
-    """A list of tensors that grows: a run that is started again has none of them yet."""
+    """Save a growing list of tensors. A restarted run has none of them yet."""
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     kept: dict[str, Any] = {"replay": []}
@@ -285,7 +285,7 @@ def replay_buffer(run: Run) -> None:
 
 
 def numbers_of_each_rank(run: Run) -> None:
-    """Values, and not arrays, in a dict, which each rank has for itself."""
+    """Save values in a dict that are not arrays and that each rank has for itself."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     kept: dict[str, Any] = {"items": 0, "ranks": [run.rank], "names": defaultdict(int)}

@@ -1,4 +1,4 @@
-"""Optimizers, their groups, schedules."""
+"""Loops with many optimizers, parameter groups and schedules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lbfgs(run: Run) -> None:
 
 
 def muon(run: Run) -> None:
-    """Matrices by Muon and the rest by AdamW, on FSDP2."""
+    """Train matrices with Muon and the rest with AdamW, on FSDP2."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 1))
     fully_shard(model)
@@ -69,11 +69,11 @@ EVERY: dict[str, Any] = {
     "rprop": lambda parameters: optim.Rprop(parameters),
     "sgd": lambda parameters: optim.SGD(parameters, lr=0.01),
 }
-"""Each of torch's optimizers, by what its state is made of."""
+"""Each of torch's optimizers, by the content of its state."""
 
 
 def every_optimizer(run: Run) -> None:
-    """One model, of which each part has an optimizer of another kind."""
+    """Train one model, each part of which has an optimizer of another kind."""
     torch.manual_seed(0)
     model = parallel(run, nn.ModuleDict({name: nn.Linear(FEATURES, 3) for name in EVERY}))
     inner = model.module if run.size > 1 else model
@@ -91,7 +91,7 @@ def every_optimizer(run: Run) -> None:
 
 
 def every_scheduler(run: Run) -> None:
-    """Schedules per step and per epoch of four steps, each of an optimizer of its own."""
+    """Use schedules per step, and per epoch of four steps, each with an optimizer of its own."""
     torch.manual_seed(0)
     makes = {
         "step": lambda o: lr_scheduler.StepLR(o, 2, 0.5),
@@ -134,17 +134,17 @@ def every_scheduler(run: Run) -> None:
 
 
 def unfrozen_by_progress(run: Run) -> None:
-    """The first layer is trained from the fifth step on; a run that is started again asks whether it already is."""
+    """Train the first layer from the fifth step on. A restarted run finds out whether that step is over."""
     unfreezing(run, lambda progress: progress is not None and progress["unfrozen"])
 
 
 def unfrozen_at_once(run: Run) -> None:
-    """A run that is started again makes all groups at once."""
+    """Create all groups at the start of a restarted run."""
     unfreezing(run, lambda progress: run.restarted)
 
 
 def unfrozen_too_late(run: Run) -> None:
-    """A run that is started again adds the group only in the step in which the first run did."""
+    """Add the group in a restarted run only at the step at which the first run added it."""
     unfreezing(run, lambda progress: False)
 
 
@@ -172,7 +172,7 @@ def unfreezing(run: Run, already: Any) -> None:
         loss = squares(run, model, step)
         optimizer.zero_grad()
         loss.backward()
-        for parameter in first.parameters():  # which DDP does not know
+        for parameter in first.parameters():  # DDP does not know these parameters.
             if parameter.grad is not None and run.size > 1:
                 torch.distributed.all_reduce(parameter.grad)
                 parameter.grad /= run.size
@@ -182,7 +182,7 @@ def unfreezing(run: Run, already: Any) -> None:
 
 
 def grouped(run: Run, *groups: dict[str, Any]) -> None:
-    """`groups`: names of parameters, and options."""
+    """Train with `groups`: names of parameters, and options."""
     model = perceptron()
     named = dict(model.named_parameters())
     given = [{**group, "params": [named[name] for name in group["params"]]} for group in groups]
@@ -206,31 +206,31 @@ def parameters_in_another_order(run: Run) -> None:
 
 
 def group_split(run: Run) -> None:
-    """Each of the new groups has parameters of one of the old ones."""
+    """Split the old groups: each new group has parameters of one of them."""
     first, second = ({**DECAY, "params": [name]} for name in DECAY["params"])
     grouped(run, *((first, NO_DECAY, second) if run.restarted else (DECAY, NO_DECAY)))
 
 
 def groups_merged(run: Run) -> None:
-    """The new group has parameters of two old ones, which had other rates."""
+    """Merge two old groups with different rates into one new group."""
     merged = {"params": [*DECAY["params"], *NO_DECAY["params"]]}
     grouped(run, *((merged,) if run.restarted else (DECAY, NO_DECAY)))
 
 
 def parameter_moved(run: Run) -> None:
-    """Groups of as many parameters as before, of which two have changed places."""
+    """Exchange two parameters between groups, which keep their sizes."""
     moved = ({**DECAY, "params": ["0.weight", "2.bias"]}, {**NO_DECAY, "params": ["0.bias", "2.weight"]})
     grouped(run, *(moved if run.restarted else (DECAY, NO_DECAY)))
 
 
 def parameter_left_out(run: Run) -> None:
-    """The new optimizer does not train a parameter that the old one did."""
+    """Leave out a parameter that the old optimizer trained."""
     fewer = {**NO_DECAY, "params": ["0.bias"]}
     grouped(run, *((DECAY, fewer) if run.restarted else (DECAY, NO_DECAY)))
 
 
 def made_before_conversion(run: Run) -> None:
-    """The optimizer is made before the model becomes one of doubles."""
+    """Create the optimizer before the model is converted to float64."""
     model = perceptron()
     optimizer = optim.Adam(model.parameters(), lr=0.02)
     model.to(torch.float64)
@@ -242,7 +242,7 @@ def made_before_conversion(run: Run) -> None:
 
 
 def replaced(run: Run) -> None:
-    """In the fourth step the last layer is replaced by a new one, also in the optimizer's group."""
+    """Replace the last layer in the fourth step by a new one, also in the optimizer's group."""
     model = perceptron()
     optimizer = optim.AdamW(model.parameters(), lr=0.02)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)
@@ -260,7 +260,7 @@ def replaced(run: Run) -> None:
 
 
 def grown(run: Run, already: Any) -> None:
-    """From the fifth step on the model has one layer more."""
+    """Add a layer to the model in the fifth step."""
     model = perceptron()
     optimizer = optim.AdamW(model.parameters(), lr=0.02)
     progress: dict[str, Any] = {"grown": False}
@@ -294,7 +294,7 @@ def grown_too_late(run: Run) -> None:
 
 
 class Lookahead:
-    """Not an Optimizer itself: slow weights that follow those of one."""
+    """Wrapper that is not an Optimizer: slow weights that follow those of one."""
 
     def __init__(self, optimizer: optim.Optimizer, every: int = 3) -> None:
         self.optimizer, self.every, self.steps = optimizer, every, 0
@@ -334,7 +334,7 @@ def lookahead(run: Run) -> None:
 
 
 class Momentum(optim.Optimizer):
-    """Keeps numbers, lists and tensors of other shapes for a parameter, and something for all of them."""
+    """Optimizer that keeps numbers, lists and tensors of other shapes for a parameter, and one for all."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.02, "schedule": [1.0, 0.5]})
@@ -361,7 +361,7 @@ def own_optimizer(run: Run) -> None:
 
 
 def without_names(run: Run) -> None:
-    """The optimizer trains tensors that are of no module that State is given."""
+    """Train tensors that belong to no module that State is given."""
     torch.manual_seed(0)
     weights = [torch.randn(FEATURES, 8, requires_grad=True), torch.randn(8, 1, requires_grad=True)]
     optimizer = optim.Adam(weights, lr=0.02)

@@ -1,6 +1,7 @@
 """Imports for the parent process that all scripts are forked from.
 
-Only imports: a tensor operation here starts threads that do not survive a fork."""
+This module only imports. A tensor operation would start threads that do not survive a fork.
+"""
 
 # ruff: noqa: F401
 

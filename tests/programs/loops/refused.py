@@ -1,4 +1,4 @@
-"""Scripts in which something can't be kept, or would be kept twice."""
+"""Scripts with something that can't be saved, or that would be saved twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plain(run: Run) -> None:
 
 
 def object_left_out(run: Run) -> None:
-    """A run that is started again does not give the scheduler that was saved."""
+    """Leave out, in a restarted run, the scheduler that was saved."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
@@ -53,7 +53,7 @@ def object_left_out(run: Run) -> None:
 
 
 def object_added(run: Run) -> None:
-    """A run that is started again gives a scheduler that was not saved."""
+    """Add, in a restarted run, a scheduler that was not saved."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
@@ -62,7 +62,7 @@ def object_added(run: Run) -> None:
 
 
 def layer_left_out(run: Run) -> None:
-    """A run that is started again makes a model without one of the layers."""
+    """Leave out a layer of the model in a restarted run."""
     model = perceptron(nn.Linear(16, 16)) if not run.restarted else perceptron()
     model = nn.ModuleDict({"first": model[0], "last": model[-1], **({} if run.restarted else {"middle": model[1]})})
 
@@ -82,7 +82,7 @@ def layer_added(run: Run) -> None:
 
 
 def buffer_left_out(run: Run) -> None:
-    """A run that is started again makes a model whose running means are not kept."""
+    """Create, in a restarted run, a model without running means."""
     norm = nn.BatchNorm1d(16, track_running_stats=not run.restarted)
     model = parallel(run, perceptron(norm))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -99,7 +99,7 @@ def another_width(run: Run) -> None:
 
 
 def another_type(run: Run) -> None:
-    """A run that is started again has its parameters in another precision."""
+    """Use parameters of another precision in a restarted run."""
     model = perceptron()
     if run.restarted:
         model = model.to(torch.float64)
@@ -109,7 +109,7 @@ def another_type(run: Run) -> None:
 
 
 def another_optimizer(run: Run) -> None:
-    """Adam continues from what SGD kept."""
+    """Continue with Adam from the state of SGD."""
     model = parallel(run, perceptron())
     kinds = torch.optim.Adam, torch.optim.SGD
     kind = kinds[0] if run.restarted else kinds[1]
@@ -118,7 +118,7 @@ def another_optimizer(run: Run) -> None:
 
 
 def parameters_differ(run: Run) -> None:
-    """Each rank begins with other weights, and nothing averages gradients."""
+    """Begin with different weights on each rank, without averaging gradients."""
     torch.manual_seed(run.rank)
     model = nn.Linear(7, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -126,7 +126,7 @@ def parameters_differ(run: Run) -> None:
 
 
 def moments_differ(run: Run) -> None:
-    """The ranks' weights are averaged after each step, and not their gradients: moments are each rank's own."""
+    """Average the weights after each step instead of the gradients, so that moments differ between ranks."""
     torch.manual_seed(0)
     model = nn.Linear(7, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -152,7 +152,7 @@ def unsaveable_value(run: Run) -> None:
 
 
 def other_optimizer_steps(run: Run) -> None:
-    """State is given an optimizer that is never stepped: the script has made another one since."""
+    """Give State an optimizer that is never stepped, because the script has created another one since."""
     model = perceptron()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     state = trainingjob.State(model=model, optimizer=optimizer, overhead=1000.0)

@@ -1,5 +1,8 @@
-"""What a script of this package is run by: it joins the ranks, writes down what the script computes and what its state
-holds, and stops where the test kills the script."""
+"""Runner of a script of this package.
+
+It joins the ranks, records what the script computes and what its state holds, and stops where the test kills the
+script.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +21,26 @@ from typing import Any
 import numpy.random
 
 BATCH = 12
-"""Items of a step, of all ranks together."""
+"""Number of items in a step, over all ranks."""
 MOST_LOST = 5
-"""Commits that may be lost where each of them is saved that can be: as many as an accumulation has micro-batches."""
+"""Maximum number of commits that may be lost if every possible one is saved: the micro-batches of an accumulation."""
 
 
 class Run:
-    """What a script is given: its rank, its part of a batch, and where it writes down what it has computed."""
+    """Run of a script: its rank, its part of a batch, and the record of what it has computed."""
 
     def __init__(self, steps: int, asks_before: int, stops_after: int) -> None:
-        """`asks_before`: before this commit, counted from 1, it waits until the test has told the agents' stand-in to
-        end the world; 0: never. `stops_after`: after so many commits it waits for its end; 0: never."""
+        """Initialize the run.
+
+        Args:
+            asks_before: Commit, counted from 1, before which the run waits until the test has told the agents' stand-in
+                to end the world; 0 for none.
+            stops_after: Number of commits after which the run waits to be killed; 0 for never.
+        """
         self.steps = steps
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.objects: dict[str, Any] = {}
-        """All that is given to State."""
+        """All objects that are given to State."""
         self.restarted = Path("checkpoints").exists() or os.environ.get("CONCERTINA_ROUND", "1") != "1"
         """Whether this is not the first run, for scripts that change between two runs."""
         self._asks_before, self._stops_after, self._commits = asks_before, stops_after, 0
@@ -41,15 +49,15 @@ class Run:
     # --- for scripts ------------------------------------------------------------------------------------------------
 
     def share(self, count: int = BATCH) -> range:
-        """This rank's part of so many items."""
+        """Return this rank's part of a number of items."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def mean(self, losses: Any) -> Any:
-        """The mean over the items of all ranks, where gradients are averaged over ranks."""
+        """Return the mean over the items of all ranks, if gradients are averaged over ranks."""
         return losses.sum() / BATCH * self.size
 
     def total(self, number: Any) -> float:
-        """The mean of a number over all ranks."""
+        """Return the mean of a number over all ranks."""
         import torch
         import torch.distributed as dist
 
@@ -59,34 +67,34 @@ class Run:
         return summed.item() / self.size
 
     def record(self, step: int, **values: Any) -> None:
-        """Values of a step that are the same on all ranks."""
+        """Record values of a step that are the same on all ranks."""
         self._write("step", (step, {f"step.{name}": value for name, value in values.items()}))
 
     def record_own(self, step: int, **values: Any) -> None:
-        """Values of a step that each rank has for itself."""
+        """Record values of a step that each rank has for itself."""
         self._write("step", (step, {f"own.{name}": value for name, value in values.items()}))
 
     def consumed(self, step: int, items: Sequence[int]) -> None:
-        """Ids of the items that this rank trained on in a step."""
+        """Record the ids of the items that this rank trained on in a step."""
         self._write("step", (step, {"items": list(map(int, items))}))
 
     def finished(self, **values: Any) -> None:
-        """Values that the script ends with, such as its evaluation loss: those that ranks have alike."""
+        """Record final values that are equal on all ranks, such as the evaluation loss."""
         self._write("end", {f"end.{name}": value for name, value in values.items()})
 
     def finished_own(self, **values: Any) -> None:
-        """Values that the script ends with, of this rank."""
+        """Record final values of this rank."""
         self._write("end", {f"own.{name}": value for name, value in values.items()})
 
     # --- for the harness --------------------------------------------------------------------------------------------
 
     def restored(self, step: int) -> None:
-        # To be asked where it is begins a StatefulDataLoader's pass, before the script has said of which epoch.
+        # Asking a StatefulDataLoader for its position begins a pass, before the script has set the epoch.
         began = {name for name, value in self.objects.items() if type(value).__name__ != "StatefulDataLoader"}
         self._write("restored", (step, self.held(began)))
 
     def before_commit(self, step: int) -> None:
-        """Writes down what is committed, where a run that is killed may be restored to it."""
+        """Record what is committed, if a run that is killed may be restored to it."""
         assert self.objects
         last, count = self._stops_after or self._asks_before + MOST_LOST, self._commits + 1
         if last - 2 * MOST_LOST < count <= last:
@@ -105,8 +113,10 @@ class Run:
             signal.pause()
 
     def held(self, of: Container[str] | None = None) -> dict[str, Any]:
-        """Return all that the objects of State hold, or those of these names, and the random numbers, by names that are
-        the same in any world."""
+        """Return the content of the objects of State, or of those with these names, and the random numbers.
+
+        Their names are the same in any world.
+        """
         holds = {"random": dict(_flat(_random_states(), ""))}
         names = _parameter_names(self.objects)
         for name, value in self.objects.items():
@@ -123,7 +133,7 @@ class Run:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays become numpy's: the test that reads them imports neither torch nor JAX."""
+    """Return arrays as numpy's, because the test that reads them imports neither torch nor JAX."""
     if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
         return _array(value)
     if (jax := sys.modules.get("jax")) and isinstance(value, jax.Array):
@@ -172,7 +182,7 @@ def _held(value: Any, names: Mapping[int, str], objects: Mapping[str, Any]) -> I
 
 
 def _flattened(objects: Mapping[str, Any]) -> Any:
-    """The module of FSDP1 among these, whose parameters have no names and shapes of their own."""
+    """Return the module of FSDP1 among these objects, whose parameters have no names and shapes of their own."""
     kind = sys.modules["torch"].distributed.fsdp.FullyShardedDataParallel
     return next((each for each in objects.values() if isinstance(each, kind)), None)
 
@@ -242,7 +252,7 @@ def _random_states() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _watched(run: Run) -> Iterator[None]:
-    """State works as ever; it is written down what it was given, and what that holds at each commit and restore."""
+    """Make State record what it was given, and the content at each commit and restore."""
     from trainingjob._state import State
 
     add, commit, restore = State.add, State.commit, State.restore
@@ -266,7 +276,10 @@ def _watched(run: Run) -> Iterator[None]:
 
 
 def _seed(run: Run) -> None:
-    """Differently in a run that is started again: what it draws comes from what was saved, and not from here."""
+    """Seed the generators.
+
+    A restarted run uses other seeds: its random numbers must come from the saved state.
+    """
     seed = 1000 * run.restarted + run.rank
     random.seed(seed)
     numpy.random.seed(seed)
@@ -275,7 +288,7 @@ def _seed(run: Run) -> None:
 
 
 def main() -> None:
-    """The script that `LOOP` names, in a process forked by the test."""
+    """Run the script that `LOOP` names, in a process forked by the test."""
     os.chdir(os.environ["LOOP_FOLDER"])
     sys.path += filter(None, [os.environ["LOOP_PATH"]])
     run = Run(*(int(os.environ[name]) for name in ("LOOP_STEPS", "LOOP_ASKS_BEFORE", "LOOP_STOPS_AFTER")))

@@ -1,4 +1,4 @@
-"""Loops over torchdata's StatefulDataLoader, which go on where they were."""
+"""Loops over torchdata's StatefulDataLoader, which continue at their last position."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loops.run import BATCH, Run
 
 
 def epochs(run: Run, loader: StatefulDataLoader[Any]) -> None:
-    """The loader is one of State's objects, and saves its own position."""
+    """Give State the loader as an object, which saves its own position."""
     model = parallel(run, perceptron())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     progress = {"epoch": 0}
@@ -41,8 +41,10 @@ def epochs(run: Run, loader: StatefulDataLoader[Any]) -> None:
 
 
 def loader(run: Run, items: Any, **options: Any) -> StatefulDataLoader[Any]:
-    """Make a loader with a generator of its own: it draws a seed when a pass begins or continues, and not from the
-    script's numbers."""
+    """Return a loader with a generator of its own.
+
+    It draws a seed when a pass begins or continues, and not from the script's random numbers.
+    """
     return StatefulDataLoader(items, BATCH // run.size, generator=torch.Generator(), **options)
 
 
@@ -55,7 +57,7 @@ def distributed_with_workers(run: Run) -> None:
 
 
 class Stream(IterableDataset[tuple[torch.Tensor, int]]):
-    """Items of one rank, one after the other, without an end."""
+    """Endless stream of one rank's items."""
 
     def __init__(self, run: Run) -> None:
         self.place, self.ranks = run.rank, run.size

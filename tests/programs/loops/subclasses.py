@@ -1,4 +1,4 @@
-"""Tensors that are more than numbers: quantized ones made of several tensors, as those of 8-bit optimizers."""
+"""Tensor subclasses: quantized tensors that consist of several tensors, as those of 8-bit optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 class Quantized(torch.Tensor):
-    """Numbers in 8 bits, with a scale for each row; it can be taken apart."""
+    """Tensor of 8-bit numbers with a scale for each row, which can be flattened into plain tensors."""
 
     @staticmethod
     def __new__(cls, codes: torch.Tensor, scale: torch.Tensor, signed: bool) -> Quantized:
@@ -63,7 +63,7 @@ class Quantized(torch.Tensor):
 
 
 class Opaque(torch.Tensor):
-    """A tensor of which only the class itself knows how it is made."""
+    """Tensor that only its own class can construct."""
 
     @staticmethod
     def __new__(cls, secret: torch.Tensor) -> Opaque:
@@ -80,14 +80,14 @@ class Opaque(torch.Tensor):
 
 
 class Named(torch.Tensor):
-    """A plain tensor with methods of its own: it is what it was, once its numbers are."""
+    """Plain tensor with methods of its own, which is restored by its numbers alone."""
 
     def total(self) -> float:
         return float(self.as_subclass(torch.Tensor).sum())
 
 
 class EightBit(torch.optim.Optimizer):
-    """Momentum in 8 bits."""
+    """Optimizer with momentum in 8 bits."""
 
     def __init__(self, parameters: Any, kind: Any = Quantized.of) -> None:
         super().__init__(parameters, {"lr": 0.02})
@@ -126,7 +126,7 @@ def torchao_moments(run: Run) -> None:
     from torchao.optim import AdamW8bit
     from torchao.optim.subclass_8bit import OptimState8bit
 
-    torch.compile = lambda function, **options: function  # its step takes a minute to compile
+    torch.compile = lambda function, **options: function  # Compiling its step takes a minute.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
     model = parallel(run, model)
@@ -136,7 +136,7 @@ def torchao_moments(run: Run) -> None:
 
 
 class Frozen(nn.Module):
-    """A frozen weight in 8 bits below one that is trained, as with QLoRA."""
+    """Linear layer with a frozen weight in 8 bits below a trained one, as with QLoRA."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ def sparse_in_dict(run: Run) -> None:
 
 
 def on_meta(run: Run) -> None:
-    """A part of the model was never given memory."""
+    """Leave a part of the model on the meta device, without memory."""
     model = perceptron()
     model.register_buffer("table", torch.empty(3, device="meta"))
     train(run, model, torch.optim.Adam(model.parameters(), lr=0.02))

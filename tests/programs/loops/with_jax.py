@@ -13,7 +13,7 @@ from loops.without_torch import FEATURES, Gather
 
 
 def train(run: Run) -> None:
-    """Weights and moments are replaced in the dict, and so is the key by which features are dropped."""
+    """Replace weights and moments in the dict, and the key by which features are dropped."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
     from jax import numpy as jnp

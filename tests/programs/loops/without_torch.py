@@ -17,7 +17,7 @@ FEATURES = 7
 
 
 def train(run: Run) -> None:
-    """Weights that all ranks hold, and momentum of which each rank has some rows."""
+    """Train weights that all ranks hold, with momentum of which each rank has some rows."""
     numpy.random.seed(run.rank)
     random.seed(run.rank)
     gather = Gather(run)
@@ -43,7 +43,7 @@ def train(run: Run) -> None:
 
 
 class Gather:
-    """What each rank gives, to all of them, by files."""
+    """All-gather by files."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.count = run, 0

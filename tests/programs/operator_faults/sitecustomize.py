@@ -1,10 +1,11 @@
-"""Faults of what stands around an operator, in its own process, as files in the folder FAULTS say at each moment:
+"""Faults around an operator, in its own process, as files in the folder FAULTS say at each moment.
 
-cut     addresses of agents, or *, from which nothing comes and that can't be reached, though the API server can
+cut     addresses of agents, or *, that the operator can't reach or hear, although it reaches the API server
 clock   seconds by which the time of day is set forward or back
 raise   names of jobs whose passes raise
 
-What takes half a minute takes some seconds here."""
+Delays of half a minute are some seconds here.
+"""
 
 from __future__ import annotations
 

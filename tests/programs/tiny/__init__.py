@@ -1,1 +1,1 @@
-"""A trainer without torch, for tests of agent and operator: the real channel, real files, a sum in place of a model."""
+"""Trainer without torch, for tests of agent and operator: the real channel, real files, a sum instead of a model."""

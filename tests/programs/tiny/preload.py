@@ -1,3 +1,3 @@
-"""What the warm parent imports."""
+"""Imports of the warm parent."""
 
 from . import uploader, worker  # noqa: F401

@@ -1,4 +1,7 @@
-"""Where the ranks meet: each sends a line a step, and gets the greatest of all. A lost rank breaks it for all."""
+"""Store of the ranks: each sends a line a step, and receives the greatest value of all.
+
+A lost rank breaks it for all.
+"""
 
 import selectors
 import socket
@@ -45,14 +48,18 @@ def hear(peer: Peer, peers: list[Peer], selector: selectors.BaseSelector) -> Non
 
 
 class Group:
-    """A rank's end."""
+    """Rank's end of the connection to the store."""
 
     def __init__(self, host: str, port: int, world: int) -> None:
         self._world = world
         self._file = socket.create_connection((host, port)).makefile("rwb")
 
     def greatest(self, value: int) -> int:
-        """The greatest of all ranks' values."""
+        """Return the greatest of all ranks' values.
+
+        Raises:
+            ConnectionError: If a rank is lost.
+        """
         self._file.write(f"{self._world} {int(value)}\n".encode())
         self._file.flush()
         line = self._file.readline()

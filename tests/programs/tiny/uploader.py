@@ -1,4 +1,4 @@
-"""An uploader whose storage is a folder; it is in trouble as long as the folder does not exist."""
+"""Uploader whose storage is a folder. Storage fails as long as the folder does not exist."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A worker: its state is the step; its snapshots are files of 100 kB."""
+"""Worker whose state is the step, and whose snapshots are files of 100 kB."""
 
 import json
 import os

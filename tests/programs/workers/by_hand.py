@@ -1,5 +1,8 @@
-"""Run in forked workers: a block over a tensor group as the papers write it down (Shoeybi et al. 2019, Megatron-LM,
-section 3; Korthikanti et al. 2022, section 4.2.2), with plain collectives and no DTensor; ours; that of one process."""
+"""Reference implementation of a block over a tensor group, with plain collectives and no DTensor, for forked workers.
+
+It follows the papers (Shoeybi et al. 2019, Megatron-LM, section 3; Korthikanti et al. 2022, section 4.2.2). The workers
+compare it with the trainer's own block, and with that of one process.
+"""
 
 import os
 
@@ -37,7 +40,7 @@ def own(x, dim=1):
 
 
 class Gather(torch.autograd.Function):
-    """Whole sequences of what each rank has of them. Each rank uses them, so their gradients are summed, and cut."""
+    """All-gather of sequences. Each rank uses all of them, so their gradients are summed and cut."""
 
     @staticmethod
     def forward(ctx, x):
@@ -49,7 +52,7 @@ class Gather(torch.autograd.Function):
 
 
 class SumAndCut(torch.autograd.Function):
-    """The other way round."""
+    """Reduce-scatter of sequences, the reverse of Gather."""
 
     @staticmethod
     def forward(ctx, x):
@@ -61,7 +64,7 @@ class SumAndCut(torch.autograd.Function):
 
 
 def by_hand(x, weights, config):
-    """x: [batch, length of this rank, dim]; `weights`: of this rank, by the last part of their names."""
+    """Return the block's output for x `[batch, length of this rank, dim]`; `weights` are this rank's, by short name."""
 
     def norm(x, weight):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.norm_epsilon) * weight
@@ -102,7 +105,7 @@ def of_hand(whole, x, upstream, config):
 
 
 def of_ours(whole, x, upstream, config, mesh, overlapped=False):
-    """With a mesh the tensor group's; else of one process."""
+    """Compute the trainer's own block: with a mesh that of the tensor group, otherwise that of one process."""
     model = Decoder(config, None, BLOCK)
     if mesh is not None:
         tensor.cut(model, mesh, overlapped)
@@ -121,7 +124,7 @@ def of_ours(whole, x, upstream, config, mesh, overlapped=False):
 
 
 def in_turn(x, mesh):
-    """On CPU the operations that send while they multiply are ours: torch's fallbacks give the same."""
+    """Check that our operations that send while they multiply give the results of torch's fallbacks on CPU."""
     name = mesh.get_group().group_name
     weights = [x[0, : x.size(2)].T.contiguous(), x[1, : x.size(2)].T.contiguous()]
     for dim, whole in ((0, True), (1, True), (1, False)):
@@ -144,7 +147,7 @@ def main() -> int:
     whole = {name: torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for name, shape in shapes.items()}
     size = (ROWS_OF_BATCH, model.sequence_length, model.dim)
     x, upstream = (torch.randn(size, generator=generator) for _ in range(2))
-    found = {
+    results = {
         "one process": of_ours(whole, x, upstream, model, None),
         "by hand": of_hand(whole, x, upstream, model),
         "ours": of_ours(whole, x, upstream, model, world.meshes.tensor),
@@ -152,6 +155,6 @@ def main() -> int:
     }
     in_turn(own(x), world.meshes.tensor)
     if world.rank == 0:
-        torch.save(found, os.environ["RESULT"])
+        torch.save(results, os.environ["RESULT"])
     dist.barrier()
     return 0

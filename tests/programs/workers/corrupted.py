@@ -1,4 +1,4 @@
-"""A worker in whose memory one bit flips (FLIP: kind, rank, step), as bad memory would have it."""
+"""Worker in whose memory one bit flips (FLIP: kind, rank, step), as in defective memory."""
 
 import os
 
@@ -9,7 +9,7 @@ from concertina_trainer.training.digests import Digests
 
 
 def flip(tensor):
-    """Of the first number, the last byte but one: float32, or bfloat16, as a GPU gathers them."""
+    """Flip a bit of the first number in its last byte but one: float32, or bfloat16, as a GPU gathers them."""
     tensor.view(-1)[:1].view(torch.uint8)[-2:-1].bitwise_xor_(1 << 4)
 
 

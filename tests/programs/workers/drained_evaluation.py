@@ -1,4 +1,4 @@
-"""A worker whose rank 0 is asked to drain while the first batch of an evaluation is computed."""
+"""Worker whose rank 0 is asked to drain while the first batch of an evaluation is computed."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Run in forked workers: the whole gradient of one global batch, however many ranks computed it."""
+"""Program of forked workers that save the whole gradient of one global batch, for any number of ranks."""
 
 import json
 import os

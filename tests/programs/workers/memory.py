@@ -1,5 +1,7 @@
-"""Run in forked workers: what each rank really has in memory in a step, by the plan's own ledger over real tensors, and
-by torch's allocator, which knows of no ledger."""
+"""Program of forked workers that measure the memory of each rank in a step.
+
+The plan's own ledger measures real tensors. torch's allocator, which is independent of the ledger, measures the total.
+"""
 
 import json
 import os
@@ -58,7 +60,10 @@ class Step:
 
 
 def chosen_in_turn(router, arguments, output):
-    """Of four choices BUSY fall on the first half of the experts: with 2 loads are even, as the plan assumes."""
+    """Choose experts in turn.
+
+    BUSY of four choices fall on the first half of them: with 2, loads are even as in the plan.
+    """
     scores, chosen = output
     half, numbers = scores.size(1) // 2, torch.arange(chosen.numel())
     experts = numbers // 4 % half + half * (numbers % 4 >= int(os.environ["BUSY"]))
@@ -81,7 +86,7 @@ def counted(step):
 
 
 def allocated(step):
-    """At the peak of forward and backward, with what the optimizer holds."""
+    """Return the bytes allocated at the peak of forward and backward, with the optimizer's state."""
     now = peak = sum(local(each).nbytes for kind in step.state for each in kind)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step.forward_backward()
@@ -95,9 +100,9 @@ def allocated(step):
 def main() -> int:
     step = Step()
     with tensor.measured_waits(step.world):
-        found = {"rank": step.world.rank, "peaks": counted(step), "allocated": allocated(step)}
+        result = {"rank": step.world.rank, "peaks": counted(step), "allocated": allocated(step)}
     ranks = [None] * step.world.size
-    dist.all_gather_object(ranks, found)
+    dist.all_gather_object(ranks, result)
     if step.world.rank == 0:
         torch.save(ranks, os.environ["RESULT"])
     dist.barrier()

@@ -1,3 +1,3 @@
-"""A model of a user's own whose module can't be imported."""
+"""Custom model whose module can't be imported."""
 
 raise RuntimeError("no GPU in this module")

@@ -1,4 +1,4 @@
-"""Run in forked workers on GPUs: when a rank's kernels ran in a step, those that send and those that compute."""
+"""Program of forked workers on GPUs that record when the kernels of a step ran, for communication and computation."""
 
 import os
 
@@ -28,7 +28,7 @@ def main() -> int:
     engine = engine_of(model, optimizer, summing.sums(config, model, plan, world), config, plan, world)
     batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=0)]
     with tensor.measured_waits(world):
-        for _ in range(3):  # groups and the allocator's blocks are made in the first ones
+        for _ in range(3):  # The first steps create process groups and the allocator's blocks.
             engine.forward_backward(batch)
             optimizer.update(0.0, 1.0)
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Models of a user's own, for token data: one that is right, and others each with one mistake."""
+"""Custom models for token data: one that is right, and others with one mistake each."""
 
 import dataclasses
 
@@ -39,14 +39,14 @@ class Model(nn.Module):
 
 
 def logits(module, tokens):
-    """With weights of the root outside of its forward."""
+    """Return the logits, with weights of the root module outside of its forward."""
     return F.linear(module(tokens), module.embedding.weight) * module.temperature
 
 
 def loss(module, batch):
     targets = batch.tokens[:, 1:]
-    found = F.cross_entropy(logits(module, batch.tokens[:, :-1]).transpose(1, 2), targets, reduction="none")
-    return (found * batch.weights).sum()
+    losses = F.cross_entropy(logits(module, batch.tokens[:, :-1]).transpose(1, 2), targets, reduction="none")
+    return (losses * batch.weights).sum()
 
 
 def build(options, data):
@@ -61,7 +61,7 @@ class Tied(Model):
 
 
 class Frozen(Model):
-    """Like a model that was trained before, but for its mixers."""
+    """Model whose parameters are frozen, except those of its mixers."""
 
     def __init__(self, vocab):
         super().__init__(vocab)
@@ -70,7 +70,7 @@ class Frozen(Model):
 
 
 class Still(Model):
-    """Its first mixer is a part that stays in eval(), without dropout."""
+    """Model whose first mixer stays in eval(), without dropout."""
 
     def __init__(self, vocab):
         super().__init__(vocab, dropout=0.5)
@@ -110,7 +110,7 @@ def loss_of_decoder(module, batch):
 
 
 bundled = ModelSpec(decoder, loss_of_decoder, blocks=lambda module: module.blocks.values())
-"""The trainer's own decoder, as if it were someone's."""
+"""The trainer's own decoder as a custom model."""
 
 
 def loss_of_whole_logits(module, batch):

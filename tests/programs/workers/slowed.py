@@ -1,4 +1,4 @@
-"""A worker whose rank 1 is slow: it takes four times as long for each sequence, and SECONDS more."""
+"""Worker whose rank 1 takes four times as long for each sequence, and SECONDS more."""
 
 import os
 import time

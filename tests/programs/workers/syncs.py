@@ -1,4 +1,4 @@
-"""A worker that says each time the host waits for its GPU, as torch sees it."""
+"""Worker that logs each time the host waits for its GPU, as torch reports it."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Training that goes wrong: samples that spoil a step, a glitch that nobody sees again, bits that flip."""
+"""Faults of the training itself: samples that spoil a step, a glitch that does not repeat, bits that flip."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPIKE = 1e6
 
 
 def bad_samples(world: World, random: Random) -> None:
-    """Some of those ahead make a loss that is not finite, or one far above the others; in every world, every time."""
+    """Make some of the next samples give a loss that is not finite, or one far above the others, in every world."""
     first = _consumed(world) + random.randrange(6 * BATCH)
     positions = range(first, first + random.choice((1, 1, BATCH, 3 * BATCH)))
     loss = random.choice((math.nan, math.nan, SPIKE))
@@ -25,8 +25,10 @@ def bad_samples(world: World, random: Random) -> None:
 
 
 def bad_run(world: World, random: Random) -> None:
-    """From somewhere ahead on no loss is finite any more, whatever is left out; and a few failures are all that the job
-    may have."""
+    """Make every loss from some later step on not finite, whichever samples are skipped.
+
+    The job tolerates only a few failures.
+    """
     policy = world.cluster.spec.failure_policy.model_copy(update={"max_restarts": random.randint(3, 6)})
     world.cluster.edit(failure_policy=policy)
     first = _consumed(world) + random.randrange(6 * BATCH)
@@ -35,7 +37,7 @@ def bad_run(world: World, random: Random) -> None:
 
 
 def glitch(world: World, random: Random) -> None:
-    """The loss of one step is wrong, this time."""
+    """Make the loss of one step wrong, once."""
     loss, run = random.choice((math.nan, SPIKE)), _training(world, random)
     if run is not None and run.judge is not None:
         world.tell(f"the next loss of round {run.round} is {loss}, once")
@@ -43,7 +45,7 @@ def glitch(world: World, random: Random) -> None:
 
 
 def flip_bits(world: World, random: Random) -> None:
-    """In the memory of one member's worker, where nothing writes."""
+    """Flip bits in memory of one member's worker to which nothing writes."""
     run = _training(world, random)
     if run is not None and run.judge is not None and run.here:
         run.judge.flipped = random.choice(sorted(run.here))
@@ -51,12 +53,12 @@ def flip_bits(world: World, random: Random) -> None:
 
 
 def _training(world: World, random: Random) -> Collective | None:
-    """A round whose workers step; one that is cut off as well as the current one."""
+    """Return a round whose workers step, whether it is the current one or one that is cut off."""
     runs = [run for run in world.collectives.values() if run.judge and run.here and not run.broken and not run.over]
     return random.choice(runs) if runs else None
 
 
 def _consumed(world: World) -> int:
-    """Samples of the furthest state so far."""
+    """Return the number of consumed samples of the newest state so far."""
     states = (run.lineage for run in world.collectives.values() if run.lineage is not None)
     return max((BATCH * steps_of(state) for state in states), default=0)

@@ -1,4 +1,4 @@
-"""Faults and changes of what stands around the job: API server, storage, operators, and people."""
+"""Faults and changes of the job's surroundings: API server, storage, operators, and people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def delete_pod(world: World, random: Random) -> None:
 
 
 def preempt_all(world: World, random: Random) -> None:
-    """The scheduler needs the room of the whole job."""
+    """Make the scheduler preempt all pods of the job."""
     grace = random.choice((0.5, 3.0, 10.0))
     world.tell(f"all pods are preempted, with {grace:g} s to go")
     for name in sorted(world.cluster.pods):
@@ -55,11 +55,11 @@ REFUSALS: tuple[Exception, ...] = (
     WebhookFailed(500, "InternalError", 'failed calling webhook "policy.example.com": connection refused'),
     Conflict("the server was unable to return a response in the time allotted"),
 )
-"""What creates of pods are answered while an admission plugin or a webhook fails, or has no time left to fail."""
+"""Answers to creates of pods while an admission plugin or a webhook fails, or answers too late."""
 
 
 def refused_pods(world: World, random: Random) -> None:
-    """No pod can be made, for a while; who is there goes on."""
+    """Refuse all creates of pods for a while. The existing replicas must continue."""
     error, seconds = random.choice(REFUSALS), random.uniform(3, 40)
     world.tell(f"no pod can be made for {seconds:.1f} s: {error}")
     world.cluster.refuse(error, seconds)
@@ -73,7 +73,7 @@ def _watch_on(world: World) -> None:
 
 
 def slow_api(world: World, random: Random) -> None:
-    """The API server takes seconds over each write, and its events come late, in order."""
+    """Make the API server take seconds for each write, and deliver its events late, in order."""
     least, most, seconds = random.uniform(0.1, 1), random.uniform(1, 6), random.uniform(3, 20)
     world.tell(f"the API server answers after {least:.1f} to {most:.1f} s, for {seconds:.1f} s")
     world.cluster.slow_down(least, most, seconds)
@@ -112,7 +112,7 @@ def kill_operator(world: World, random: Random) -> None:
 
 
 def second_operator(world: World, random: Random) -> None:
-    """The first is deposed, and does not know it yet."""
+    """Start a second operator that deposes the first one, which does not know that yet."""
     old = world.operators[-1]
     world.start_operator()
     if old.alive:
@@ -120,7 +120,11 @@ def second_operator(world: World, random: Random) -> None:
 
 
 def stop_operator(world: World, random: Random) -> None:
-    """Paused (SIGSTOP); often another one takes over before it wakes up, deposed, with all that it meant to do."""
+    """Pause an operator (SIGSTOP).
+
+    Often another operator takes over before it continues. It is then deposed, and still has everything that it was
+    about to do.
+    """
     old, seconds = world.operators[-1], random.uniform(0.5, 20)
     if not old.alive:
         return
@@ -132,5 +136,5 @@ def stop_operator(world: World, random: Random) -> None:
 
 
 def crashing_operators(world: World, random: Random) -> None:
-    """A condition: operators die between two writes."""
+    """Set a condition of the run: operators die between two writes."""
     world.operator_crash = random.choice((0.01, 0.05))

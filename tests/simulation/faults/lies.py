@@ -1,8 +1,9 @@
-"""Agents that lie: nonsense within the types of the protocol, as it comes in through `agents.bounds`.
+"""Agents that lie: invalid content of valid protocol types, as it arrives through `agents.bounds`.
 
-What the coordinator of a round says of it is believed, but for what no round comes back from. Left out are lies that
-end the job as they would if they were true (docs/limits.md): of an agent about durable storage; of a coordinator that
-the round has succeeded, that a failure is permanent, or that training has to be undone.
+The operator believes what a round's coordinator says about the round, except for claims that no round could recover
+from. Left out are lies that end the job as they would if they were true (docs/limits.md): those of an agent about
+durable storage, and those of a coordinator that the round has succeeded, that a failure is permanent, or that training
+has to be undone.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from simulation.runs.world import World
 
 LIE = "as a liar says"
-"""In every text that a liar makes up."""
+"""Part of every text that a liar makes up."""
 FAR = 10**6
-"""Steps that no run has."""
+"""Number of steps that no run reaches."""
 ODD = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e300)
 WHOLE = (-(2**70), -1, 0, 2**31, 2**63, 2**70)
 REASONS = (
@@ -49,7 +50,7 @@ class Liar:
         return report
 
     def anybody(self) -> str:
-        """A replica, its own mostly not; one that does not exist perhaps."""
+        """Return the name of a replica, usually not the liar's own, and perhaps of one that does not exist."""
         return self.random.choice([*sorted(self.world.cluster.pods), "job-77-0", "", "x" * 500])
 
 
@@ -57,7 +58,7 @@ Lie = Callable[[Liar, p.Report], p.Report]
 
 
 def boasts(liar: Liar, report: p.Report) -> p.Report:
-    """Of steps beyond all steps, in numbers that are none."""
+    """Report steps beyond the end of the run, and numbers that are not finite."""
     odd, whole = liar.random.choice, liar.random.choice
     progress = p.Progress(
         step=FAR + liar.random.randrange(FAR),
@@ -82,7 +83,7 @@ def boasts(liar: Liar, report: p.Report) -> p.Report:
 
 
 def tells_of_nobody(liar: Liar, report: p.Report) -> p.Report:
-    """Members that do not exist, and none of those that do."""
+    """Report members that do not exist, and none of those that do."""
     states = list(p.State)
     names = {liar.anybody() for _ in range(3)}
     members = {
@@ -101,28 +102,31 @@ def tells_of_nobody(liar: Liar, report: p.Report) -> p.Report:
 
 
 def accuses(liar: Liar, report: p.Report) -> p.Report:
-    """Others, of all there is; in other words each time, or it would be a bug in the script."""
+    """Accuse other replicas of failures of all kinds.
+
+    The words differ each time, because the operator would otherwise take the failure for a bug in the script.
+    """
     random = liar.random
-    said = LIE + ": " + "".join(random.choices("ghijklmnopqrstuvwxyz", k=12))
+    message = LIE + ": " + "".join(random.choices("ghijklmnopqrstuvwxyz", k=12))
     failure = p.Failure(
         liar.anybody(),
         random.choice(REASONS),
-        said,
-        last_lines=(said,),
+        message,
+        last_lines=(message,),
         rank=random.choice((None, *WHOLE)),
         exit_code=random.choice(WHOLE),
         step=random.choice((None, *WHOLE)),
         secondary=random.random() < 0.3,
         at=random.choice((None, *ODD)),
     )
-    hang = p.Hang(liar.anybody(), random.choice(WHOLE), random.choice(WHOLE), said, said, random.choice(ODD))
+    hang = p.Hang(liar.anybody(), random.choice(WHOLE), random.choice(WHOLE), message, message, random.choice(ODD))
     straggler = p.Straggler(liar.anybody(), random.choice(WHOLE), random.choice(ODD), random.choice(ODD))
     words: dict[str, Any] = random.choice(({"failures": (failure,)}, {"hang": hang}, {"stragglers": (straggler,)}))
     return dataclasses.replace(report, coordinator=True, **words)
 
 
 def contradicts_itself(liar: Liar, report: p.Report) -> p.Report:
-    """A state that is not its own; that all is done, where it has no say in that."""
+    """Report a state that is not the agent's own, or that all is done although the agent does not decide that."""
     world, claim = liar.world, liar.world.status.world.claim
     others = world.status.world.coordinator not in (None, liar.process.replica)
     if claim is not None and claim.committed and others and liar.random.random() < 0.3:
@@ -138,13 +142,13 @@ def contradicts_itself(liar: Liar, report: p.Report) -> p.Report:
 
 
 def is_of_another_round(liar: Liar, report: p.Report) -> p.Report:
-    """One long past, or one that is far off."""
+    """Report a round that ended long ago, or one that is far ahead."""
     round = liar.random.choice((-1, 0, max(0, report.round - 1), report.round + 1, report.round + 1000, 2**53, 2**70))
     return dataclasses.replace(report, round=round, claim=liar.random.choice(("", LIE, report.claim)))
 
 
 def means_to_go(liar: Liar, report: p.Report) -> p.Report:
-    """It was told to stop, or can never start."""
+    """Report a termination notice, or that the agent can never start."""
     if liar.random.random() < 0.5:
         return dataclasses.replace(report, notice=liar.random.choice(ODD))
     return dataclasses.replace(report, ready=False, startup_error=LIE)
@@ -154,7 +158,7 @@ LIES: tuple[Lie, ...] = (boasts, tells_of_nobody, accuses, contradicts_itself, i
 
 
 def lying_agent(world: World, random: Random) -> None:
-    """For a while; often the coordinator of the round."""
+    """Make an agent lie for a while, often the coordinator of the round."""
     alive = [process for process in world.agents.values() if process.alive]
     coordinator = world.agents.get(world.status.world.coordinator or "")
     if not alive:
@@ -170,7 +174,7 @@ def lying_agent(world: World, random: Random) -> None:
 
 
 def _speak(world: World, process: AgentProcess, random: Random, until: float) -> None:
-    """Now and then; at the end the truth."""
+    """Lie from time to time, and tell the truth at the end."""
     if world.mended or world.clock.now >= until:
         process.lie = None
     if process.alive:

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from simulation.runs.world import World
 
 STRAGGLER_TOLD = 20.0
-"""Seconds for which the windows of `concertina_agent.core.round.stragglers` may still name who was slow."""
+"""Seconds for which the windows of `concertina_agent.core.round.stragglers` may still name a rank that was slow."""
 NODE_DEATH = 40.0
-"""Seconds for which its pods may rightly be taken for lost."""
+"""Seconds for which the pods of a dead node may be taken for lost."""
 
 
 def some(world: World, random: Random) -> str:
@@ -26,7 +26,7 @@ def kill_node(world: World, random: Random) -> None:
 
 
 def stop_node(world: World, random: Random) -> None:
-    """Its kernel answers, nothing else does; then all goes on as if nothing had been."""
+    """Stop a node: its kernel answers and nothing else does. Then everything continues as before."""
     node, seconds = some(world, random), random.uniform(1, 30)
     world.tell(f"{node} stops for {seconds:.1f} s")
     world.trouble(node, seconds)
@@ -40,7 +40,7 @@ def stop_node(world: World, random: Random) -> None:
 
 
 def spot_notice(world: World, random: Random) -> None:
-    """A taint says that the node goes; mostly it does, after a while, sometimes it was a false alarm."""
+    """Announce the end of a node by a taint. Usually the node ends after a while; sometimes it was a false alarm."""
     node, seconds = some(world, random), random.uniform(2, 20)
     world.tell(f"{node} is tainted: it goes in {seconds:.1f} s")
     world.trouble(node, NODE_DEATH + seconds)
@@ -60,7 +60,7 @@ def _untainted(world: World, node: str) -> None:
 
 
 def sudden_end(world: World, random: Random) -> None:
-    """A notice that leaves hardly any time: the node is gone before a drain can be over."""
+    """Give a node a notice with hardly any time: it is gone before a drain can be finished."""
     node, seconds = some(world, random), random.uniform(0.05, 1.5)
     world.tell(f"{node} is tainted: it goes in {seconds:.2f} s")
     world.trouble(node, NODE_DEATH)
@@ -69,8 +69,10 @@ def sudden_end(world: World, random: Random) -> None:
 
 
 def shut_down(world: World, random: Random) -> None:
-    """A node is shut down in order: its kubelet tells all containers to stop, and ends their pods as Terminated. Or all
-    nodes are."""
+    """Shut down a node, or all nodes, in order.
+
+    The kubelet tells all containers to stop, and ends their pods as Terminated.
+    """
     nodes = sorted(world.cluster.nodes) if random.random() < 0.3 else [some(world, random)]
     grace, seconds = random.choice((0.3, 1.0, 3.0, 10.0)), random.uniform(5, 20)
     for node in nodes:
@@ -81,12 +83,12 @@ def shut_down(world: World, random: Random) -> None:
 
 
 def slow_node(world: World, random: Random) -> None:
-    """Steps take longer there, on and on."""
+    """Make steps take longer on a node, permanently."""
     _slow_down(world, random, random.uniform(15, 40))
 
 
 def ever_slow_node(world: World, random: Random) -> None:
-    """A condition: the same, from the start."""
+    """Set a condition of the run: steps take longer on a node from the start."""
     _slow_down(world, random, 1000.0)
 
 
@@ -103,7 +105,7 @@ def _fast_again(world: World, node: str) -> None:
 
 
 def starve(world: World, random: Random) -> None:
-    """Agents of some nodes still answer Pings at once, and Prepares late: workers take their time to end."""
+    """Make agents of some nodes answer Pings at once and Prepares late, because their workers end slowly."""
     nodes = [node for node in sorted(world.cluster.nodes) if random.random() < 0.6]
     seconds = random.uniform(5, 40)
     world.tell(f"workers on {', '.join(nodes)} end late for {seconds:.1f} s")
@@ -134,7 +136,7 @@ def no_image(world: World, random: Random) -> None:
 
 
 def set_clock(world: World, random: Random) -> None:
-    """The wall clock of the operator or a node is set by up to an hour; often it is set right again soon."""
+    """Set the wall clock of the operator or a node by up to an hour; often it is corrected soon."""
     host = world.operators[-1].name if random.random() < 0.6 else some(world, random)
     seconds = random.choice((-1, 1)) * random.choice((random.uniform(1, 30), random.uniform(30, 3600)))
     _set(world, host, seconds)
@@ -151,8 +153,10 @@ def _set(world: World, host: str, seconds: float) -> None:
 
 
 def wrong_clocks(world: World, random: Random) -> None:
-    """A condition: nodes' clocks are off by minutes, operators' by seconds (they stand on nodes with NTP, or nothing
-    in the cluster would work)."""
+    """Set a condition of the run: the clocks of nodes are off by minutes, and those of operators by seconds.
+
+    Operators run on nodes with NTP, because nothing in the cluster would work without it.
+    """
     world.clocks = {node: random.uniform(-300, 300) for node in world.cluster.nodes if random.random() < 0.6}
     world.clocks |= {f"operator-{i}": random.uniform(-3, 3) for i in range(20)}
     off = ", ".join(f"{node} {seconds:+.0f} s" for node, seconds in world.clocks.items() if node.startswith("node"))

@@ -1,4 +1,4 @@
-"""Faults of the network. Hosts are nodes, operators, "api" and "s3"."""
+"""Faults of the network. Its hosts are nodes, operators, "api" and "s3"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def isolate_node(world: World, random: Random) -> None:
-    """From everybody, as a node that falls off the network; healed, it brings its zombies back."""
+    """Isolate a node from all hosts, as if it fell off the network.
+
+    After healing, its old processes are still there.
+    """
     node, seconds = some(world, random), random.uniform(0.5, 25)
     world.tell(f"{node} is cut off for {seconds:.1f} s")
     world.trouble(node, seconds)
@@ -29,7 +32,7 @@ def cut_operator(world: World, random: Random) -> None:
 
 
 def cut_all_from_operator(world: World, random: Random) -> None:
-    """The world is silent as a whole, and trains on; kubelets still reach the API server."""
+    """Cut all agents off from the operator. The round continues, and kubelets still reach the API server."""
     seconds, operator = random.uniform(1, 40), world.operators[-1].name
     world.tell(f"{operator} reaches no node for {seconds:.1f} s")
     for node in world.cluster.nodes:
@@ -38,7 +41,10 @@ def cut_all_from_operator(world: World, random: Random) -> None:
 
 
 def cut_nodes(world: World, random: Random) -> None:
-    """A member reaches the operator and some members, but not one of them, which may be the coordinator."""
+    """Cut the link between two nodes.
+
+    A member then reaches the operator and some members, but not one of them, which may be the coordinator.
+    """
     a, b = some(world, random), some(world, random)
     if a != b:
         seconds = random.uniform(0.5, 20)
@@ -47,8 +53,10 @@ def cut_nodes(world: World, random: Random) -> None:
 
 
 def cut_from_peers(world: World, random: Random) -> None:
-    """One node reaches no other node, but the operator and the API server. With the coordinator on it: a coordinator
-    that reaches nobody and accuses all."""
+    """Cut a node off from the other nodes, but not from the operator and the API server.
+
+    If the coordinator is on it, the coordinator reaches no member and accuses all of them.
+    """
     coordinator = world.status.world.coordinator
     pod = world.cluster.pods.get(coordinator or "")
     node = pod.node if pod is not None and pod.node and random.random() < 0.6 else some(world, random)
@@ -61,7 +69,7 @@ def cut_from_peers(world: World, random: Random) -> None:
 
 
 def cut_from_control(world: World, random: Random) -> None:
-    """The reverse: a node reaches its peers, but neither the operator nor the API server."""
+    """Cut a node off from the operator and the API server, but not from the other nodes."""
     node, seconds = some(world, random), random.uniform(1, 30)
     world.tell(f"{node} reaches its peers only, for {seconds:.1f} s")
     world.trouble(node, seconds)
@@ -71,7 +79,7 @@ def cut_from_control(world: World, random: Random) -> None:
 
 
 def cut_in_two(world: World, random: Random) -> None:
-    """The nodes fall into two parts; the operator reaches both."""
+    """Divide the nodes into two parts; the operator reaches both."""
     nodes, seconds = sorted(world.cluster.nodes), random.uniform(1, 30)
     one = set(random.sample(nodes, max(1, len(nodes) // 2)))
     world.tell(f"{', '.join(sorted(one))} and the other nodes can't reach each other for {seconds:.1f} s")
@@ -83,7 +91,7 @@ def cut_in_two(world: World, random: Random) -> None:
 
 
 def one_way(world: World, random: Random) -> None:
-    """What one host sends to another is lost, and what the other sends arrives."""
+    """Lose all messages from one host to another. Messages in the other direction arrive."""
     sender, receiver = _link(world, random)
     seconds = random.uniform(0.5, 25)
     world.tell(f"what {sender} sends to {receiver} is lost for {seconds:.1f} s")
@@ -92,7 +100,10 @@ def one_way(world: World, random: Random) -> None:
 
 
 def closed_door(world: World, random: Random) -> None:
-    """One host can't open connections to another; the other can, and what is open stays open: a firewall, a policy."""
+    """Keep one host from opening connections to another, as a firewall or a policy may.
+
+    The other host can open connections, and open connections stay open.
+    """
     caller, called = _link(world, random)
     seconds = random.uniform(0.5, 40)
     world.tell(f"{caller} can't call {called} for {seconds:.1f} s")
@@ -101,7 +112,7 @@ def closed_door(world: World, random: Random) -> None:
 
 
 def closed_node(world: World, random: Random) -> None:
-    """No peer can call a node, which calls all: those that it coordinates can't join it."""
+    """Keep all peers from opening connections to a node that can reach them: its members can't join it."""
     node, seconds = some(world, random), random.uniform(1, 40)
     world.tell(f"no node can call {node} for {seconds:.1f} s")
     world.trouble(node, seconds)
@@ -111,7 +122,7 @@ def closed_node(world: World, random: Random) -> None:
 
 
 def reset_connection(world: World, random: Random) -> None:
-    """Of a member to its coordinator; both live, and can reach each other at once."""
+    """Reset the connection of a member to its coordinator. Both live, and can reach each other at once."""
     members = [name for name, process in sorted(world.agents.items()) if process.follows]
     if members:
         name = random.choice(members)
@@ -120,7 +131,7 @@ def reset_connection(world: World, random: Random) -> None:
 
 
 def _link(world: World, random: Random) -> tuple[str, str]:
-    """Between two nodes, or a node and the operator."""
+    """Return a link between two nodes, or between a node and the operator."""
     a, b = some(world, random), some(world, random)
     if a == b:
         b = world.operators[-1].name
@@ -133,5 +144,5 @@ def _trouble(world: World, hosts: tuple[str, str], seconds: float) -> None:
 
 
 def unruly_network(world: World, random: Random) -> None:
-    """A condition: messages are lost, doubled and held up."""
+    """Set a condition of the run: messages are lost, doubled and delayed."""
     world.network.unruly = True

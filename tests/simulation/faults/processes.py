@@ -53,7 +53,7 @@ def stop_workers(world: World, random: Random) -> None:
 
 
 def hang_worker(world: World, random: Random) -> None:
-    """One worker goes on computing without end; the others wait for it, and nothing fails."""
+    """Make one worker compute forever. The others wait for it, and nothing fails."""
     process, seconds = some(world, random), random.uniform(1, 30)
     run = process.collective if process is not None else None
     if process is None or run is None or not run.first_step_at or run.over:
@@ -66,7 +66,7 @@ def hang_worker(world: World, random: Random) -> None:
 
 
 def out_of_memory(world: World, random: Random) -> None:
-    """The container is killed, its agent too."""
+    """Kill a container for lack of memory, including its agent."""
     if process := some(world, random):
         world.tell(f"the container of {process.replica} runs out of memory")
         process.die()
@@ -83,9 +83,12 @@ def break_replica(world: World, random: Random) -> None:
 
 
 def damage_snapshots(world: World, random: Random) -> None:
-    """Bytes go bad in one replica's memory: of one step, or of all. (Not the last step's: what can't be read can't be
-    shipped, and there is no later one that takes its place. Nor while storage is away: a restart from the checkpoint
-    needs it, and a job may have two.)"""
+    """Damage the snapshots of one step, or of all steps, in one replica's memory.
+
+    The snapshot of the last step is left out: a damaged one can't be shipped, and no later one takes its place. Nothing
+    is damaged while storage is away, because a restart from the checkpoint needs it, and a job may have only two of
+    them.
+    """
     process = some(world, random)
     if process is not None and world.storage.up:
         keys = [key for key in process.pod.volume if key[0].step < world.steps]
@@ -96,6 +99,6 @@ def damage_snapshots(world: World, random: Random) -> None:
 
 
 def slow_starts(world: World, random: Random) -> None:
-    """A condition: importing takes its time."""
+    """Set a condition of the run: imports take their time."""
     world.warm_seconds = random.uniform(2, 60)
     world.tell(f"agents need up to {world.warm_seconds:.0f} s to warm up")

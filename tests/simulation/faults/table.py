@@ -1,4 +1,4 @@
-"""Which faults there are. A fault is called with the world, and with a source of chance of its own."""
+"""Tables of all faults. A fault is a function of the world and of a random generator of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONDITIONS: dict[str, float] = {
     "slow_starts": 0.15,
     "ever_slow_node": 0.1,
 }
-"""What holds from the start, and how likely it is."""
+"""Conditions that hold from the start, and their probabilities."""
 
 _FAULTS: tuple[Fault, ...] = (
     processes.kill_worker,
@@ -72,17 +72,17 @@ _ANOMALIES: tuple[Fault, ...] = (anomalies.bad_samples, anomalies.glitch, anomal
 _MORE: tuple[Fault, ...] = (machines.set_clock, control.slow_api, control.refused_pods, lies.lying_agent)
 _STARVE: tuple[Fault, ...] = (machines.starve,)
 _ALONE: tuple[Fault, ...] = (anomalies.bad_run, control.delete_held_job, partitions.reset_connection)
-"""Those of stories of their own: what ends a job, as it should, and what must not be noticed."""
+"""Faults that have stories of their own: those that rightly end the job, and those that must not be noticed."""
 BY_NAME: dict[str, Fault] = {
     fault.__name__: fault for fault in (*_FAULTS, *_CONDITIONS, *_ANOMALIES, *_MORE, *_STARVE, *_ALONE)
 }
 FAULTS: tuple[str, ...] = (*(fault.__name__ for fault in _FAULTS), "kill_worker", "kill_agent")
-"""The commonest stand twice."""
+"""Faults. The most common ones are listed twice."""
 ANOMALIES: tuple[str, ...] = tuple(fault.__name__ for fault in _ANOMALIES)
-"""Of the training itself."""
+"""Faults of the training itself."""
 MORE: tuple[str, ...] = tuple(fault.__name__ for fault in _MORE)
-"""Drawn apart from FAULTS, which come as often with them as without."""
+"""Faults that are drawn separately, so that FAULTS occur as often with them as without."""
 STARVE: tuple[str, ...] = tuple(fault.__name__ for fault in _STARVE)
-"""Drawn apart from all others, for the same reason."""
+"""Faults that are drawn separately from all others, for the same reason."""
 CALM = ("kill_operator", "second_operator", "api_down", "stop_operator")
 CALM_MORE = ("set_clock", "slow_api")

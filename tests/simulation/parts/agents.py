@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 TICK = 0.5
 RECONNECT_SECONDS = 0.5
-"""After which a stream that broke is a loss (`concertina_agent.net.link`)."""
+"""Seconds after which a broken stream counts as a loss (`concertina_agent.net.link`)."""
 
 
 class AgentProcess:
@@ -44,18 +44,19 @@ class AgentProcess:
         )
         self.alive, self._goes = True, False
         self._booted = self.clock.between(0.0, 100_000.0)
-        """Its monotonic clock has a zero of its own."""
+        """Start of the process's monotonic clock, which begins at 0."""
         self.lie: Callable[[p.Report], p.Report] | None = None
-        """What it makes of its reports, where it does not tell the truth."""
+        """Function that falsifies the agent's reports, if the agent lies."""
         self.collective: Collective | None = None
         self.ranks: tuple[int, ...] = ()
         self.watchers: dict[OperatorProcess, float] = {}
-        """Streams to operators: when the last line on each will have arrived."""
+        """Arrival time of the last line, for each stream to an operator."""
         self._members: dict[str, AgentProcess] = {}
-        """As coordinator: joined members. Their `_coordinator` is this process."""
+        """Members that have joined, on a coordinator. Their `_coordinator` is this process."""
         self._coordinator: AgentProcess | None = None
         self._undone: list[p.Undone] = []
-        """What LATEST is to say before anything is published; outlasts the round, not the process."""
+        """States that LATEST has to declare undone before anything is published. They outlast the round, not the
+        process."""
         self._requests: dict[int, Callable[[p.Message], None]] = {}
         self._count = 0
         self.clock.after(world.warm_up(), self.handle, e.Warm())
@@ -64,12 +65,12 @@ class AgentProcess:
 
     @property
     def ahead(self) -> float:
-        """Seconds by which its wall clock is ahead."""
+        """Seconds by which the agent's wall clock is ahead."""
         return self.world.clock_of(self.host)
 
     @property
     def follows(self) -> bool:
-        """Whether it has a stream to its coordinator."""
+        """Whether the agent has a stream to its coordinator."""
         return self.alive and self._coordinator is not None
 
     # --- events in, effects out
@@ -85,7 +86,7 @@ class AgentProcess:
                 EFFECTS[type(effect)](self, effect)
 
     def ask(self, message: Any, answered: Callable[[p.Message], None]) -> None:
-        """A request that has arrived."""
+        """Handle a request that has arrived."""
         if not self.alive:
             return
         if self.clock.stands(self):
@@ -122,12 +123,15 @@ class AgentProcess:
             self._say(self._coordinator, e.MemberMessage(self.core.member_state()), 0.002)
 
     def hears(self, other: AgentProcess) -> bool:
-        """Whether the other answers when this one calls."""
+        """Return whether the other agent answers a call of this one."""
         near = self.world.network.reaches(self.host, other.host)
         return near and other.alive and not self.clock.stands(other)
 
     def _say(self, other: AgentProcess, event: e.Event, delay: float) -> None:
-        """A line on a stream between agents: held up while they can't reach each other (then lost with the stream)."""
+        """Send a line on a stream between agents.
+
+        The line is delayed while the agents can't reach each other, and then lost with the stream.
+        """
         if self.world.network.carries(self.host, other.host):
             self.clock.after(delay, other.handle, event)
 
@@ -152,7 +156,7 @@ class AgentProcess:
         self._unlink()
 
     def _unlink(self) -> None:
-        """Closes the streams to coordinator and members; the other ends notice if they can be reached."""
+        """Close the streams to coordinator and members. The other ends notice that if they can be reached."""
         for name, member in list(self._members.items()):
             if member._coordinator is self:
                 member._coordinator = None
@@ -179,13 +183,13 @@ class AgentProcess:
         self.clock.after(self.clock.between(0.002, 0.02), self._reached, effect.prepare)
 
     def _reached(self, prepare: p.Prepare) -> None:
-        found = []
+        names = []
         for candidate in prepare.candidates:
             other = self.world.agents.get(candidate.replica)
             if other and self.hears(other):
-                found.append(candidate.replica)
-        late = 0.3 if len(found) < len(prepare.candidates) else 0.0
-        self.clock.after(late, self.handle, e.Reached(prepare, tuple(found)))
+                names.append(candidate.replica)
+        late = 0.3 if len(names) < len(prepare.candidates) else 0.0
+        self.clock.after(late, self.handle, e.Reached(prepare, tuple(names)))
 
     def _start(self, effect: e.StartRound) -> None:
         assign = effect.assign
@@ -220,8 +224,10 @@ class AgentProcess:
         other.ask(join, answered)
 
     def reset_stream(self) -> None:
-        """Something on the way resets the stream to the coordinator. Neither side has died, so this one joins again;
-        either side gives the other up where that takes too long."""
+        """Reset the stream to the coordinator, as a device on the way might.
+
+        Neither side has died, so the member joins again. If that takes too long, each side takes the other for lost.
+        """
         coordinator, run = self._coordinator, self.collective
         if coordinator is None or run is None:
             return
@@ -274,12 +280,12 @@ class AgentProcess:
             self.tell_operator(operator)
 
     def report(self) -> p.Report:
-        """As an operator takes it in."""
+        """Return the agent's report as an operator receives it."""
         report = self.core.report()
         return self.bounded(report if self.lie is None else self.lie(report))
 
     def bounded(self, message: M) -> M:
-        """Without liars all is within bounds."""
+        """Return the report within bounds. Without liars, every report is within bounds."""
         return bounds.bounded(message) if self.world.invariants.lies else message
 
     def tell_operator(self, operator: OperatorProcess) -> None:
@@ -288,7 +294,7 @@ class AgentProcess:
         self.clock.after(arrives - self.clock.now, operator.reported, self, self.report())
 
     def _exit(self, effect: e.Exit) -> None:
-        """Whoever listens hears why it goes."""
+        """Exit, and send the reason to every connected end."""
         if not self._goes:
             self._goes = True
             self.clock.after(FAREWELL_SECONDS, self._gone_with, effect.code)
@@ -314,7 +320,7 @@ class AgentProcess:
         self.clock.after(self.clock.between(0.005, 0.1), self._probe)
 
     def _storage_near(self, id: p.SnapshotId) -> bool | None:
-        """Whether storage can be had now; None where nobody waits for it any more."""
+        """Return whether storage is reachable now; None if nobody waits for it any more."""
         if not self.alive or self.core.seen[0] != id.round:
             return None
         return self.world.storage.up and self.world.network.reaches(self.host, "s3")
@@ -359,7 +365,7 @@ class AgentProcess:
             self.clock.after(self.clock.between(0.005, 0.1), self._move_latest, effect, storage.etag)
 
     def _move_latest(self, effect: e.Publish, etag: int) -> None:
-        # A publisher that has been killed may have sent its last write: it is not stopped with its process.
+        # A publisher that was killed may have sent its last write, which does not stop with its process.
         if not self.world.storage.up or not self.world.network.reaches(self.host, "s3"):
             self.clock.after(0.5, self._read_latest, effect)
         elif (durable := self._moved(effect, etag)) is None:
@@ -373,7 +379,7 @@ class AgentProcess:
     # --- ends
 
     def die(self) -> None:
-        """At once; what it had said is on its way."""
+        """Die at once. Messages that were sent are still on their way."""
         if not self.alive:
             return
         self.alive = False

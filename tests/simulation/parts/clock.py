@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to come, and the one source of chance."""
+"""Virtual time: a heap of future events, and the only random generator."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 START = 10_000.0
-"""Unix seconds at which a run begins: clocks that are set back by an hour must have room for it."""
+"""Time at which a run begins, in Unix seconds, late enough for clocks that are set back by an hour."""
 
 
 def changed(record: T, **fields: Any) -> T:
-    """dataclasses.replace without the detour through __init__, which a run would spend a tenth of its time in."""
+    """Return the same as dataclasses.replace, without __init__, which would take a tenth of a run's time."""
     copy = object.__new__(type(record))
     copy.__dict__.update(record.__dict__, **fields)
     return copy
@@ -32,11 +32,11 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
         self._frozen: dict[object, float] = {}
-        """Who stands still, until when: whatever is to happen to them waits."""
+        """Time until which a process is frozen, by process; its events are delayed until then."""
         self._held: dict[object, list[tuple[Callable[..., None], tuple[Any, ...]]]] = {}
 
     def freeze(self, who: object, seconds: float) -> None:
-        """Methods of `who` that come due are held back, in order, as in a process that was stopped (SIGSTOP)."""
+        """Delay the due methods of `who`, in order, as in a process that was stopped (SIGSTOP)."""
         self._frozen[who] = max(self._frozen.get(who, 0.0), self.now + seconds)
 
     def thaw(self) -> None:
@@ -52,7 +52,7 @@ class Clock:
         self._held[who].append((action, arguments))
 
     def _release(self, who: object) -> None:
-        """In the order in which it came due; what was frozen again meanwhile is held again."""
+        """Run the delayed methods in the order in which they came due, unless the process was frozen again."""
         for action, arguments in self._held.pop(who, ()):
             self.after(0.0, action, *arguments)
 
@@ -70,11 +70,11 @@ class Clock:
         return self.random.random() < probability
 
     def tell(self, text: str) -> None:
-        """A line of the story that is printed with a seed that fails."""
+        """Add a line to the story, which is printed with a seed that fails."""
         self.story.append((self.now, text))
 
     def run(self, until: float, over: Callable[[], bool]) -> bool:
-        """Whether it was over before `until`."""
+        """Run the events, and return whether the run was over before `until`."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             self.now, _, action, arguments = heapq.heappop(heap)

@@ -1,4 +1,4 @@
-"""The API server's objects of one job, its nodes and kubelets, and the caches that operators have of it."""
+"""API server's objects of one job, its nodes and kubelets, and the operators' caches of them."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ GRACE = 3.0
 NOT_READY_AFTER = 8.0
 EVICT_AFTER = 15.0
 BACK_OFF, BACK_OFF_MOST = 5.0, 40.0
-"""Of containers that are restarted in place; the kubelet's are twice as long, and more."""
+"""First and longest delay in seconds of containers that are restarted in place. The kubelet's delays are twice as long
+and more."""
 TERMINATED = "Terminated"
 SLOW_WRITES = 20.0
-"""Seconds from a pass to the last of its writes, at most, while the API server is slow."""
+"""Maximum time in seconds from a pass to the last of its writes, while the API server is slow."""
 
 
 class Conflict(Exception):
-    """A write has lost its precondition, or the API server is away, or what it asks first."""
+    """A write has failed its precondition, or the API server or a webhook is unreachable."""
 
 
 class JobVersion(NamedTuple):
-    """The TrainingJob, as the API server has stored it."""
+    """Version of the TrainingJob that the API server has stored."""
 
     number: int
     status: JobStatus
     spec: JobSpec
     generation: int
     held_by: tuple[str, ...] = ()
-    """The finalizers of a job that was deleted."""
+    """Finalizers of a job that was deleted."""
 
 
 @dataclasses.dataclass
 class SimPod:
-    """What the node has of a pod: its volume outlives its agent's process."""
+    """Pod as its node has it: its volume outlives its agent's process."""
 
     name: str
     uid: str
@@ -58,17 +59,17 @@ class SimPod:
     volume: dict[tuple[p.SnapshotId, int], Lineage] = dataclasses.field(default_factory=dict)
 
     damaged: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
-    """What bytes have gone bad; nobody knows before it is read."""
+    """Damaged files, which nobody knows of before they are read."""
 
     discarded: set[tuple[p.SnapshotId, int]] = dataclasses.field(default_factory=set)
-    """What was found to be damaged."""
+    """Files that were found to be damaged."""
 
     def keep(self, id: p.SnapshotId, shard: int, data: Lineage) -> None:
         self.volume[(id, shard)] = data
         self.damaged.discard((id, shard))
 
     def forget(self, id: p.SnapshotId, shard: int) -> None:
-        """It has been read, and is damaged."""
+        """Record that a file was read and found to be damaged."""
         self.volume.pop((id, shard), None)
         self.damaged.discard((id, shard))
         self.discarded.add((id, shard))
@@ -77,7 +78,7 @@ class SimPod:
         shards: dict[p.SnapshotId, list[int]] = {}
         for id, shard in self.volume:
             shards.setdefault(id, []).append(shard)
-        return tuple(p.HeldSnapshot(id, tuple(sorted(found))) for id, found in shards.items())
+        return tuple(p.HeldSnapshot(id, tuple(sorted(numbers))) for id, numbers in shards.items())
 
 
 class Cluster:
@@ -92,36 +93,37 @@ class Cluster:
             f"node-{i}": NodeView(f"node-{i}", ready=True, zone=f"zone-{i % 2}", allocatable=room) for i in range(nodes)
         }
         self.hosted: dict[str, SimPod] = {}
-        """By pod name, as long as the pod exists."""
+        """Agents by pod name, as long as the pod exists."""
         self.grace = GRACE
-        """Grace period of its pods in seconds."""
+        """Grace period of the job's pods in seconds."""
         self.priority = 0
-        """Of its pods."""
+        """Priority of the job's pods."""
         self.down_until = 0.0
         self.slow_until, self._slow = 0.0, (0.0, 0.0)
-        """Until when the API server is slow, and the least and most seconds that an answer or an event takes then."""
+        """Time until which the API server is slow, and the minimum and maximum seconds that an answer or an event then
+        takes."""
         self.quota_until = 0.0
         self.refused_until = 0.0
         self._refusal: Exception = Conflict()
-        """Of creates of pods until then."""
+        """Answer to creates of pods, and the time until which it applies."""
         self.quota: int | None = None
-        """So many pods at most, for ever."""
+        """Maximum number of pods, permanently."""
         self.excluded = False
-        """No node is what its pods ask for."""
+        """Whether no node fulfils the requests of the job's pods."""
         self.listeners: list[Callable[[str], None]] = []
         self.deletes: list[str] = []
         self.made: set[tuple[str, str]] = set()
         """Name and uid of each pod that this job ever had."""
         self.no_image_until: dict[str, float] = {}
-        """Node -> until when it can't pull the image."""
+        """Time until which a node can't pull the image, by node."""
         self.stopped_until: dict[str, float] = {}
-        """Node -> until when its kubelet stands still, like all else there."""
+        """Time until which a node's kubelet is stopped, like all processes there, by node."""
         self.broken: dict[int, float] = {}
-        """Replica index -> until when its containers end as soon as they start."""
+        """Time until which the containers of a replica end as soon as they start, by replica index."""
         self.failed_starts: dict[int, dict[str, float]] = {}
-        """Replica index -> the pods that ended so, and when the API server was told."""
+        """Pods that ended in this way, and when the API server learned of it, by replica index."""
         self.ending: set[str] = set()
-        """Nodes that shut down."""
+        """Nodes that are shutting down."""
         self._uids = 0
 
     def mend(self) -> None:
@@ -146,25 +148,25 @@ class Cluster:
         self.slow_until, self._slow = self.clock.now + seconds, (least, most)
 
     def slowness(self) -> float:
-        """Seconds until the API server has taken, answered or told something, beyond the usual."""
+        """Return the additional seconds that the API server takes for an answer or an event."""
         return self.clock.between(*self._slow) if self.clock.now < self.slow_until else 0.0
 
     @property
     def late(self) -> float:
-        """Seconds that may have passed between what somebody saw and what was written for it."""
+        """Return the seconds that may have passed between an observation and the write that follows from it."""
         return SLOW_WRITES if self.clock.now < self.slow_until + SLOW_WRITES else 0.0
 
     def answers_too_late(self) -> bool:
-        """Whether a write that was taken is given up by who waits for its answer."""
+        """Return whether a client gives up on a write that the API server has accepted."""
         return self.clock.now < self.slow_until and self.clock.chance(0.1)
 
     def refuse(self, error: Exception, seconds: float) -> None:
-        """Creates of pods."""
+        """Refuse creates of pods for a while."""
         self.refused_until, self._refusal = self.clock.now + seconds, error
 
     @property
     def refuses(self) -> bool:
-        """Whether no pod can be made."""
+        """Return whether no pod can be created."""
         return self.clock.now < max(self.quota_until, self.refused_until)
 
     def _reachable(self, who: str) -> None:
@@ -172,7 +174,11 @@ class Cluster:
             raise Conflict("the API server does not answer")
 
     def write_status(self, who: str, observed: JobStatus, status: JobStatus) -> None:
-        """The JSON patch that tests the claim, the number of failures and the samples left out."""
+        """Apply the JSON patch that tests the claim, the number of failures and the skipped samples.
+
+        Raises:
+            Conflict: If a precondition fails, or the API server can not be reached.
+        """
         self._reachable(who)
         mine, theirs = observed.world.claim, self.status.world.claim
         if (mine and (mine.round, mine.claim_id, mine.committed)) != (
@@ -188,17 +194,21 @@ class Cluster:
         self._changed("job")
 
     def edit(self, **fields: object) -> None:
-        """A user's change to the spec."""
+        """Apply a user's change to the spec."""
         self.spec, self.generation = self.spec.model_copy(update=fields), self.generation + 1
         self._changed("job")
 
     def delete_job(self, finalizer: str) -> None:
-        """A user deletes the job, which a finalizer holds."""
+        """Delete the job, as a user does, while a finalizer holds it."""
         self.held_by = (finalizer,)
         self._changed("job")
 
     def create(self, who: str, action: CreatePod) -> PodView:
-        """The pod, as the API server answers; that of this name where there is one."""
+        """Create a pod, and return it as the API server does; return the existing pod if there is one of this name.
+
+        Raises:
+            Forbidden: If a quota or the API server refuses the pod.
+        """
         self._reachable(who)
         name = f"job-{action.index}-{action.attempt}"
         if self.clock.now < self.quota_until or (self.quota is not None and len(self.pods) >= self.quota):
@@ -206,7 +216,7 @@ class Cluster:
             message = f"exceeded quota: small, requested: pods=1, used: {limit}, limited: {limit}"
             raise Forbidden(403, "Forbidden", f'pods "{name}" is forbidden: {message}')
         if self.clock.now < self.refused_until:
-            raise self._refusal.with_traceback(None)  # one object for all of them
+            raise self._refusal.with_traceback(None)  # All pods share one object.
         if name in self.pods:
             return self.pods[name]  # 409 with our uid is success
         self.world.invariants.creating(action)
@@ -238,7 +248,7 @@ class Cluster:
         self.remove(pod.name, force=action.force, grace=pod.grace)
 
     def preempt(self, name: str, grace: float) -> None:
-        """As the scheduler does: it says so, and deletes."""
+        """Preempt a pod as the scheduler does: set the condition, and delete the pod."""
         self._put(changed(self.pods[name], disruption="PreemptionByScheduler"))
         self.remove(name, grace=grace)
 
@@ -251,7 +261,7 @@ class Cluster:
         if force or not pod.node or pod.ended:
             self._gone(name, pod.uid)
             if process and pod.node not in self.world.network.dead:
-                # The kubelet kills what is left as soon as it hears of it.
+                # The kubelet kills the remaining processes as soon as it knows of the deletion.
                 self.clock.after(1.0, self._kill_when_heard, process)
         elif not pod.deleting:
             self._put(changed(pod, deleting=True, grace=grace, deletion_at=self.clock.now + grace))
@@ -335,7 +345,7 @@ class Cluster:
             self.world.agents[hosted.name] = AgentProcess(self.world, hosted)
 
     def restart_agent(self, hosted: SimPod) -> None:
-        """The container dies and comes back with its volume."""
+        """Let a container die and restart with its volume."""
         if process := self.world.agents.get(hosted.name):
             process.die()
         self.clock.after(self.clock.between(0.1, 1.0), self._start_agent, hosted)
@@ -363,7 +373,7 @@ class Cluster:
         self._gone(process.replica, process.pod.uid)
 
     def process_ended(self, hosted: SimPod, code: int, reason: str = "") -> None:
-        """The kubelet reports a container that has ended."""
+        """Report a container that has ended, as the kubelet does."""
         if hosted.node in self.ending and code:
             reason = TERMINATED
         reason = reason or ("Error" if code else "Completed")
@@ -388,7 +398,7 @@ class Cluster:
             self._put(changed(pod, phase=phase, exit_code=code, exit_reason=reason))
 
     def _restart_in_place(self, hosted: SimPod, pod: PodView) -> None:
-        """restartPolicy OnFailure: at once, then more and more slowly."""
+        """Restart a container under restartPolicy OnFailure: at once, then with growing delays."""
         wait = 0.1 if not pod.restarts else min(BACK_OFF_MOST, BACK_OFF * 2.0 ** (pod.restarts - 1))
         self._put(changed(pod, waiting="CrashLoopBackOff", waiting_message=f"back-off {wait:.0f} s"))
         self.clock.after(wait, self._restarted, hosted)
@@ -413,7 +423,7 @@ class Cluster:
         self.clock.after(NOT_READY_AFTER, self._mark, node)
 
     def shut_down(self, node: str, grace: float) -> None:
-        """In order: its kubelet tells all containers, waits for them, and reports their pods as failed."""
+        """Shut down a node in order: its kubelet stops all containers, waits, and reports their pods as failed."""
         self.ending.add(node)
         self._set_ready(node, False)
         for process in self._processes_on(node):
@@ -447,7 +457,7 @@ class Cluster:
                     self.process_ended(self.hosted[name], 137)
 
     def watch_node(self, node: str) -> None:
-        """The node lifecycle controller, for a node that is cut off."""
+        """Act as the node lifecycle controller for a node that is cut off."""
         self.clock.after(NOT_READY_AFTER, self._mark, node)
 
     def _mark(self, node: str) -> None:
@@ -464,7 +474,7 @@ class Cluster:
             self.mark_node(node, ready=ready)
 
     def mark_node(self, node: str, **fields: object) -> None:
-        """What the API server says of a node: taints, cordon, readiness."""
+        """Change the Node object: taints, cordon, readiness."""
         self.nodes[node] = changed(self.nodes[node], **fields)
         self._changed(f"node/{node}")
 

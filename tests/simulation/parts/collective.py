@@ -1,4 +1,4 @@
-"""The workers of one assigned round: a step finishes only if all of them take part. Loads, trains, snapshots, stops."""
+"""Workers of one assigned round, which load, train, take snapshots and stop. A step finishes only if all take part."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 LOST = ("Connection closed by peer",)
 AFTER_THE_CULPRIT = 0.5
-"""Seconds by which `worker` lets the rank speak first that a corruption is about."""
+"""Seconds by which `worker` lets the rank with the corruption report first."""
 CONNECT = 10.0
-"""Seconds for which workers try to reach each other."""
+"""Seconds for which workers try to connect to each other."""
 STUCK = ("Current thread", '  File "train.py", line 7 in step')
 WAITING = ("Current thread", '  File "/torch/distributed/c10d.py", line 9 in all_reduce')
 
@@ -36,25 +36,25 @@ class Collective:
         """Members whose workers have loaded their state."""
         self.copied: dict[int, int] = dict.fromkeys(range(self.shards), -1)
         self.copiers: dict[str, AgentProcess] = {}
-        """By the replica that is copied from."""
+        """Copiers by the replica that is copied from."""
         self.lineage: Lineage | None = None
         self.judge: Judge | None = None
         self._durable: p.Durable | None = None
-        """What rank 0 found to continue from, where not all under LATEST is good."""
+        """Checkpoint that rank 0 found to continue from, if not every one under LATEST is good."""
         self.broken = self.over = self.stepping = False
         self.stopped: dict[str, float] = {}
-        """Members whose workers stand still (SIGSTOP), and until when."""
+        """Time until which the workers of a member are stopped (SIGSTOP), by member."""
         self.hung: dict[str, float] = {}
-        """Members one of whose workers, the first, does not come to the end of its step before then."""
+        """Time until which the first worker of a member does not finish its step, by member."""
         self.drain: w.DrainRequest | None = None
         self.snapshots: list[int] = []
         self.first_step_at = 0.0
         self.moved_at = self.clock.now
-        """When any worker last got on."""
+        """Time at which any worker last made progress."""
         self.begun = 0.0
-        """When the step under way began."""
+        """Time at which the current step began."""
         self._busy: dict[str, float] = {}
-        """Seconds of own work of each member's workers, in finished steps but the first."""
+        """Seconds of own work of each member's workers, in finished steps except the first."""
 
     # --- start
 
@@ -81,7 +81,7 @@ class Collective:
         self._meet(process, self.clock.now + CONNECT)
 
     def _meet(self, process: AgentProcess, until: float) -> None:
-        """All connect to all, in whatever direction."""
+        """Connect all workers to all others, in either direction."""
         if self.broken or self.over or process.collective is not self or len(self.here) < len(self.assign.members):
             return
         hosts = [other.host for other in self.here.values()]
@@ -98,19 +98,19 @@ class Collective:
             return FRESH
         if restore.source == "Storage":
             return self._stored(process, restore)
-        found: list[Lineage] = []
+        states: list[Lineage] = []
         for shard, holders in restore.holders.items():
             data = next(
                 (data for name in holders if (data := self._pulled(process, name, int(shard))) is not None), None
             )
             if data is None:
                 return None
-            found.append(data)
-        if restore.id is None or len(found) != restore.id.shards or len(set(found)) != 1:
-            raise Violation(f"round {self.round} restores a mixed state: {restore}, {found}")
-        if steps_of(found[0]) != restore.step:
-            raise Violation(f"round {self.round} restores step {steps_of(found[0])}, not {restore.step}")
-        return found[0]
+            states.append(data)
+        if restore.id is None or len(states) != restore.id.shards or len(set(states)) != 1:
+            raise Violation(f"round {self.round} restores a mixed state: {restore}, {states}")
+        if steps_of(states[0]) != restore.step:
+            raise Violation(f"round {self.round} restores step {steps_of(states[0])}, not {restore.step}")
+        return states[0]
 
     def _stored(self, process: AgentProcess, restore: p.Restore) -> Lineage | None:
         storage, durable = self.world.storage, restore.durable
@@ -125,7 +125,7 @@ class Collective:
         id = self.assign.restore.id
         if other is None or id is None or not process.hears(other):
             return None
-        if (id, shard) in other.pod.damaged:  # found by its checksum, and not offered again
+        if (id, shard) in other.pod.damaged:  # The checksum shows the damage, and the shard is not offered again.
             other.pod.forget(id, shard)
         return other.pod.volume.get((id, shard))
 
@@ -143,7 +143,7 @@ class Collective:
         self.clock.after(slowest * self.clock.between(0.9, 1.1), self._finish_step)
 
     def _work(self, process: AgentProcess) -> float:
-        """Seconds that a step takes its workers, apart from waiting for the others."""
+        """Return the seconds that a step takes its workers, without waiting for the others."""
         return self.world.step_seconds * self.world.slow_nodes.get(process.host, 1.0)
 
     def _finish_step(self) -> None:
@@ -171,7 +171,7 @@ class Collective:
             self._try_step() if left_out else self._stepped()
 
     def _train(self) -> str:
-        """One batch; or why it was left out."""
+        """Train one batch, or return why it is skipped."""
         before = self.lineage or FRESH
         if self.judge is None:
             self.judge = Judge(self.world, self.assign.restore, before)
@@ -224,7 +224,7 @@ class Collective:
             return
         for rank in source.ranks:
             if (id, rank) not in source.pod.volume or (id, rank) in source.pod.damaged:
-                return  # it doesn't arrive whole
+                return  # The rank's part is not complete in storage.
             copier.pod.keep(id, rank, source.pod.volume[(id, rank)])
             copier.handle(e.CopyHeld(id, rank))
             source.handle(e.PeerCopied(id, rank))
@@ -240,8 +240,8 @@ class Collective:
             progress = dataclasses.replace(progress, skipped=self.judge.anomalies.skipped)
         for process in list(self.here.values()):
             for rank in process.ranks:
-                said = progress if rank == 0 else w.Beat(rank, step, "training")
-                process.handle(e.WorkerMessage(self.round, rank, said))
+                message = progress if rank == 0 else w.Beat(rank, step, "training")
+                process.handle(e.WorkerMessage(self.round, rank, message))
 
     def _stop(self, outcome: str) -> None:
         self.over = True
@@ -273,18 +273,21 @@ class Collective:
         return rank == process.ranks[0] and self._behind(process)
 
     def stopped_ranks(self, process: AgentProcess) -> tuple[tuple[int, int], ...]:
-        """And the CPU time used, which stands still."""
+        """Return the stopped ranks with their CPU time, which does not grow."""
         stopped = self.stopped.get(process.replica, 0.0) > self.clock.now
         return tuple((rank, 0) for rank in process.ranks) if stopped else ()
 
     def stacks(self, process: AgentProcess) -> dict[int, tuple[str, ...]]:
-        """Of those that wait, a collective's."""
+        """Return the stacks of workers. Those of waiting workers are in a collective."""
         return {rank: STUCK if self._hangs(process, rank) else WAITING for rank in process.ranks}
 
     # --- ends
 
     def leave(self, process: AgentProcess) -> None:
-        """Its workers are gone. Those that waited for them are told by a closed connection, or wait for good."""
+        """Remove the workers of a member.
+
+        Workers that wait for them notice a closed connection, or wait forever.
+        """
         self.here.pop(process.replica, None)
         if self.over or self.broken:
             return
@@ -301,7 +304,7 @@ class Collective:
             self._exited(process, rank, 1, LOST)
 
     def kill_worker(self, process: AgentProcess, signal: int) -> None:
-        """One worker of the process dies; the others of the round lose a peer."""
+        """Kill one worker of the process; the other workers of the round lose a peer."""
         if process.collective is not self or self.over or process.replica not in self.here:
             return
         self.leave(process)
@@ -309,7 +312,7 @@ class Collective:
         self.clock.after(self.clock.between(0.001, 0.02), self._exited, process, rank, -signal, ())
 
     def _roll_back(self, error: RollBack) -> None:
-        """All ranks say the same; where one is to blame it says so first."""
+        """Let all ranks request the same rollback. If one rank is to blame, it reports first."""
         self.broken = True
         culprit = self.judge.flipped if self.judge is not None and error.reason == "SilentCorruption" else ""
         if culprit:

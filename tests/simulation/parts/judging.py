@@ -1,4 +1,4 @@
-"""What the ranks of one round make of a step: the trainer's own rules for losses, and whom digests name."""
+"""Judgement of a step by the ranks of one round: the trainer's own rules for losses, and the rank that digests name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from simulation.runs.world import World
 
 USUAL = 1.0
-"""The loss of a batch with nothing wrong."""
+"""Loss of a normal batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What all ranks agree on."""
+    """Values that all ranks agree on."""
 
     loss: float
     squared_norm: float = 1.0
@@ -29,19 +29,22 @@ class Seen:
 
 class Judge:
     def __init__(self, world: World, restore: Restore, lineage: Lineage) -> None:
-        """Raises InvalidInput where more was left out than can be recorded."""
+        """Initialize the judge. Raises InvalidInput if more samples were skipped than can be recorded."""
         config = world.cluster.spec.trainer
         assert config is not None
         self.anomalies = Anomalies(config, united(lineage.skipped, restore.skipped), lineage.trend)
         self._spoilt, self._every = world.spoilt, config.anomalies.corruption_check_steps
         self._agreed = steps_of(lineage)
         self.glitch: float | None = None
-        """The loss of the next step, whatever its samples."""
+        """Loss of the next step, regardless of its samples."""
         self.flipped = ""
-        """The replica in whose memory bits have changed since the last check."""
+        """Replica in whose memory bits have changed since the last check."""
 
     def step(self, lineage: Lineage) -> tuple[Ranges, str]:
-        """The samples of the next step, and why they are left out; empty where they count. Raises as Anomalies."""
+        """Return the samples of the next step, and why they are skipped; empty if they are trained on.
+
+        Raises the errors of Anomalies.
+        """
         done = steps_of(lineage)
         if self._every and done % self._every == 0:
             self._compare(done)
@@ -52,8 +55,8 @@ class Judge:
 
     def _compare(self, done: int) -> None:
         if self.flipped:
-            said = f"silent corruption seen after step {done}: {self.flipped} has changed"
-            raise RollBack("SilentCorruption", said, self._agreed, self.anomalies.skipped)
+            sentence = f"silent corruption seen after step {done}: {self.flipped} has changed"
+            raise RollBack("SilentCorruption", sentence, self._agreed, self.anomalies.skipped)
         self._agreed = done
 
     def _loss(self, samples: Ranges) -> float:

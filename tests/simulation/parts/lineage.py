@@ -1,4 +1,4 @@
-"""A training state, as far as it matters here: which round made which steps, of which samples, what was left out."""
+"""Training state, reduced to its history: the steps and samples of each round, and the skipped samples."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from concertina_trainer.data.read.skips import positions
 from simulation.parts.clock import Violation
 
 BATCH = 4
-"""Samples of a step."""
+"""Number of samples in a step."""
 
 
 class Lineage(NamedTuple):
     rounds: tuple[tuple[int, int, int], ...] = ()
-    """(round, steps before, steps after) for each round that trained it."""
+    """Triples (round, steps before, steps after) of the rounds that trained the state."""
     trained: Ranges = ()
-    """Positions of the samples that it was trained on."""
+    """Positions of the samples that the state was trained on."""
     skipped: Ranges = ()
-    """Positions left out, as the state says itself."""
+    """Skipped positions according to the state itself."""
     trend: Trend = Trend()
 
     def stepped(self, round: int, samples: Ranges, skipped: Ranges, trend: Trend) -> Lineage:
-        """After one more step, in that round."""
+        """Return the state after one more step in that round."""
         step, begun = steps_of(self) + 1, self.rounds
         if begun and begun[-1][0] == round:
             rounds = (*begun[:-1], (round, begun[-1][1], step))
@@ -33,7 +33,7 @@ class Lineage(NamedTuple):
         return Lineage(rounds, united(self.trained, samples), skipped, trend)
 
     def comes_from(self, undone: Undone) -> bool:
-        """Whether a state that was undone is among those that it went through."""
+        """Return whether the state was trained from one that was undone."""
         return any(undone.covers(round, after) for round, _, after in self.rounds)
 
 
@@ -45,8 +45,13 @@ def steps_of(lineage: Lineage) -> int:
 
 
 def check_lineage(lineage: Lineage, skipped: Ranges | None = None) -> None:
-    """The consumed samples, in order, are 0, 1, 2, ...: each round goes on where the one before stopped, and each
-    position is trained on once or left out. `skipped`: instead of what the state itself says was left out."""
+    """Check that each position was trained on once or skipped, in order: 0, 1, 2, ...
+
+    Each round continues where the previous one stopped. `skipped` replaces what the state itself says was skipped.
+
+    Raises:
+        Violation: If it does not hold.
+    """
     at, last = 0, 0
     for round, before, after in lineage.rounds:
         if before != at or after <= before or round <= last:

@@ -1,23 +1,23 @@
-"""Who reaches whom, and how long it takes. Hosts are node names, operators' names, "s3" and "api"."""
+"""Network: which hosts reach each other, and with which delays. Hosts are nodes, operators, "s3" and "api"."""
 
 from __future__ import annotations
 
 from simulation.parts.clock import Clock
 
 Way = tuple[str, str]
-"""From whom to whom."""
+"""Pair of the sending and the receiving host."""
 
 
 class Network:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.unruly = False
-        """Whether messages are lost, doubled and held up."""
+        """Whether messages are lost, doubled and delayed."""
         self._lost: dict[Way, float] = {}
-        """Until when what one host sends does not arrive at the other."""
+        """Time until which messages from one host to the other are lost."""
         self._closed: dict[Way, float] = {}
-        """Until when one host can't open a connection to the other, as where a firewall lets one side call only; what
-        is open stays open."""
+        """Time until which one host can't open a connection to the other, as with a firewall that allows only one
+        direction. Open connections stay open."""
         self._since: dict[Way, float] = {}
         self._isolated: dict[str, float] = {}
         self.dead: set[str] = set()
@@ -39,19 +39,19 @@ class Network:
         ways[way] = self.clock.now + seconds
 
     def apart_since(self, way: Way) -> float | None:
-        """Since when no connection can be opened this way; None where one can."""
+        """Return since when no connection can be opened in this direction; None if one can."""
         ends = max(self._lost.get(way, 0.0), self._closed.get(way, 0.0))
         return self._since[way] if ends > self.clock.now else None
 
     def apart_at(self, a: str, b: str, at: float) -> bool:
-        """Whether one of them can't call the other now, and has not been able to since before `at`."""
+        """Return whether one of the hosts can't call the other now, and has not been able to since before `at`."""
         return any((since := self.apart_since(way)) is not None and since < at for way in ((a, b), (b, a)))
 
     def isolate(self, host: str, seconds: float) -> None:
         self._isolated[host] = self.clock.now + seconds
 
     def carries(self, sender: str, receiver: str) -> bool:
-        """Whether what is sent on an open connection arrives."""
+        """Return whether a message on an open connection arrives."""
         if sender in self.dead or receiver in self.dead:
             return False
         if sender == receiver:
@@ -62,11 +62,11 @@ class Network:
         return not self._lost or self._lost.get((sender, receiver), 0.0) <= now
 
     def talk(self, a: str, b: str) -> bool:
-        """Whether an open connection between them works, both ways."""
+        """Return whether an open connection between the hosts works in both directions."""
         return self.carries(a, b) and (not self._lost or self.carries(b, a))
 
     def reaches(self, caller: str, called: str) -> bool:
-        """Whether one can open a connection to the other."""
+        """Return whether one host can open a connection to the other."""
         if self._closed and self._closed.get((caller, called), 0.0) > self.clock.now and caller != called:
             return False
         return self.talk(caller, called)

@@ -1,4 +1,4 @@
-"""An operator's process: caches, streams and calls, and the pass observe -> plan -> apply, interrupted anywhere."""
+"""Operator's process: caches, streams, calls, and the pass (observe, plan, apply), which may be interrupted."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 
 CALL_TIMEOUT = 3.0
 Answer = PodView | Conflict | Forbidden | Invalid | WebhookFailed | None
-"""Of the API server to a write of a pod."""
+"""Answer of the API server to a write of a pod."""
 
 
 @dataclasses.dataclass
 class Contact:
-    """What this operator has of one replica's agent."""
+    """Contact of this operator with one replica's agent."""
 
     view: AgentView = dataclasses.field(default_factory=AgentView)
-    """Its times are the operator's monotonic ones."""
+    """View of the agent; its times are by the operator's monotonic clock."""
     process: AgentProcess | None = None
-    """The other end of the open stream."""
+    """Process at the other end of the open stream."""
     wanted: bool = False
     waits: bool = False
-    """Whether the job had no round yet when it was opened."""
+    """Whether the job had no round yet when the stream was opened."""
     opening: bool = False
     silent_since: float = 0.0
 
 
 class OperatorProcess:
     def __init__(self, world: World, name: str, key: str = "") -> None:
-        """`key`: id of its master key; empty where keys play no part."""
+        """Initialize the process; `key` is the id of its master key, or empty if keys are not simulated."""
         self.world, self.clock, self.name, self.key = world, world.clock, name, key
         self.taken_back = TakenBack()
         self.alive, self.busy, self.again = True, False, False
@@ -66,20 +66,20 @@ class OperatorProcess:
         self.contacts: dict[str, Contact] = {}
         self.stalls = StallDetector(self.clock.now)
         self.writes: list[Action] = []
-        """Under way beside the passes."""
+        """Writes outside the passes that are under way."""
         self.told: set[str] = set()
-        """Uids of pods that the watch has told of."""
+        """Uids of pods that the watch has reported."""
         self.started_again: dict[str, float] = {}
-        """Pods by uid, whose container was seen to have been started again; when."""
+        """Time at which the restart of a pod's container was observed, by the pod's uid."""
         self.numbers = -1
-        """The version of the job that its last write of mere numbers has made."""
+        """Version of the job that this operator's last write of mere numbers has made."""
         self.silence_limit = SilenceLimit(lambda: self.clock.now)
         self.given_up: frozenset[str] = frozenset()
-        """Uids of pods whose silence may be taken for death."""
+        """Uids of pods whose silence counts as death."""
         self.secret_made = False
         self.refused: CreateRefusal | None = None
         self.heard_at = self.clock.now
-        """When an agent was last heard: its stream was opened, or carried something."""
+        """Time at which an agent was last in contact: its stream was opened, or had a line."""
         self._arrives = 0.0
         self._recheck = 0
         self.passes = 0
@@ -89,12 +89,15 @@ class OperatorProcess:
 
     @property
     def ahead(self) -> float:
-        """Seconds by which its wall clock is ahead."""
+        """Seconds by which the operator's wall clock is ahead."""
         return self.world.clock_of(self.name)
 
     @property
     def now(self) -> float:
-        """By its own wall clock, which may be set; how long it waits for agents, its monotonic one says."""
+        """Time of the operator's wall clock, which may be set.
+
+        Waiting for agents is measured by the monotonic clock.
+        """
         return self.clock.now + self.ahead
 
     def kill(self) -> None:
@@ -140,7 +143,7 @@ class OperatorProcess:
         self.trigger()
 
     def _take(self, job: JobVersion) -> None:
-        """What is newer than what it has: a write's answer may come before what was watched."""
+        """Take an object if it is newer: the answer to a write may arrive before events that were on their way."""
         if job.number >= self.version:
             self.version, self.status, self.spec, self.generation, self.held_by = job
 
@@ -181,11 +184,14 @@ class OperatorProcess:
 
     @property
     def lacks_key(self) -> bool:
-        """Whether the job's agents take it for a stranger."""
+        """Return whether the job's agents refuse this operator because of its key."""
         return self.status.master_key not in ("", self.key)
 
     def _left_to_another(self) -> float:
-        """As `Reconciler` leaves a job alone whose key it does not have, while another operator writes to it."""
+        """Return whether the operator leaves the job to another one, as `Reconciler` does.
+
+        It does so for a job whose key it lacks, while another operator writes to the job.
+        """
         return self.taken_back.yield_seconds_left(self.status.manifest(), self.clock.now) if self.lacks_key else 0.0
 
     def _acts(self, action: Action) -> None:
@@ -226,7 +232,7 @@ class OperatorProcess:
         )
 
     def _view(self, contact: Contact) -> AgentView:
-        """With times of its wall clock, as `AgentConnections.views` gives them."""
+        """Return the view of an agent with times of the wall clock, as `AgentConnections.views` does."""
         return later(contact.view, self.ahead) if self.ahead else contact.view
 
     @property
@@ -264,7 +270,7 @@ class OperatorProcess:
             self._written(observed, made, cluster.job)
 
     def _written(self, observed: JobObservation, made: Plan, job: JobVersion) -> None:
-        """The API server has answered."""
+        """Handle the API server's answer to a status write."""
         if not self.alive:
             return
         if self.lacks_key:
@@ -279,7 +285,11 @@ class OperatorProcess:
         self.clock.after(self.clock.between(0.002, 0.01), self._apply, made, list(made.actions))
 
     def _decides_the_same(self, observed: JobObservation, made: Plan) -> None:
-        """What is only numbers is followed by no pass of its own."""
+        """Check that a new version of the job needs no pass if only numbers in its status have changed.
+
+        Raises:
+            Violation: If a pass would decide something.
+        """
         job = dataclasses.replace(observed.job, status=made.status)
         again = self._plan(dataclasses.replace(observed, job=job))
         if (again.status, again.actions, again.watch) != (made.status, made.actions, made.watch) or again.events:
@@ -290,7 +300,10 @@ class OperatorProcess:
             self.world.tell(f"{self.name}: {event.reason}: {event.message}")
 
     def _apply(self, made: Plan, actions: list[Action]) -> None:
-        """Action by action: between any two of them the process may die. Writes go on beside the passes."""
+        """Apply the plan action by action; the process may die between any two of them.
+
+        Writes outside the passes continue.
+        """
         for action in actions:
             if not self.alive or self.world.crashes_operator(self):
                 return
@@ -308,7 +321,7 @@ class OperatorProcess:
         self._done(self._give_up_silent(made))
 
     def _give_up_silent(self, made: Plan) -> float | None:
-        """Give silent pods up as the shell does, and return the seconds until the next pass."""
+        """Treat silent pods as dead as the shell does, and return the seconds until the next pass."""
         self.given_up &= frozenset(made.silent)
         waiting = [uid for uid in made.silent if uid not in self.given_up]
         if not waiting:
@@ -345,7 +358,7 @@ class OperatorProcess:
         return None
 
     def _changed_pod(self, action: Action, answer: Answer) -> None:
-        """The API server has answered."""
+        """Handle the API server's answer to a write of a pod."""
         self.writes.remove(action)
         if not self.alive:
             return
@@ -356,7 +369,7 @@ class OperatorProcess:
             since = before.since if before and before.kind is kind else self.now
             self.refused = CreateRefusal(kind, answer.message, since, self.now)
         elif isinstance(answer, PodView):
-            if answer.uid not in self.told:  # as the shell's reflector remembers its own writes
+            if answer.uid not in self.told:  # The shell's reflector remembers its own writes, too.
                 self.pods.setdefault(answer.name, answer)
             self.refused = None
 
@@ -456,7 +469,7 @@ class OperatorProcess:
             return
         process = self.world.agents.get(name)
         if near and process is not None and self.clock.stands(process):
-            near, process = False, None  # the kernel takes the connection, and nobody answers
+            near, process = False, None  # The kernel accepts the connection, and no agent answers.
         if near and self.lacks_key:
             contact.view = changed(contact.view, refusal=ConnectionRefusal.OTHER_KEY)
             self.clock.after(self.clock.between(0.2, 0.5), self._open, name, contact)
@@ -502,7 +515,7 @@ class OperatorProcess:
         self.trigger()
 
     def _tick(self) -> None:
-        """Beats stop coming where the other end can't be reached."""
+        """Close streams on which no heartbeat arrives, because the other end can't be reached."""
         if not self.alive:
             return
         self._take_out_stall()

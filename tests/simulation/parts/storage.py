@@ -24,7 +24,7 @@ class Storage:
         self.parts: dict[tuple[SnapshotId, int], Lineage] = {}
         self.checkpoints: dict[str, Lineage] = {}
         self.undone: tuple[Undone, ...] = ()
-        """As LATEST says it."""
+        """States that LATEST declares undone."""
         self._told: list[Undone] = []
         self._finished: dict[tuple[int, int], Durable] = {}
 
@@ -33,16 +33,16 @@ class Storage:
         return self.clock.now >= self.down_until
 
     def refuses(self, id: SnapshotId) -> bool:
-        """The fence: what a publisher reads off LATEST before it writes."""
+        """Return why a publication is refused by the fence, which a publisher reads from LATEST before it writes."""
         latest = self.latest
         return self.voids(id) or (latest is not None and (latest.round, latest.step) > (id.round, id.step))
 
     def voids(self, id: SnapshotId) -> bool:
-        """Whether LATEST says that this state was undone."""
+        """Return whether LATEST declares that this state was undone."""
         return any(some.covers(id.round, id.step) for some in self.undone)
 
     def undo(self, undone: Undone) -> Durable | None:
-        """As `storage.rollback.undo`, by one conditional write; what LATEST names then."""
+        """Undo states as `storage.rollback.undo` does, by one conditional write; return what LATEST then names."""
         void = joined(self.undone, undone)
         if void == self.undone or (self.latest and self.latest.round > undone.round):
             return self.latest
@@ -54,7 +54,7 @@ class Storage:
         return self.latest
 
     def go_back(self, undone: Iterable[Undone]) -> Durable | None:
-        """As `storage.rollback.go_back`."""
+        """Return what `storage.rollback.go_back` would return."""
         return self._newest(functools.reduce(joined, undone, self.undone))
 
     def _newest(self, void: tuple[Undone, ...]) -> Durable | None:
@@ -63,8 +63,13 @@ class Storage:
         return self._finished[newest] if newest else None
 
     def move(self, id: SnapshotId, complete: bool, etag: int, recorded: Iterable[Undone]) -> Durable | None:
-        """The conditional write; None where LATEST has moved since it was read. `recorded`: what was undone, as the
-        operator knows it."""
+        """Move LATEST by a conditional write; return None if LATEST was moved since it was read.
+
+        `recorded` are the undone states that the operator knows.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         if etag != self.etag:
             return None
         parts = [self.parts.get((id, shard)) for shard in range(id.shards)]

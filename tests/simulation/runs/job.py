@@ -1,4 +1,4 @@
-"""The job of a run, drawn from its seed: sizes, policies, and how its containers are restarted."""
+"""Job of a run, drawn from its seed: sizes, policies, and the restart of its containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def job_spec(world: World, least: int, calm: bool) -> JobSpec:
-    """`least`: the fewest replicas that it continues with."""
+    """Return the spec; `least` is the smallest number of replicas with which the job continues."""
     random, seed = world.clock.random, world.seed
     elastic: dict[str, Any] = {}
     if least < world.replicas:

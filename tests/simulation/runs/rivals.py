@@ -1,4 +1,4 @@
-"""Jobs that need the same nodes: several worlds on one clock, whose pods take each other's room."""
+"""Jobs that compete for the same nodes: several worlds on one clock, whose pods take each other's room."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from simulation.runs.schedule import SPAN, Strike
 from simulation.runs.world import World
 
 LIMIT = 3000.0
-"""Virtual seconds within which all jobs have to be complete: turns last minutes."""
+"""Virtual seconds within which all jobs have to be complete; turns last minutes."""
 LAG = 6.0
-"""Seconds by which an operator's picture of the line may be late."""
+"""Seconds by which an operator's view of the queue may be late."""
 FAULTS = ("kill_worker", "kill_agent", "restart_agent", "delete_pod", "quota", "api_down", "kill_operator")
 
 
 class Rivalry:
-    """A node has room for one pod. No two of the jobs fit at once. In every fourth seed one more job, which would go
-    first, can never start: no node is what it asks for, it is too large, or a quota is too small for it."""
+    """Competition of several jobs, of which no two fit at once. A node has room for one pod.
+
+    In every fourth seed there is one more job that would come first and can never start: no node fulfils its requests,
+    it is too large, or a quota is too small for it.
+    """
 
     def __init__(self, seed: int, faults: bool = True) -> None:
         self.clock = Clock(seed)
@@ -34,15 +37,15 @@ class Rivalry:
         self.nodes = random.randint(2, 5)
         self.worlds: list[World] = []
         self._jobs: dict[str, CachedJob] = {}
-        """By uid, as the last look of its operator found each."""
+        """Jobs by uid, as the last look of their operators found them."""
         self._nodes: dict[str, NodeView] = {}
         self._queue = CapacityQueue(self._jobs, self._nodes, self._trigger, self.clock.after)
         self._waits: dict[int, int] = {}
-        """Number of each job that waited at the last look -> the priority of its pods."""
+        """Priority of the pods, by the number of each job that waited at the last look."""
         self._beside: dict[int, dict[int, float]] = {}
-        """Number of a job -> of each other one that can start: when it was last seen to wait."""
+        """For each job, the time at which each other job that can start was last seen to wait."""
         self._turns: dict[int, float] = {}
-        """Number of a job -> when its turn under way began."""
+        """Time at which the current turn of a job began, by its number."""
         for _ in range(random.choice((2, 2, 3))):
             strikes = sorted(random.uniform(0.0, SPAN) for _ in range(random.randint(0, 3))) if faults else ()
             schedule = tuple(Strike(at, random.choice(FAULTS), random.getrandbits(32)) for at in strikes)
@@ -51,7 +54,7 @@ class Rivalry:
             self.worlds.append(world)
             world.start_operator()
         self.able = len(self.worlds)
-        """So many of the jobs can start: the first ones."""
+        """Number of jobs that can start: the first ones."""
         if seed % 4 == 1:
             self._add_one_that_can_not_start(Random(f"impossible of {seed}"), seed)
 
@@ -76,7 +79,7 @@ class Rivalry:
     # --- the line
 
     def place(self, operator: OperatorProcess) -> QueuePlace | None:
-        """Find the job's place as the shell does, in `concertina.controller.cache`."""
+        """Return the job's place as the shell computes it, in `concertina.controller.cache`."""
         world, view, refused = operator.world, operator.job_view, operator.refused
         number = self.worlds.index(world)
         self._jobs[world.uid] = CachedJob(view, 0, {}, dict(operator.pods), refused=refused)
@@ -98,8 +101,14 @@ class Rivalry:
                 world.operators[-1].trigger()
 
     def status_written(self, world: World, old: JobStatus, new: JobStatus) -> None:
-        """A job keeps what it has while no other one waits, and for its whole turn. It makes way for none of a lower
-        priority before it has had a turn. None waits for a job that can never start."""
+        """Check the turns of the jobs after a status was written.
+
+        A job keeps its room while no other job waits, and for its whole turn. It releases its room to no job of a lower
+        priority before it has had a turn. No job waits for a job that can never start.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         number, now = self.worlds.index(world), self.clock.now
         beside = self._beside.setdefault(number, {})
         beside.update(
@@ -127,7 +136,11 @@ class Rivalry:
     # --- a run
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run all jobs to their ends.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         able = self.worlds[: self.able]
         if not self.clock.run(START + LIMIT, lambda: all(world.over() for world in able)):
             late = [f"{world.name}: {world.status.condition('Running')}" for world in able if not world.over()]

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, as data: drawn from a seed, and taken apart again when a story is made shorter."""
+"""Schedule of a run's faults as data: drawn from a seed, and reduced to find a shorter story."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import random
 from simulation.faults.table import ANOMALIES, CALM, CALM_MORE, CONDITIONS, FAULTS, MORE, STARVE
 
 SPAN = 40.0
-"""Seconds within which faults strike; then all is mended."""
+"""Seconds within which faults occur; then everything is repaired."""
 ANOMALOUS = 0.25
-"""How likely it is that training goes wrong by itself, within the seconds in which most jobs train."""
+"""Probability that training itself goes wrong, within the seconds in which most jobs train."""
 TRAINING = (2.0, 25.0)
 OFTEN = 0.35
-"""How likely it is that some of MORE strike, or of STARVE."""
+"""Probability that some of MORE occur, or of STARVE."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Strike:
 
     at: float
     name: str
-    """In the tables of `faults`."""
+    """Name in the tables of `faults`."""
     key: int
-    """Of its own source of chance: what it hits and for how long stays the same when other strikes are left out."""
+    """Key of the fault's own random generator, so that its targets and durations do not depend on the other faults."""
 
     @property
     def random(self) -> random.Random:
@@ -35,7 +35,10 @@ Schedule = tuple[Strike, ...]
 
 
 def draw(seed: int, calm: bool) -> Schedule:
-    """`calm`: only the operator is disturbed, once training is under way, which must not be noticed."""
+    """Draw a schedule.
+
+    With `calm`, only the operator is disturbed once training is under way, which must have no effect.
+    """
     chance = random.Random(f"faults of {seed}")
 
     def strike(at: float, name: str) -> Strike:
@@ -54,7 +57,7 @@ def draw(seed: int, calm: bool) -> Schedule:
 
 
 def _apart(source: str, table: tuple[str, ...]) -> list[Strike]:
-    """From a source of chance of their own: the other faults of a seed are the same with them and without."""
+    """Draw faults from a separate random generator, so that the other faults of a seed stay the same."""
     chance = random.Random(source)
     count = chance.randint(1, 2) if chance.random() < OFTEN else 0
     return [Strike(chance.uniform(*TRAINING), chance.choice(table), chance.getrandbits(32)) for _ in range(count)]

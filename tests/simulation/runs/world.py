@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from simulation.runs.rivals import Rivalry
 
 LARGER = 8
-"""Replicas of a job in blocks."""
+"""Number of replicas of a job in blocks."""
 LIMIT = 400.0
 """Virtual seconds after the last fault within which the job has to be complete."""
 
@@ -44,9 +44,15 @@ class World:
         parallelism: Mapping[str, int] | None = None,
         key: str = "",
     ) -> None:
-        """`schedule`: instead of what the seed draws. `salt`: another line of chance, with the same job. `rivalry`: the
-        cluster is shared with others. `parallelism`: a larger job, in blocks of that. `key`: id of the
-        operators' master key."""
+        """Create the world of a seed.
+
+        Args:
+            schedule: Faults instead of those that the seed draws.
+            salt: Another sequence of random numbers for the same job.
+            rivalry: Competition with other jobs for the cluster.
+            parallelism: Parallelism of a larger job, in blocks.
+            key: Id of the operators' master key.
+        """
         self.key = key
         self.seed, self.rivalry = seed, rivalry
         self.clock = rivalry.clock if rivalry else Clock(seed)
@@ -58,9 +64,9 @@ class World:
         self.invariants = Invariants(self)
         self.rollbacks = Rollbacks(self)
         self.spoilt: dict[int, float] = {}
-        """Position of a sample -> the loss of a batch that it is in."""
+        """Loss of a batch that contains a sample, by the sample's position."""
         self.agents: dict[str, AgentProcess] = {}
-        """By pod name; a process that died stays until another takes its place."""
+        """Agents by pod name; a process that died remains until another one takes its place."""
         self.replicas = rivalry.replicas() if rivalry else random.choice((1, 2, 2, 3, 3, 4))
         self.parallelism = parallelism or {}
         if parallelism:
@@ -72,9 +78,9 @@ class World:
         if seed % 8 == 3:  # long enough for stragglers to be found
             self.steps, self.step_seconds = random.randint(60, 90), 0.2
         self.slow_nodes: dict[str, float] = {}
-        """Node -> how many times as long a step takes there."""
+        """Factor by which steps take longer on a node, by node."""
         self.starved: dict[str, float] = {}
-        """Node -> seconds by which the workers of its agents end late."""
+        """Seconds by which the workers of a node's agents end late, by node."""
         self.checkpoint_every = random.choice((3, 5, 10))
         self.claims = 0
         self.calm = calm
@@ -89,7 +95,7 @@ class World:
         self.mended = False
         self.operator_crash, self.warm_seconds = 0.0, 0.5
         self.clocks: dict[str, float] = {}
-        """Host -> seconds by which its clock is ahead."""
+        """Seconds by which a host's clock is ahead, by host."""
         for strike in draw(seed, calm) if schedule is None else schedule:
             if strike.at:
                 self.clock.after(strike.at, self._strike, strike)
@@ -143,7 +149,7 @@ class World:
         self.operators.append(OperatorProcess(self, name, self.key))
 
     def crashes_operator(self, operator: OperatorProcess) -> bool:
-        """Between two writes; another one takes over."""
+        """Return whether the operator dies between two writes. If so, it is killed, and another one starts soon."""
         early = self.calm and self.status.progress is None
         if self.mended or early or not self.clock.chance(self.operator_crash):
             return False
@@ -152,7 +158,7 @@ class World:
         return True
 
     def trouble(self, node: str, seconds: float) -> None:
-        """Pods of this node may rightly be taken for lost, until a while after."""
+        """Allow that pods of this node are taken for lost, until a while after."""
         self.troubles[node] = max(self.troubles.get(node, 0.0), self.clock.now + seconds + 10.0)
 
     def troubled(self, node: str) -> bool:
@@ -166,18 +172,26 @@ class World:
         return self.status.completion_time is not None
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Run the job to its end.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         if not self.clock.run(START + SPAN + LIMIT, self.over):
             ready = self.status.condition("Running")
             raise Violation(f"not complete {LIMIT} s after the last fault: {ready}")
         self.check()
 
     def check(self) -> None:
-        """At the end. Raises Violation."""
+        """Check the state at the end.
+
+        Raises:
+            Violation: If it does not hold.
+        """
         failed = self.status.condition("Failed")
         if failed and failed.status == "True":
             if self.invariants.deceived and failed.reason == "ReachedMaxRestarts":
-                return  # its coordinator has said too often that it failed
+                return  # The coordinator has reported too often that it failed.
             raise Violation(f"failed: {failed.message}")
         latest = self.storage.latest
         if latest is None or not latest.complete or latest.step != self.steps:
@@ -198,13 +212,13 @@ class World:
 class Failure(NamedTuple):
     story: str
     kind: str
-    """What is broken, without the figures."""
+    """Broken rule, without the figures."""
     invariant: bool
-    """Whether an invariant noticed it, and no error was raised on the way."""
+    """Whether an invariant detected the failure, and no other error was raised."""
 
 
 def failure(seed: int, calm: bool = False, schedule: Schedule | None = None, salt: int = 0) -> Failure | None:
-    """None where every invariant held."""
+    """Return the failure of a run, or None if every invariant held."""
     world = World(seed, calm, schedule, salt)
     try:
         world.run()

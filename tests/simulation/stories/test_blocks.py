@@ -1,4 +1,4 @@
-"""Worlds in blocks: whoever is lost takes a block along and no state; who is not needed any more hands over."""
+"""Worlds in blocks: a lost replica ends its block but loses no state, and surplus replicas hand their state over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ layouts = pytest.mark.parametrize("parallelism", LAYOUTS, ids=str)
 
 
 def holds(world: World) -> None:
-    """It completes, in whole blocks, without going back to storage."""
+    """Check that the run completes in whole blocks, without going back to storage."""
     world.run()
     for run in world.collectives.values():
         ranks = sum(member.workers for member in run.assign.members)
@@ -44,7 +44,7 @@ def test_a_lost_member_takes_its_block_out_and_no_state(fault: str, parallelism:
 
 @pytest.mark.parametrize("parallelism", [None, *LAYOUTS], ids=str)
 def test_no_step_is_lost_to_fewer_replicas(parallelism: Mapping[str, int] | None) -> None:
-    """Neighbours that go together hold a snapshot and its only copy."""
+    """Neighbours that leave together hold a snapshot and its only copy."""
     shrunk = 0
     for seed in range(30):
         world = World(seed, schedule=(), parallelism=parallelism)

@@ -1,4 +1,4 @@
-"""A job that is deleted while a finalizer holds it: its pods go, whatever else fails, and no step is lost."""
+"""Job that is deleted while a finalizer holds it: its pods are deleted, whatever else fails, and no step is lost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from simulation.runs.world import LIMIT, World
 
 HERE = "tests/simulation/stories/test_deletion.py"
 SETTLED_SECONDS = 20.0
-"""After the deletion, and what the operator had decided before it heard of it."""
+"""Seconds after the deletion, in which the operator completes what it decided before it learned of the deletion."""
 
 
 def deleted(seed: int, *others: Strike) -> World:
-    """A run to its rest, after which no pod may be made."""
+    """Run the job until it is at rest, after which no pod may be created."""
     world = World(seed, schedule=(Strike(8.0, "delete_held_job", seed), *others))
     assert world.clock.run(START + 8.0, lambda: False) is False
     assert world.clock.run(START + SPAN + LIMIT, lambda: world.over() or at_rest(world)), world.story()

@@ -1,4 +1,4 @@
-"""Partitions, asymmetric ones too, end in the right world, in a few rounds: alone, without any other fault."""
+"""Partitions without any other fault, asymmetric ones too: they end in the right world, in a few rounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from simulation.runs.world import World
 
 SEEDS = range(25)
 ENOUGH_ROUNDS = 6
-"""The first one, growing to full size, the one without whoever is cut off, and those with them again."""
+"""Maximum number of rounds: the first one, growing to full size, one without the isolated replicas, and one with
+them."""
 
 
 @pytest.mark.parametrize("fault", ["cut_from_peers", "cut_in_two", "cut_nodes", "cut_from_control", "one_way"])
@@ -22,7 +23,7 @@ def test_a_partition_is_answered_in_a_few_rounds(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["closed_door", "closed_node"])
 def test_doors_that_are_closed_do_not_keep_a_round_from_being_made(fault: str) -> None:
-    """Who can't be called, but calls, is part of what runs on; a round that has to be made does without."""
+    """A replica that can open connections but not accept any stays in the current round. A new round leaves it out."""
     for seed in SEEDS:
         world = World(seed, schedule=(Strike(5.0, fault, seed), Strike(6.0, "kill_worker", seed)))
         world.run()

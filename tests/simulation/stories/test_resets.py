@@ -1,4 +1,4 @@
-"""Connections between living agents that are reset again and again: no round ends for that, and nothing gets lost."""
+"""Repeated resets of connections between living agents: no round ends because of them, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def with_resets(seed: int, *others: Strike) -> World:
 
 
 def undisturbed(seed: int) -> int:
-    """A run to its end without a failure; how many resets there were. Raises Violation."""
+    """Run to the end without a failure, and return the number of resets.
+
+    Raises:
+        Violation: If it does not hold.
+    """
     world = with_resets(seed)
     world.run()
     if world.status.restarts.total:
@@ -86,6 +90,6 @@ def fails(seed: int) -> bool:
 def test_a_planted_fault_is_noticed(
     planted: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same seeds hold without it (above)."""
+    """The same seeds pass without the planted bug (test above)."""
     planted(monkeypatch)
     assert any(fails(seed) for seed in range(6))

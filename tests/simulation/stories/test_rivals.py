@@ -1,5 +1,4 @@
-"""Two or three jobs that don't fit at once, beside one that never does: each gets its turn, and who comes first goes
-first."""
+"""Two or three jobs that don't fit at once, beside one that never does: each gets its turn, in the right order."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from simulation.parts.clock import Violation
 from simulation.runs.rivals import Rivalry
 
 SEEDS, MORE = range(20), range(20, 120)
-"""In every fourth there is a job that can never start."""
+"""Seeds. In every fourth there is a job that can never start."""
 HERE = "tests/simulation/stories/test_rivals.py"
 
 
@@ -73,7 +72,10 @@ def test_jobs_that_need_the_same_nodes_all_complete(seeds: range) -> None:
 def test_a_planted_fault_is_noticed(
     monkeypatch: pytest.MonkeyPatch, where: Any, name: str, says: Any, seed: int
 ) -> None:
-    """At a seed that shows it: where a change has made other runs of the seeds, one of the next hundred will."""
+    """The seed shows the planted bug.
+
+    If a code change alters the runs of the seeds, one of the next hundred will show it.
+    """
     assert not fails(seed)
     monkeypatch.setattr(where, name, says)
     assert fails(seed), f"seed {seed} shows it no longer"

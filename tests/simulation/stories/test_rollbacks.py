@@ -1,4 +1,4 @@
-"""Training that goes wrong, alone: what a rollback costs, and that there is an end to it."""
+"""Training that goes wrong, without other faults: the cost of a rollback, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_run_that_is_bad_for_good_ends_as_the_policy_says() -> None:
 
 
 def test_one_wrong_loss_costs_the_steps_that_the_policy_says() -> None:
-    """And the samples of those steps, which nobody meets again."""
+    """One wrong loss costs the steps of the policy, and the samples of those steps, which are never trained on."""
     undone = 0
     for seed in range(24):
         world = World(seed, schedule=(Strike(4.0, "glitch", seed),))

@@ -1,4 +1,4 @@
-"""A second release serves the same job, with another master key: it does nothing to the job, and costs it nothing."""
+"""Second release that serves the same job with another master key: it does not affect the job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from simulation.runs.world import World
 
 HERE = "tests/simulation/stories/test_two_operators.py"
 BEGINS_SECONDS = 3.0
-"""After the job's own operator has made its pods."""
+"""Seconds after the job's own operator has created its pods."""
 FAULTS = ("kill_worker", "kill_agent", "delete_pod", "kill_operator", "second_operator", "suspend", "scale")
 MOST_WRITES = 3
-"""Of the stranger, as the job's own operator writes now and then."""
+"""Maximum number of writes of the second release, as the job's own operator writes from time to time."""
 
 
 def with_a_stranger(seed: int, *faults: Strike) -> World:
-    """A run to its end. Raises Violation."""
+    """Run to the end with the second release.
+
+    Raises:
+        Violation: If it does not hold.
+    """
     world = World(seed, schedule=faults, key="ours")
     writes: list[str] = []
     write = world.cluster.write_status
@@ -77,7 +81,7 @@ def it_writes_beside_the_other(patch: pytest.MonkeyPatch) -> None:
 
 
 def violation(seed: int) -> str:
-    """Of a run in which the job is suspended, as every operator has to do something then."""
+    """Return the violation of a run in which the job is suspended, so that every operator has something to do."""
     try:
         with_a_stranger(seed, Strike(6.0, "suspend", seed))
     except Violation as noticed:
@@ -96,6 +100,6 @@ def violation(seed: int) -> str:
 def test_a_planted_fault_is_noticed(
     planted: Callable[[pytest.MonkeyPatch], None], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same seeds hold without it (above)."""
+    """The same seeds pass without the planted bug (test above)."""
     planted(monkeypatch)
     assert any(words in violation(seed) for seed in range(3))

@@ -1,4 +1,4 @@
-"""Hangs, stragglers and notices, each alone: who is named, what is done about it, and what it costs."""
+"""Hangs, stragglers and notices, each without other faults: the named replica, the reaction, and its cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(world: World, words: str) -> list[str]:
 
 
 def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
-    """That it is the right one, the invariants see."""
+    """The invariants check that the replica is the right one."""
     replaced = reported = 0
     for world in runs("hang_worker", range(40)):
         verdicts = [entry for entry in world.status.restarts.recent if entry.reason == "Hang"]
@@ -35,7 +35,7 @@ def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
             reported += bool(told(world, ": Hang: "))
         elif told(world, "hangs"):
             if world.replicas == 1 and any(entry.action == "RestartWorkers" and entry.step for entry in verdicts):
-                continue  # nobody else holds its state, and nothing was in storage yet
+                continue  # No other member holds its state, and nothing was in storage yet.
             assert [entry.action for entry in verdicts] == ["RecreatePod"], world.story()
             pod = world.cluster.pods.get(verdicts[0].replica)
             assert pod is None or pod.deleting, world.story()
@@ -45,15 +45,15 @@ def test_a_hang_is_found_and_its_replica_replaced_or_only_reported() -> None:
 
 
 def test_a_straggler_is_found_and_replaced_where_that_is_wanted() -> None:
-    """Without a step lost."""
-    found = replaced = 0
+    """A straggler is replaced without losing a step."""
+    named = replaced = 0
     for world in runs("ever_slow_node", range(3, 243, 8), at=0.0):
-        found += bool(told(world, ": Straggler: "))
+        named += bool(told(world, ": Straggler: "))
         deleted = told(world, "is a straggler")
         replaced += any(" deletes " in text for text in deleted)
         assert not world.status.steps_replayed, world.story()
         assert world.cluster.spec.failure_policy.on_straggler == "Replace" or not world.cluster.deletes
-    assert found >= 10
+    assert named >= 10
     assert replaced >= 5
 
 
@@ -68,7 +68,7 @@ def test_a_straggler_is_found_and_replaced_where_that_is_wanted() -> None:
     ],
 )
 def test_a_notice_costs_no_step_where_there_is_time(fault: str) -> None:
-    """To one node or to all: what all of them hold is in storage before they go."""
+    """If one node or all nodes get a notice, all state that they hold is in storage before they end."""
     some = 0
     for world in runs(fault, range(30)):
         hasty = any(told(world, f"with {grace} s") for grace in ("0.3", "0.5"))
@@ -79,7 +79,7 @@ def test_a_notice_costs_no_step_where_there_is_time(fault: str) -> None:
 
 @pytest.mark.parametrize("how", ["moves", "leaves"])
 def test_a_round_of_one_hands_its_state_over(how: str) -> None:
-    """To a successor on another node; or to a standby replica, while storage is away."""
+    """A round of one replica hands over its state to a successor on another node, or to a standby without storage."""
     handed = 0
     for seed in (2, 14, 43, 49, 55):
         world = World(seed, schedule=())
@@ -104,7 +104,7 @@ def _ends_its_stay(world: World, how: str) -> None:
 
 
 def test_replicas_that_are_not_wanted_any_more_go_once_their_state_is_held_elsewhere() -> None:
-    """Let replicas leave that hold the only copy of the state: none waits for the end of its grace period."""
+    """Replicas with the only copy of the state leave once it is held elsewhere, before the end of their grace."""
     grace_seconds, handed = 90.0, 0
     for seed in range(120):
         world = World(seed, schedule=())

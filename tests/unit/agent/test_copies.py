@@ -1,4 +1,4 @@
-"""Whom a shard is pulled from."""
+"""Choice of the member from which a shard is pulled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_nearest_holder_is_asked_first(places: list[tuple[str, str]], data: 
 
 @given(st.integers(1, 40), st.lists(st.integers(1, 8), min_size=1, max_size=12), st.data())
 def test_what_even_parts_make_needed_is_expected(shards: int, workers: list[int], data: st.DataObject) -> None:
-    """Of what is cut into `shards` even parts now, and was written by as many; and no more than that."""
+    """The state was written in as many even parts as it is now cut into. No other shards are expected."""
     firsts = [sum(workers[:i]) for i in range(len(workers))]
     members = tuple(p.Member(f"r{i}", "i", "h:1", firsts[i], count) for i, count in enumerate(workers))
     restore, world = p.Restore("Memory", 5, p.SnapshotId(1, 5, "digest", shards)), sum(workers)
@@ -53,7 +53,7 @@ def test_what_even_parts_make_needed_is_expected(shards: int, workers: list[int]
 
 
 def test_nobody_copies_for_a_round_that_is_over_whenever_it_ends(tmp_path: Path) -> None:
-    """From a neighbour whose agent is being started: its port refuses each dial, in some turn of the event loop."""
+    """The neighbour's agent is just starting: its port refuses each connection, in some turn of the event loop."""
 
     async def scenario(port: int) -> None:
         connector = Connector(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "uid")

@@ -1,4 +1,4 @@
-"""What a script has imported, as the next parent reads it."""
+"""Record of a script's imports, as the next parent reads it."""
 
 import os
 import sys
@@ -58,7 +58,7 @@ def test_what_was_only_asked_about_is_taken_back(tmp_path: Path, monkeypatch: py
 
 
 def test_what_is_asked_about_again_and_again_is_written_once(tmp_path: Path) -> None:
-    """Accelerate asks at each step whether some packages are there: a script that goes on to write is never quiet."""
+    """Accelerate looks for some packages at each step. A file that keeps growing is never quiet."""
     path = tmp_path / "modules"
     recorder = Recorder(str(path))
     sizes = []
@@ -72,7 +72,10 @@ def test_what_is_asked_about_again_and_again_is_written_once(tmp_path: Path) -> 
 
 
 def test_a_later_worker_that_asks_for_the_same_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian's Python asks at each start for modules that are not there; a file that grows has all imported anew."""
+    """Debian's Python looks for modules that do not exist at each start.
+
+    A file that grows makes a parent import anew.
+    """
     path = tmp_path / "modules"
     monkeypatch.setitem(sys.modules, "imported", sys)
 
@@ -110,8 +113,8 @@ def test_a_child_of_the_script_writes_nothing(tmp_path: Path, monkeypatch: pytes
 def test_lines_that_can_not_be_read_are_passed_over(strange: str, tmp_path: Path) -> None:
     path = tmp_path / "modules"
     path.write_text(f'["first", {{}}]\n{strange}\n["last", {{"A": "b"}}]\n')
-    found = read(str(path))
-    assert [found[0], found[-1]] == [Imported("first"), Imported("last", {"A": "b"})]
+    records_read = read(str(path))
+    assert [records_read[0], records_read[-1]] == [Imported("first"), Imported("last", {"A": "b"})]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A member's stream to its coordinator, over real sockets."""
+"""Stream of a member to its coordinator, over real sockets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATE = p.MemberState("b", "b-1", 1, "claim-1", p.State.RUNNING)
 
 
 class Plain(Connector):
-    """Without TLS, to a coordinator on this machine that accepts every member. Keeps the connection."""
+    """Connector without TLS to a coordinator on this machine that accepts every member. It keeps the connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -49,7 +49,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     ],
 )
 def test_a_coordinator_whose_node_has_vanished_is_gone_as_any_other(code: int, detail: str) -> None:
-    """What the kernel says of a connection that it gives up is not always a ConnectionError."""
+    """When the kernel gives up a connection, the error is not always a ConnectionError."""
     events: list[e.Event] = []
     unforeseen: list[BaseException] = []
 
@@ -63,7 +63,7 @@ def test_a_coordinator_whose_node_has_vanished_is_gone_as_any_other(code: int, d
                 ),
             )
             await until_async(lambda: bool(events), "joined", lambda: events)
-            server.close()  # it refuses from now on
+            server.close()  # The port refuses connections from now on.
             connector.made[0].reader.set_exception(OSError(code, os.strerror(code)))
             await asyncio.wait({following})
             await tasks.close()
@@ -75,7 +75,7 @@ def test_a_coordinator_whose_node_has_vanished_is_gone_as_any_other(code: int, d
 
 @pytest.mark.parametrize("again", ["accepted", "refused", "silent"])
 def test_a_stream_that_breaks_is_opened_again_unless_nobody_is_there(again: str) -> None:
-    """A coordinator that answers nothing is lost after RECONNECT_SECONDS, and one whose port is closed at once."""
+    """A coordinator that does not answer is lost after RECONNECT_SECONDS, and one with a closed port at once."""
     events: list[e.Event] = []
     joins = 0
 

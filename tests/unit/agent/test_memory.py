@@ -1,4 +1,4 @@
-"""A worker that the kernel killed for want of memory is told apart from one that anybody else killed."""
+"""Worker that the kernel killed for lack of memory: it is distinguished from one that was killed otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Background tasks of the agent: none ends unseen."""
+"""Background tasks of the agent: no end of a task goes unnoticed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ async def breaks() -> None:
 
 @pytest.mark.parametrize("fatal", [True, False])
 def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_is_everybodys(fatal, capsys):
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     async def body() -> None:
-        tasks = TaskGroup(told.append if fatal else None)
+        tasks = TaskGroup(errors.append if fatal else None)
         tasks.start("copy shard", breaks())
         lasting = tasks.start("tick", lasts())
         await asyncio.sleep(0.01)
@@ -32,7 +32,7 @@ def test_an_error_nobody_foresaw_is_logged_by_the_tasks_name_and_told_where_it_i
         assert len(tasks) == 0
 
     asyncio.run(body())
-    assert [str(error) for error in told] == (["out of order"] if fatal else [])
+    assert [str(error) for error in errors] == (["out of order"] if fatal else [])
     (line,) = capsys.readouterr().err.splitlines()
     assert '"event":"task_failed","task":"copy shard","error":"ValueError: out of order"' in line
 
@@ -50,7 +50,7 @@ def test_what_runs_alongside_ends_with_its_block():
 
 
 def test_a_task_that_loses_a_cancellation_is_cancelled_again() -> None:
-    """As asyncio.wait_for does before Python 3.12, where what it waits for ends in the same moment."""
+    """asyncio.wait_for loses a cancellation before Python 3.12, if the awaited operation ends in the same moment."""
     cancelled = 0
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""The count of a script's optimizer steps, by a stand-in for torch; with torch itself in tests/train/scripts."""
+"""Count of a script's optimizer steps, with a stand-in for torch; tests/train/scripts uses torch itself."""
 
 import os
 import subprocess
@@ -46,7 +46,7 @@ class SGD:
 
 
 class Torch:
-    """torch's module of optimizers, as far as the counter uses it."""
+    """Stand-in for torch's module of optimizers, as far as the counter uses it."""
 
     def __init__(self) -> None:
         self.hooks: list = []
@@ -159,7 +159,7 @@ def test_a_file_that_says_nothing_is_no_count(tmp_path, content):
 
 
 def run(folder: Path, script: str, **variables: str) -> str:
-    """Output of a script that starts as a worker does."""
+    """Return the output of a script that starts as a worker does."""
     packages = folder / "packages" / "torch" / "optim"
     packages.mkdir(parents=True, exist_ok=True)
     (packages.parent / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""Parents that fork processes, and die: what the agent knows of their children, and who follows them."""
+"""Death of parents that fork processes: the ends of their children, and their successors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from builders.programs import PROGRAMS, SEARCH_PATH
 
 
 def seen(folder: Path, scenario: str) -> list[str]:
-    """By an agent, in a process of its own: it reaps all children."""
+    """Return what an agent observes. It runs in a process of its own, because it reaps all children."""
     line = [sys.executable, str(PROGRAMS / "parents.py"), str(folder), scenario]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), SEARCH_PATH])}
     return subprocess.run(line, env=environment, stdout=subprocess.PIPE, text=True, timeout=20).stdout.splitlines()
 
 
 def test_a_process_of_which_one_hears_with_its_parents_end_has_ended_too(tmp_path: Path) -> None:
-    """Nobody else would tell its end, and who kills it would wait for ever."""
+    """Nothing else would report the child's end, and a caller that kills it would wait forever."""
     assert seen(tmp_path, "dies having answered") == ["SIGKILL True"]
 
 
 def test_one_that_dies_as_it_imports_is_followed_where_the_first_was_warm(tmp_path: Path) -> None:
-    """For want of memory, say, as its predecessor."""
+    """The parent dies for lack of memory, for example, like its predecessor."""
     assert seen(tmp_path, "once") == ["Warm(error='')", "exit code 7"]
 
 

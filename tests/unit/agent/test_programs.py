@@ -1,4 +1,4 @@
-"""The program that an interpreter describes, and the parents that can run it."""
+"""Programs of warm starts: the description that an interpreter sends, and the warm parents that can run its script."""
 
 import dataclasses
 from typing import Any
@@ -63,8 +63,8 @@ def test_a_kept_program_has_what_differs_from_the_variables_of_all_workers() -> 
     assert from_json(program.to_json(base), base) == program
     other_pod = {**base, "HOME": "/other"}
     assert from_json(program.to_json(base), other_pod).environment["HOME"] == "/other"
-    told = from_json(program.to_json(base, {"HF_HOME"}), base)
-    assert told.environment == {**base, "HF_HOME": "/data"}, "what no import has read stays in its pod"
+    restored_program = from_json(program.to_json(base, {"HF_HOME"}), base)
+    assert restored_program.environment == {**base, "HF_HOME": "/data"}, "what no import has read stays in its pod"
 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"program": null}', '{"program": {"line": ["python"]}}'])

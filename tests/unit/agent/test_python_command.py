@@ -1,4 +1,4 @@
-"""Which commands a fork may run."""
+"""Commands that a fork may run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the agent makes of its pod's environment."""
+"""Settings that the agent reads from its pod's environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent's stream says of news, of mere numbers, and of nothing new."""
+"""Lines of an agent's stream for news, for mere numbers, and without any change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina_agent.net.state_stream import CHANGES, stream
 from concertina_agent.runtime.notifier import Notifier
 
 NEVER = 1e6
-"""Seconds: longer than any test."""
+"""Seconds that are longer than any test."""
 FIRST = p.Report(
     "r0",
     "i0",
@@ -28,7 +28,7 @@ FIRST = p.Report(
 
 
 class Wire:
-    """Keeps what is said."""
+    """Connection that records the sent messages."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
@@ -46,7 +46,7 @@ def at(step: int, **changes: Any) -> p.Report:
 
 
 async def said(reports: list[p.Report], pace: float, beat: float, enough: Callable[[list[bytes]], bool]) -> list[bytes]:
-    """What is said until it is enough of an agent whose reports come one after the other, a line each at least."""
+    """Return the messages of an agent whose reports follow each other, until there are enough of them."""
     wire, changes = Wire(), Notifier()
     now = 0
 

@@ -1,5 +1,7 @@
-"""Whatever lies in an agent's volume and environment, and whatever its workers, its fellow agents and its operator say:
-it is read or passed over, and what the agent says after it can be said."""
+"""Arbitrary input of an agent: from its volume and environment, its workers, other agents and its operator.
+
+The agent accepts or ignores the input, and what it reports afterwards can be encoded.
+"""
 
 from __future__ import annotations
 
@@ -85,13 +87,13 @@ def verified() -> str:
 
 
 def environment(content: bytes) -> settings.AgentSettings:
-    told = json.loads(content)
-    named = told.items() if isinstance(told, dict) else ()
+    parsed = json.loads(content)
+    named = parsed.items() if isinstance(parsed, dict) else ()
     return settings.read({str(name): str(value) for name, value in named if isinstance(value, str | int)}, ())
 
 
 def says(driver: Driver, effects: list[e.Effect]) -> None:
-    """All that the agent says from now on; and that its clock goes on."""
+    """Check that the agent's later reports can be encoded, and that its clock continues."""
     for effect in [*effects, *driver.tell(e.Tick()), *driver.wait(1.0)]:
         if isinstance(effect, e.SendToWorker):
             w.encode(effect.message)

@@ -1,4 +1,4 @@
-"""`trainingjob`: nothing outside of a job, the agent's own words inside one; and how its agents agree on a step."""
+"""`trainingjob` outside of a job, where it has no effect, and inside one, with the agreement on a step."""
 
 import json
 import math
@@ -80,7 +80,10 @@ print(sys.modules["concertina_protocol"].__file__, *{"asyncio", "ssl", "torch", 
 
 
 def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
-    """And what it stands on, for any Python; that is imported once the script speaks, without asyncio."""
+    """Its dependencies are installed too, for any Python.
+
+    They are imported at the script's first report, without asyncio.
+    """
     first, second = tmp_path / "first", tmp_path / "second"
     pyz = main.install(first)
     subprocess.run([sys.executable, str(pyz), "install", str(second)], check=True, capture_output=True)
@@ -97,18 +100,18 @@ def test_the_init_container_installs_it_and_so_does_the_zipapp(tmp_path):
                 "trainingjob",
             }
             environment = {"PYTHONPATH": str(packages), "RANK": "0", "CONCERTINA_SOCKET": str(tmp_path / "s")}
-            said = subprocess.run(
+            output = subprocess.run(
                 [sys.executable, "-Sc", IN_A_JOB], env=environment, capture_output=True, text=True, check=True
             )
             expected = [packages / "trainingjob/__init__.py", False, packages / "concertina_protocol/__init__.py"]
-            assert (said.stdout.split(), said.stderr) == ([str(each) for each in expected], "")
+            assert (output.stdout.split(), output.stderr) == ([str(each) for each in expected], "")
             connection, _ = agent.accept()
             with connection, connection.makefile("rb") as stream:
                 assert [type(w.decode(line)) for line in stream] == [w.Hello, Progress]
 
 
 class Agent:
-    """The other end of the socket, in the agent's own words."""
+    """Other end of the socket, which speaks with the agent's own messages."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         listening = socket.socket(socket.AF_UNIX)
@@ -166,7 +169,7 @@ def test_samples_are_told_where_the_script_says_nothing_of_them(tmp_path):
 def test_a_script_that_waits_for_data_says_so_and_is_alive(tmp_path, rank):
     agent = Agent(tmp_path, rank)
     agent.hears()
-    agent.script.report_stall("the store is away", 1.0)  # before the first step there is nothing to say again
+    agent.script.report_stall("the store is away", 1.0)  # Before the first step there is nothing to repeat.
     agent.script.add_stall(2.0)
     agent.script.report(StepReport(7, 9, 0.5, 1.0, 70, "training"))
     agent.script.report_stall("the store is away", 3.0)
@@ -221,7 +224,7 @@ def member(stopping: Stopping) -> MemberState:
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=3), min_size=1, max_size=5))
 def test_the_call_is_the_first_that_no_rank_has_passed(calls):
-    """`calls`: per agent, those passed by each of its workers that attend."""
+    """`calls` has, for each agent, the calls that each of its attending workers has passed."""
     agents, rank = [Stopping() for _ in calls], 0
     for agent, passed in zip(agents, calls, strict=True):
         ranks = range(rank, rank + len(passed))

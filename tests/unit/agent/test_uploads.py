@@ -1,4 +1,4 @@
-"""What the uploader is asked to do."""
+"""Requests to the uploader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def part(folder: Path, round: int) -> e.Ship:
 
 @contextlib.asynccontextmanager
 async def serving(uploads: UploadDriver) -> AsyncIterator[AgentEnd]:
-    """The uploader's end of what it serves."""
+    """Yield the uploader's end of the connection that the driver serves."""
     ours, theirs = map(AgentEnd, socket.socketpair())
     served = asyncio.ensure_future(uploads.serve(ours))
     yield theirs
@@ -60,7 +60,7 @@ def test_an_upload_that_was_given_up_ends_and_says_nothing_about_storage(tmp_pat
 
 
 def test_a_part_counts_though_the_next_one_is_wanted_before_its_answer_is_heard(tmp_path: Path) -> None:
-    """The uploader takes the file away first, by which a worker knows that it may begin the next checkpoint."""
+    """The uploader removes the file first, by which a worker knows that it may begin the next checkpoint."""
 
     async def run() -> None:
         events: list[e.Event] = []
@@ -81,7 +81,7 @@ def test_a_part_counts_though_the_next_one_is_wanted_before_its_answer_is_heard(
 
 
 def test_the_folder_is_owned_before_anything_of_a_round_is_written(tmp_path: Path) -> None:
-    """The agent asks once who owns it, and not again in later rounds."""
+    """The agent asks once whether this job owns the folder, and not again in later rounds."""
 
     async def run() -> None:
         uploads = UploadDriver(SnapshotFiles(tmp_path), lambda event: None)
@@ -107,14 +107,14 @@ def round_that_starts(round: int, living: tuple[str, ...]) -> e.StartRound:
 
 
 class Storage:
-    """Whoever the driver asks to do something: looks go well, and what each kind of work comes to is told."""
+    """Uploader whose checks succeed, and which answers each kind of work with a given result."""
 
     def __init__(self, uploads: UploadDriver, publishes: bool, ships: bool) -> None:
         self._uploads, self._publishes, self._ships = uploads, publishes, ships
         self.asked: list[str] = []
 
     async def serve(self, until: int) -> None:
-        """Until it has been asked so often for work."""
+        """Serve until there were this number of requests for work."""
         async with serving(self._uploads) as theirs:
             while len(self.asked) < until:
                 request = await theirs.receive()
@@ -131,7 +131,7 @@ class Storage:
 
 
 def at_once(monkeypatch: Patch) -> list[float]:
-    """No waits; what would have been waited for."""
+    """Shorten the driver's waits, and return the waits that it has logged, in seconds."""
     waits: list[float] = []
 
     def log(event: str, **fields: object) -> None:

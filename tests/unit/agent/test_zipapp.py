@@ -1,4 +1,4 @@
-"""agent.pyz in a Python that is too old for the agent: a sentence, and an exit code that the operator knows."""
+"""agent.pyz in a Python that is too old for it: a sentence, and an exit code that the operator knows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import runpy, sys
 sys.version_info = (3, 8, 18)
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
-"""  # no older Python may be at hand: this one says that it were one
+"""  # There may be no older Python here, so this one claims to be one.
 
 
 def test_a_python_that_is_too_old_is_told_so(tmp_path: Path) -> None:

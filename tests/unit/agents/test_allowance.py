@@ -1,4 +1,4 @@
-"""Lines of agents are paid for by their namespace, on a clock that moves only while somebody waits."""
+"""Processor time for lines of agents, which is accounted to their namespace. The clock moves only during waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from concertina.agents.allowance import (
 
 BEGIN, END = 1000.0, 1100.0
 EXPENSIVE, CHEAP = 0.3, 0.0002
-"""Seconds of processor time for a line."""
+"""Processor time of a line in seconds."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Clock:
 
 
 async def says_lines(clock: Clock, allowance: Allowance, cost: float, costs: list[float]) -> None:
-    """Say lines as fast as they are taken."""
+    """Send lines as fast as they are accepted."""
 
     def line() -> None:
         clock.processor += cost
@@ -83,7 +83,7 @@ def test_lines_of_another_namespace_wait_for_nothing() -> None:
 
 
 def test_lines_give_way_before_they_have_held_the_event_loop_for_long() -> None:
-    """A thousand of them may lie in a buffer, and take no turn of the event loop to be read."""
+    """A buffer may contain a thousand lines, which are read without a turn of the event loop."""
 
     async def scenario() -> None:
         clock, costs, turns = Clock(), list[float](), 0
@@ -98,7 +98,7 @@ def test_lines_give_way_before_they_have_held_the_event_loop_for_long() -> None:
 
 
 def test_lines_of_many_streams_share_a_turn_of_the_event_loop() -> None:
-    """One line a turn is too few while a thousand jobs start: their lines came faster than they were handled."""
+    """One line a turn is too few while a thousand jobs start: lines would arrive faster than they are handled."""
 
     async def scenario() -> None:
         clock, costs, turns = Clock(), list[float](), 50

@@ -1,4 +1,4 @@
-"""The job's CA: derived, not stored; whom it lets in and whom not, by real TLS handshakes."""
+"""CA of a job, which is derived and not stored: it accepts the right clients only, in real TLS handshakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CREATED = 1_700_000_000.0
 
 
 def server_context(authority: Authority, folder: Path) -> ssl.SSLContext:
-    """As an agent makes it from the job's Secret."""
+    """Return the TLS context that an agent makes from the job's Secret."""
     for name, content in authority.secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -28,7 +28,7 @@ def server_context(authority: Authority, folder: Path) -> ssl.SSLContext:
 
 
 async def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> list[str]:
-    """DNS names of the client's certificate, as the server sees them."""
+    """Return the DNS names of the client's certificate, as the server sees them."""
     seen: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Lines of agents cost what they may say, whatever they hold."""
+"""Cost of agents' lines: it is that of the content that they may have, whatever they contain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILS = dataclasses.replace(FAILURE, rollback=protocol.Rollback(9, RANGES))
 
 
 def line(**fields: Any) -> bytes:
-    """A report with those fields as JSON, known or not."""
+    """Return a report with those fields as JSON, known or not."""
     frame = json.loads(protocol.encode(report()))
     frame["body"].update(fields)
     return json.dumps(frame, separators=(",", ":")).encode()
@@ -37,7 +37,7 @@ def test_a_line_of_more_values_than_any_agent_says_is_refused_before_it_is_decod
 
 
 def test_the_report_of_the_largest_world_is_no_such_line() -> None:
-    """The report says that all ranks fail, with ranges to leave out, and its last output is lists of numbers."""
+    """The report says that all ranks fail, with ranges to skip, and its last output is lists of numbers."""
     said = dataclasses.replace(FAILS, last_lines=(str(list(range(300))),) * LINES)
     names = [f"job-{index}-0" for index in range(MOST_REPLICAS + MOST_STANDBY_REPLICAS)]
     member = protocol.MemberState("r0", "i1", 1, "c1", protocol.State.FAILED, failure=FAILURE)

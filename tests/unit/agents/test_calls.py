@@ -1,4 +1,4 @@
-"""Calls of agents, one by one and passed on, against a real TLS server that speaks the protocol's lines."""
+"""Calls of agents, direct and relayed, against a real TLS server that speaks the protocol's lines."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_who_has_no_file_descriptor_left_accuses_nobody(tmp_path: Path) -> None:
             try:
                 files.append(os.open(os.devnull, os.O_RDONLY))
                 resource.setrlimit(resource.RLIMIT_NOFILE, (files[0] + 1, given[1]))
-                with contextlib.suppress(OSError):  # those that were free below it
+                with contextlib.suppress(OSError):  # Descriptors that were free below it.
                     while True:
                         files.append(os.open(os.devnull, os.O_RDONLY))
                 connections.watch(UID, {"r0": address})
@@ -257,7 +257,7 @@ def test_an_answer_is_waited_for_by_the_time_in_which_the_operator_ran(tmp_path:
 
 
 def parts(indexes: Iterable[int], heard: Collection[int] = ()) -> list[list[int]]:
-    """Indexes of the replicas in each part of what is passed on, who passes it on first."""
+    """Return the indexes of the replicas in each part of a relayed call; the first one of a part relays it."""
     views = {pod_name("job", i, 0): AgentView(connected=i in heard) for i in indexes}
     job = module._JobConnections(
         ConnectionIdentity(UID, ssl.create_default_context()),
@@ -268,15 +268,15 @@ def parts(indexes: Iterable[int], heard: Collection[int] = ()) -> list[list[int]
 
 
 def test_what_is_said_to_many_is_said_to_some_of_them_first_to_those_that_are_heard() -> None:
-    """4096 by 64 connections, of whom each has 63 others to tell."""
-    found = parts(range(100), heard=(7, 51, 99))
-    assert [len(part) for part in found] == [10] * 10
-    assert {7, 51, 99} <= {part[0] for part in found}
-    assert sorted(index for part in found for index in part) == list(range(100))
+    """4096 replicas are called over 64 connections. Each of these replicas relays the call to 63 others."""
+    split_parts = parts(range(100), heard=(7, 51, 99))
+    assert [len(part) for part in split_parts] == [10] * 10
+    assert {7, 51, 99} <= {part[0] for part in split_parts}
+    assert sorted(index for part in split_parts for index in part) == list(range(100))
 
 
 def test_the_same_pass_it_on_to_the_same_when_some_are_gone() -> None:
-    """So that they find their connections open."""
+    """Their connections to each other are then still open."""
     before = {part[0]: set(part) for part in parts(range(1024), heard=range(1024))}
     lost = {5, 40, 700}
     after = {part[0]: set(part) for part in parts(set(range(1024)) - lost, heard=(0,))}
@@ -285,7 +285,7 @@ def test_the_same_pass_it_on_to_the_same_when_some_are_gone() -> None:
 
 
 def test_an_answer_that_is_passed_on_is_whole_however_long(tmp_path: Path) -> None:
-    """Of a candidate that reaches a hundred others."""
+    """The answer is that of a candidate that reaches a hundred others."""
     names = tuple(f"a-job-with-a-long-name-{i}-0" for i in range(100))
     prepared = protocol.Prepared("r1", "i1", 1, "c1", 1, "127.0.0.1:1", names)
 

@@ -1,4 +1,4 @@
-"""What calls and streams together tell of agents, against a real TLS server that speaks the protocol's lines."""
+"""Views of agents from calls and streams together, against a real TLS server that speaks the protocol's lines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from concertina_protocol.connection import abort
 
 
 def remembered(asked: list[protocol.Message]) -> Answer:
-    """The same, of one that keeps what it was asked."""
+    """Return a server's answer that appends the requests to `asked` and behaves like an agent otherwise."""
 
     async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
         asked.append(message)
@@ -40,7 +40,7 @@ def stream_ends() -> Counter[str]:
 
 
 def streams(connections: AgentConnections) -> dict[str, float]:
-    """By state, those that there are."""
+    """Return the number of streams by state, for states that occur."""
     connections.set_gauges()
     states = {state.value: counted("concertina_agent_streams", state=state) for state in module.StreamState}
     return {state: count for state, count in states.items() if count}
@@ -83,15 +83,15 @@ def test_a_stream_is_connected_lost_at_once_when_it_breaks_and_opened_again(tmp_
 def test_a_round_is_under_way_with_the_first_progress_of_what_this_operator_assigned() -> None:
     assign = Call(3, "c", sent_at=1.0)
     view = AgentView(assign=assign)
-    told = dataclasses.replace(report(step=1), round=3, claim="c")
-    silent = dataclasses.replace(told, progress=None)
+    reported = dataclasses.replace(report(step=1), round=3, claim="c")
+    silent = dataclasses.replace(reported, progress=None)
     assert module._assigned(view, silent) is None
-    assert module._assigned(view, told) is assign
-    assert module._assigned(dataclasses.replace(view, report=silent), told) is assign
-    assert module._assigned(dataclasses.replace(view, report=report(step=1)), told) is assign, "of the round before"
-    assert module._assigned(dataclasses.replace(view, report=told), told) is None
-    assert module._assigned(view, dataclasses.replace(told, claim="another's")) is None
-    assert module._assigned(AgentView(), told) is None
+    assert module._assigned(view, reported) is assign
+    assert module._assigned(dataclasses.replace(view, report=silent), reported) is assign
+    assert module._assigned(dataclasses.replace(view, report=report(step=1)), reported) is assign, "of the round before"
+    assert module._assigned(dataclasses.replace(view, report=reported), reported) is None
+    assert module._assigned(view, dataclasses.replace(reported, claim="another's")) is None
+    assert module._assigned(AgentView(), reported) is None
 
 
 def test_an_agent_of_another_master_key_is_told_from_none_and_from_silence(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_time_in_which_the_operator_stood_still_does_not_count_against_an_agent(
 
 
 def test_a_stream_that_is_not_wanted_any_more_ends_whatever_it_is_about_to_hear(tmp_path: Path) -> None:
-    """Cancelled in the same turn of the event loop in which its host refuses it, too."""
+    """The stream is cancelled in the turn of the event loop in which its host also refuses it."""
 
     async def scenario() -> None:
         connections = AgentConnections(Heard())
@@ -234,7 +234,7 @@ def test_a_stream_that_is_not_wanted_any_more_ends_whatever_it_is_about_to_hear(
 
 @contextlib.asynccontextmanager
 async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterator[None]:
-    """Of another job, for as long as the block runs."""
+    """Hold a handshake of another job open until the block ends."""
     held: list[asyncio.StreamWriter] = []
 
     async def says_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -256,7 +256,7 @@ async def a_handshake_without_end(connections: AgentConnections) -> AsyncIterato
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handshakes, of which none is given up, nor gives its turn back before it has ended."""
+    """Allow one handshake at a time, which is not aborted, and keeps its turn until it has ended."""
     monkeypatch.setattr(module, "HANDSHAKES", 1)
     monkeypatch.setattr(calls_module, "DIAL_SECONDS", LIMIT)
     monkeypatch.setattr(calls_module, "SLOT_SECONDS", LIMIT)
@@ -295,8 +295,10 @@ def test_a_handshake_waits_its_turn_and_that_speaks_against_nobody(tmp_path: Pat
 
 @pytest.mark.usefixtures("one_at_a_time")
 def test_who_is_silent_in_a_handshake_keeps_nobody_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mute agents of a hundred jobs of another namespace wait for the one slot; each gives it back while it is silent,
-    and an agent of this namespace is the next but one."""
+    """Silent agents of a hundred jobs of another namespace wait for the only slot.
+
+    Each gives it back while it is silent, and an agent of this namespace is the next but one.
+    """
     monkeypatch.setattr(calls_module, "SLOT_SECONDS", 0.02)
     mute_jobs = [f"mute-{number}" for number in range(100)]
 
@@ -355,7 +357,7 @@ def test_a_stream_that_waits_its_turn_to_be_opened_again_is_silent_for_no_longer
             async with a_handshake_without_end(connections):
                 abort(open_streams[0])
                 await until_async(lambda: view().queued_at is not None, "a stream that waits its turn", view)
-                now += 1.5  # longer ones count as a stall
+                now += 1.5  # Longer gaps count as a stall.
                 assert view().silent_for(now) == 0.0
             await until_async(lambda: view().connected, "the stream again", view)
             connections.close()
@@ -377,11 +379,11 @@ def test_a_clock_that_is_set_makes_no_silence_longer_or_shorter(tmp_path: Path) 
         await until_async(lambda: not view().connected, "a stream that is lost", view)
         for change in (-3600.0, 7200.0):
             now, offset = now + 1.0, offset + change
-            found = view()
-            assert found.lost_at is not None
-            assert found.ready_at is not None
-            assert now + offset - found.lost_at == pytest.approx(now - 1000.0)
-            assert now + offset - found.ready_at == pytest.approx(now - 1000.0)
+            observed_view = view()
+            assert observed_view.lost_at is not None
+            assert observed_view.ready_at is not None
+            assert now + offset - observed_view.lost_at == pytest.approx(now - 1000.0)
+            assert now + offset - observed_view.ready_at == pytest.approx(now - 1000.0)
         connections.close()
 
     asyncio.run(scenario())

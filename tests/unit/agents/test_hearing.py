@@ -1,4 +1,4 @@
-"""Full disruption: it is this operator that is suspected where most jobs fall silent together, of most namespaces."""
+"""Full disruption: this operator itself is suspected if most jobs, of most namespaces, fall silent together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GONE = replace(LOST, wanted_at=None)
 def add(
     hearing: AgentConnectivityMonitor, namespace: str, jobs: int, view: AgentView, agents: int = 1, trained: bool = True
 ) -> None:
-    """So many jobs of which so many agents were heard, and are as in `view` now."""
+    """Add jobs whose agents were connected, and are as in `view` now."""
     for job in range(jobs):
         uid = f"{namespace}-{view is LOST}-{job}"
         if trained:
@@ -26,7 +26,7 @@ def add(
 
 
 def suspected(*namespaces: tuple[int, int]) -> bool:
-    """Return the verdict on namespaces with so many jobs that are heard, and so many silent ones."""
+    """Return the verdict on namespaces with these numbers of connected and of silent jobs."""
     hearing = AgentConnectivityMonitor()
     for number, (heard, silent) in enumerate(namespaces):
         add(hearing, f"team-{number}", heard, HEARD)

@@ -1,4 +1,4 @@
-"""Lines of agents: as long as their job needs, and no more of them than the operator has memory for."""
+"""Limits of agents' lines: as long as their job needs, and together no more than the operator has memory for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from concertina_agent.workers.stacks import KEEP_CHARACTERS, KEEP_LINES
 from concertina_protocol.messages.ranges import MOST_RANGES
 
 WIDEST = "\U0001f600"
-"""A character that takes twelve bytes, as JSON."""
+"""Character that takes twelve bytes as JSON."""
 LARGEST = 2**50
 TEXT = WIDEST * 1024
 RANGES = tuple((LARGEST + 2 * number, LARGEST + 2 * number + 1) for number in range(MOST_RANGES))
@@ -35,7 +35,7 @@ STORAGE = protocol.Storage(protocol.StorageHealth.ERROR, DURABLE, TEXT)
 
 
 def largest_report(members: int) -> protocol.Report:
-    """All fail, with as much output as a worker has, after the round hung."""
+    """Return a report in which all ranks fail, with as much output as a worker has, after the round hung."""
     names = [f"{'n' * 58}-{index:04d}" for index in range(members)]
     failure = protocol.Failure(
         names[0], protocol.FailureReason.WORKER_EXITED_EARLY, TEXT, (WIDEST * 2000,) * 50, 8191, -127, LARGEST,
@@ -82,7 +82,7 @@ def test_the_longest_lines_of_an_agent_are_within_the_limit(members: int) -> Non
 
 
 def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:
-    """It is never kept whole: here of a job of one replica."""
+    """The line is never stored as a whole. The job here has one replica."""
 
     async def endless(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -110,7 +110,7 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_unfinished_lines_of_a_namespace_share_a_bound(tmp_path: Path) -> None:
-    """A line that finds no room is refused, short ones go on, and the room is free again with the stream's end."""
+    """A line without room is refused, short ones continue, and the room is free again at the stream's end."""
     begin = b"x" * 4 * PIECE_BYTES
 
     async def unfinished(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
@@ -141,7 +141,7 @@ def test_unfinished_lines_of_a_namespace_share_a_bound(tmp_path: Path) -> None:
 
 
 def taken(held_lines: HeldLines, count: int) -> bool:
-    """Whether so many bytes are not free."""
+    """Return whether this number of bytes is not free."""
     free_bytes = 6 * PIECE_BYTES - count
     try:
         held_lines.take(free_bytes + 1)

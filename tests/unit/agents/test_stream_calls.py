@@ -24,7 +24,7 @@ Scenario = Callable[[AgentConnections, Heard, str], Awaitable[None]]
 
 
 def said(heard: list[tuple[object, str]], takes_calls: bool = True) -> Answer:
-    """Answers all as an agent does, and notes on which connection."""
+    """Return a server's answer like an agent's, which appends the connection and kind of each request to `heard`."""
 
     async def answer(message: protocol.Message, writer: asyncio.StreamWriter) -> None:
         heard.append((writer.get_extra_info("peername"), type(message).__name__))
@@ -69,7 +69,7 @@ def test_what_is_asked_is_answered_between_the_lines_of_the_stream(
 
     async def scenario(connections: AgentConnections, _: Heard, address: str) -> None:
         assert (await told(connections, address, PREPARE)).reply == PREPARED
-        # Two answers to the same bytes, of which a stream would hear the second as nothing new.
+        # The two answers have the same bytes, and a stream would take the second one for no news.
         assert (await told(connections, address, ASSIGN)).reply == protocol.Accepted(1, "c1")
         assert (await told(connections, address, DRAIN)).reply == protocol.Accepted(1, "c1")
         assert connections.views(UID)["r0"].connected

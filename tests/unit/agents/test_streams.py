@@ -66,7 +66,7 @@ def test_a_stream_that_is_silent_is_lost(tmp_path: Path, monkeypatch: pytest.Mon
     ids=["nested", "overflow", "deep"],
 )
 def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(line: bytes, tmp_path: Path) -> None:
-    """As a hostile one may: an exception that nobody foresaw must not end a stream while it counts as open."""
+    """An agent may be hostile: an unforeseen exception must not end a stream that counts as open."""
     streams = 0
 
     async def answer(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
@@ -83,7 +83,7 @@ def test_whatever_an_agent_sends_its_stream_is_lost_by_name_and_opened_again(lin
             connections.watch(UID, {"r0": address})
             await until_async(
                 lambda: streams == 2, "a second stream", lambda: streams
-            )  # so the first was noticed to be lost
+            )  # So the operator noticed the loss of the first stream.
             await until_async(
                 lambda: connections.views(UID)["r0"].connected, "a stream", lambda: connections.views(UID)
             )
@@ -100,7 +100,7 @@ async def flood(_: protocol.Message, writer: asyncio.StreamWriter) -> None:
 
 
 def test_an_agent_that_floods_is_heard_as_far_as_its_namespace_has_time_left(tmp_path: Path) -> None:
-    """Here each line costs as much as four seconds bring."""
+    """Here, each line costs as much processor time as becomes available in four seconds."""
 
     async def scenario() -> None:
         costs, now = itertools.count(step=4 * SHARE), 1000.0

@@ -1,4 +1,4 @@
-"""The CRD made from the models is one that Kubernetes takes (that it does is tested in tests/cluster)."""
+"""CRD that is made from the models: it follows Kubernetes' rules (tests/cluster checks that Kubernetes accepts it)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC = {path: node for path, node in ALL.items() if path.startswith(".spec")}
 FIELDS = ALL[".spec"]["properties"]
 _MODEL = JobSpec.model_json_schema(by_alias=True)
 OWN = {path for path, _ in nodes(crd.structural(_MODEL, _MODEL["$defs"]), ".spec")}
-"""Fields of the spec that are not Kubernetes' alone."""
+"""Fields of the spec that Kubernetes does not define alone."""
 
 
 def test_every_field_is_described() -> None:
@@ -40,7 +40,7 @@ def test_every_field_is_described() -> None:
 
 
 def explained(schema: dict[str, Any], indent: str = "") -> Iterator[str]:
-    """As `kubectl explain --recursive` shows fields, and their descriptions with them; of a pod's own none."""
+    """Yield fields and descriptions as `kubectl explain --recursive` shows them, without those of a pod."""
     for name, field in schema.get("properties", {}).items():
         choices = f" ({', '.join(field['enum'])})" if "enum" in field else ""
         yield f"{indent}{name}{choices}: {field['description']}"
@@ -89,7 +89,7 @@ def test_every_list_and_string_of_the_spec_is_bounded() -> None:
 
 
 def test_each_number_is_the_same_in_all_that_reads_json() -> None:
-    """Helm and kubectl would have a conflict over the CRD otherwise: one of them writes large integers as floats."""
+    """One of Helm and kubectl writes large integers as floats, so they would conflict over the CRD."""
     keywords = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties")
     assert [path for path, node in ALL.items() if any(abs(node.get(each, 0)) > 2**53 for each in keywords)] == []
 
@@ -120,7 +120,7 @@ def test_columns_and_rules_name_fields_that_exist() -> None:
 
 
 def test_a_default_has_what_the_rules_of_its_object_ask_for() -> None:
-    """The API server refuses a CRD otherwise: it fills in the fields of a default after it has asked them."""
+    """The API server refuses such a CRD, because it evaluates the rules before it fills in the fields of a default."""
     assert ALL[".spec.trainer.memory"]["default"] == {}
     assert {"dim": 128, "heads": 4}.items() <= ALL[".spec.trainer.model"]["default"].items()
 

@@ -1,6 +1,6 @@
 """Objects of v1beta1 as the API server stores them: this version and every later one reads them without a loss.
 
-A golden file never changes. A new field gets a file of its own, or stands in a new one.
+A golden file never changes. A new field gets a file of its own, or is added to a new one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def values(value: Any, path: str = "") -> Iterator[str]:
 
 
 def missing(stored: Any, read: Any, path: str = "spec") -> list[str]:
-    """Paths of what is stored and was read otherwise, or not at all."""
+    """Return the paths of stored values that were read otherwise, or not at all."""
     if isinstance(stored, dict) and isinstance(read, dict):
         return [each for name in stored for each in missing(stored[name], read.get(name), f"{path}.{name}")]
     return [] if stored == read else [path]

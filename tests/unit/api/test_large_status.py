@@ -1,4 +1,4 @@
-"""A status of the largest job: all of it is kept, and it stays small enough to be written at every step."""
+"""Status of the largest job: it is stored completely, and is small enough to be written at every step."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_world_of_usual_size_is_listed_without_the_ids_of_pods_and_agents() ->
 
 
 def _read(manifest: dict[str, Any]) -> JobStatus:
-    """As the operator reads it."""
+    """Return the status as the operator reads it."""
     metadata = {"name": "j", "namespace": "n", "uid": "u", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
     return job_view({"metadata": metadata, "spec": {}, "status": manifest}).status
 
@@ -147,7 +147,7 @@ def test_what_unpacks_without_end_is_left_out() -> None:
 
 
 def test_the_worst_status_of_the_largest_job_is_small() -> None:
-    """Every list as long as it may be, and of names that have nothing in common but how clusters make them."""
+    """Every list has its maximum length, with names that have only a cluster's way of making names in common."""
     some = random.Random(0)
 
     def word(length: int) -> str:

@@ -1,4 +1,4 @@
-"""Which commands `launcher: Agent` refuses because they start a launcher, as Python reads them."""
+"""Commands that `launcher: Agent` refuses because they start a launcher, as Python reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operator says about a manifest that got past the API server."""
+"""Errors of the operator for a manifest that the API server accepted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JOB: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """JOB with one field of its spec set; None removes it."""
+    """Return JOB with one field of its spec set; None removes it."""
     job = copy.deepcopy(JOB)
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     target = job["spec"]
@@ -184,7 +184,7 @@ def test_a_spec_that_is_too_large_is_refused_in_a_sentence() -> None:
 def test_a_spec_of_too_many_values_is_refused_before_it_is_checked(
     entry: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is small: 20 to 30 KiB."""
+    """The spec itself is small: 20 to 30 KiB."""
     many = copy.deepcopy(JOB)
     pod = many["spec"]["template"]["spec"]
     pod["junk"] = [entry] * (MOST_SPEC_VALUES - 200)

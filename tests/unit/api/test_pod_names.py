@@ -1,4 +1,4 @@
-"""The names of pods are read as they are made."""
+"""Names of pods: parsing is the inverse of making them."""
 
 from __future__ import annotations
 

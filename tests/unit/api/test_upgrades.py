@@ -1,5 +1,8 @@
-"""Parts of different versions beside each other: a spec of a newer CRD, a status that an older one prunes, lines of
-agents and operators that are a version apart."""
+"""Parts of different versions beside each other.
+
+These are a spec of a newer CRD, a status that an older CRD prunes, and lines of agents and operators that are a version
+apart.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ SPEC: dict[str, Any] = {
 
 
 def newer() -> dict[str, Any]:
-    """SPEC as a newer CRD stores it."""
+    """Return SPEC as a newer CRD stores it."""
     spec = copy.deepcopy(SPEC)
     spec["failurePolicy"]["patience"] = "Long"
     spec["trainer"]["data"]["shuffle"] = {"seed": 7}
@@ -79,7 +82,7 @@ def test_what_an_older_crd_prunes_is_found(wanted: Any, stored: Any, paths: tupl
 
 
 def line(message: protocol.Message, version: int, **fields: Any) -> bytes:
-    """As a side of that version would write it, with a field that is not known here."""
+    """Return a line as a side of that version would write it, with a field that is unknown here."""
     frame = json.loads(protocol.encode(message))
     return json.dumps({"v": version, "kind": frame["kind"], "body": {**frame["body"], **fields}}).encode()
 
@@ -113,7 +116,7 @@ def test_a_word_that_only_a_newer_side_knows_is_read_and_passed_on() -> None:
 
 
 def test_fields_that_an_older_side_does_not_send_have_defaults() -> None:
-    """Of a report, all that came after the first version."""
+    """For a report, these are all fields that were added after the first version."""
     body = {"replica": "r", "instance": "i", "ready": True, "round": 1, "claim": "c", "state": "running"}
     old = json.dumps({"v": protocol.VERSION - 1, "kind": "Report", "body": body}).encode()
     assert protocol.decode(old) == protocol.Report("r", "i", True, 1, "c", "running")

@@ -1,4 +1,4 @@
-"""The objects that the chart makes: permissions in each mode, roles for users, and access to metrics."""
+"""Objects that the chart makes: permissions in each mode, roles for users, and access to metrics."""
 
 from __future__ import annotations
 

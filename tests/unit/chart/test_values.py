@@ -1,4 +1,4 @@
-"""Each value of the chart does what its comment says, and values.yaml, its schema and the README name the same ones."""
+"""Values of the chart: each does what its comment says; values.yaml, its schema and the README name the same ones."""
 
 from __future__ import annotations
 

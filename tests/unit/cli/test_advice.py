@@ -1,4 +1,4 @@
-"""What `concertina status JOB` says can be done next."""
+"""Next steps that `concertina status JOB` suggests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`concertina checkpoint create`, where others ask too."""
+"""`concertina checkpoint create` when others request checkpoints too."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from concertina.terminal.cluster_connection import Target, UserError
 
 THEIRS = "theirs"
 Look = tuple[str | None, str, str]
-"""What is annotated, whose request the status has, and its state."""
+"""Annotation, the request in the status, and that request's state."""
 
 
 def asked(folder: Path, *looks: Look) -> None:
-    """`looks`: at the job, one after the other; "ours" is the id of the command's own request."""
+    """Run the command with `looks` at the job, one after the other; "ours" is the id of the command's own request."""
     left, ids = list(looks), {"ours": "", THEIRS: THEIRS}
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -61,7 +61,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_asks_later_takes_the_place_of_who_asked_before(
     looks: list[Look], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any later checkpoint is what either wants."""
+    """Any later checkpoint fulfils both requests."""
     if looks[-1][2] != "Done":
         looks = [*looks, (THEIRS, THEIRS, "Done")]
     asked(tmp_path, *looks)

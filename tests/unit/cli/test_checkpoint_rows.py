@@ -1,4 +1,4 @@
-"""What `concertina checkpoint show` says of a manifest."""
+"""Output of `concertina checkpoint show` for a manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BATCH, RANKS, PARENT = 8, 4, 2000
 
 
 def shown(step: int) -> dict[str, str]:
-    """Of a checkpoint that a job made which went on from another's of step PARENT."""
+    """Return the output for a checkpoint of a job that continued from another job's checkpoint of step PARENT."""
     position = PARENT * BATCH
     parent = ParentCheckpoint("s3://b/a/u1/round-1/step-2000", "u1", 1, PARENT, position)
     lineage = Lineage(parent=parent, rounds=(TrainedRound(1, PARENT, position, RANKS, "s1"),))
@@ -23,12 +23,12 @@ def shown(step: int) -> dict[str, str]:
 
 
 def test_what_was_trained_since_its_parent() -> None:
-    told = shown(2001)
-    assert told["Rounds"] == "round 1: steps 2001 to 2001, samples 16000 to 16007, 4 ranks, setting s1"
-    assert told["Samples"] == "16,000 to 16,008, as the script counts them"
+    fields_shown = shown(2001)
+    assert fields_shown["Rounds"] == "round 1: steps 2001 to 2001, samples 16000 to 16007, 4 ranks, setting s1"
+    assert fields_shown["Samples"] == "16,000 to 16,008, as the script counts them"
 
 
 def test_a_run_that_was_over_and_is_saved_again_by_another_job_has_no_steps_of_its_own() -> None:
-    told = shown(PARENT)
-    assert (told["Rounds"], told["Samples"]) == ("none has trained it further", "none")
-    assert told["Trained from"] == "step 2000 in s3://b/a/u1/round-1/step-2000"
+    fields_shown = shown(PARENT)
+    assert (fields_shown["Rounds"], fields_shown["Samples"]) == ("none has trained it further", "none")
+    assert fields_shown["Trained from"] == "step 2000 in s3://b/a/u1/round-1/step-2000"

@@ -1,4 +1,4 @@
-"""How a command ends by what goes wrong in it."""
+"""Exit of a command by the error that occurs in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina.terminal.cluster_connection import UserError, call
 
 
 async def in_tasks(*errors: Exception) -> None:
-    """All at once, each in a task of a group within another."""
+    """Raise the errors all at once, each in a task of a group within another group."""
 
     async def fail(error: Exception) -> None:
         raise error

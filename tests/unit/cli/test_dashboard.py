@@ -1,4 +1,4 @@
-"""With which reading `concertina dashboard` compares a job."""
+"""Reading with which `concertina dashboard` compares a job."""
 
 from __future__ import annotations
 

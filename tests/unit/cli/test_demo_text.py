@@ -1,4 +1,4 @@
-"""The text that the demo and the tests train on."""
+"""Text that the demo and the tests train on."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""What a drill makes of what it saw."""
+"""Verdicts of drills."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_every_scenario_can_be_played_or_says_why() -> None:
 
 @dataclass(frozen=True)
 class Target(DrillTarget):
-    """Of a job as drills play on, in a world of that many replicas, on nodes n0, n1, ...; the operator is on `home`."""
+    """Target of a drill: a job with that many replicas, on nodes n0, n1, ...; the operator is on `home`."""
 
     replicas: int
     home: str = "home"
@@ -131,7 +131,7 @@ def target(replicas: int = 3) -> Target:
 
 
 class Cluster:
-    """A client of a cluster with two releases in one namespace: b's operator serves all, a's two others."""
+    """Client of a cluster with two releases in one namespace: b's operator serves all namespaces, a's two others."""
 
     async def list_all(self, resource: Resource, *_: Any) -> tuple[list[Raw], str]:
         if resource == LEASES:
@@ -165,7 +165,7 @@ def test_a_job_that_would_stand_still_without_its_pod_is_refused_none() -> None:
 
 @dataclass(frozen=True)
 class Answering(Target):
-    """Programs in its containers print these, one after the other, or fail; `s3`: of its cluster."""
+    """Cluster whose programs in containers print these texts one after the other, or fail; `s3` is its S3 server."""
 
     answers: list[str | ApiError] = field(default_factory=list)
 
@@ -227,7 +227,7 @@ def test_what_eats_ends_at_the_limit_and_whether_a_worker_lives_is_told_of_that_
 
 
 class WithS3:
-    """A local cluster with an S3 server."""
+    """Local cluster with an S3 server."""
 
     endpoint = "http://127.0.0.1:9000"
 
@@ -268,7 +268,7 @@ async def outage(target: DrillTarget) -> AsyncIterator[Injection]:
 def test_a_checkpoint_is_asked_for_once_storage_is_back(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, checkpoint: Any
 ) -> None:
-    """By itself the next one would be due in ten minutes."""
+    """By itself, the next checkpoint would be due in ten minutes."""
     for most in ("STEADY", "WHOLE", "FRESH", "CHECKPOINT"):
         monkeypatch.setattr(f"concertina.drill.run.{most}", 10.0)
     asked, looks = list[str](), itertools.count(1)
@@ -328,8 +328,10 @@ def test_commands_are_told_which_node_and_which_operator(monkeypatch: pytest.Mon
 
 
 class Tenants:
-    """A client of a cluster with namespaces and jobs, whose operator has held back the agents of every namespace.
-    `left`: by an earlier drill of the job."""
+    """Client of a cluster with namespaces and jobs, whose operator has throttled the agents of every namespace.
+
+    `left` are the namespaces that an earlier drill of the job has left.
+    """
 
     def __init__(self, left: list[str]) -> None:
         self.namespaces = {name: {tenants.DRILL_OF: "j"} for name in left}
@@ -363,7 +365,7 @@ class Tenants:
 
 @dataclass(frozen=True)
 class Served(Answering):
-    """The job of a namespace that the operator serves, which serves all or those `watched`."""
+    """Return the job of a namespace for an operator that serves all namespaces, or those `watched`."""
 
     watched: str = ""
 
@@ -383,7 +385,7 @@ class Served(Answering):
     [pytest.param(tenants.hostile_agent, 1, id="a-flood"), pytest.param(tenants.long_queue, 9, id="a-queue")],
 )
 def test_the_tenants_of_a_drill_go_however_it_ends(monkeypatch: pytest.MonkeyPatch, fault: Fault, jobs: int) -> None:
-    """They stand while a worker is killed; those that an earlier drill has left are gone by then."""
+    """The tenants exist while a worker is killed. Those of an earlier drill are gone by then."""
     monkeypatch.setattr(tenants, "LOOK_SECONDS", 0.0)
     monkeypatch.setenv(tenants.QUEUE_JOBS, "9")
     client = Tenants(left=["concertina-drill-j-0", "concertina-drill-j-7"])
@@ -417,7 +419,7 @@ def test_a_queue_has_a_bound(monkeypatch: pytest.MonkeyPatch, count: str) -> Non
 
 
 def test_a_flood_is_what_an_operator_takes(tmp_path: Path) -> None:
-    """The program of the drill in the place of an agent: a refused line would end its stream."""
+    """The drill's program takes the place of an agent: a refused line would end its stream."""
     key, created = b"k" * 32, time.time()
     for name, text in Authority(key, "j", created).secret_data().items():
         (tmp_path / name).write_bytes(base64.b64decode(text))

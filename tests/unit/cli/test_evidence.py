@@ -1,4 +1,4 @@
-"""What `concertina diagnose` reads from a file."""
+"""Files that `concertina diagnose` reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOB = {
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    """A loss that is not finite too."""
+    """A loss that is not finite is written and read too."""
     record = EvidenceRecord(
         job=JOB,
         at=T0,

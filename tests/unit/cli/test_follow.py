@@ -1,4 +1,4 @@
-"""A job that is followed to its end, as `concertina run` and `status -f` do."""
+"""Following a job to its end, as `concertina run` and `status -f` do."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ def job(message: str, *holds: str, progress: JobProgress | None = None) -> Raw:
 
 
 def lines(*jobs: Raw) -> web.Response:
-    """Of a watch."""
+    """Return the lines of a watch."""
     return web.Response(text="".join(json.dumps({"type": "MODIFIED", "object": each}) + "\n" for each in jobs))
 
 
 def followed(
     folder: Path, looks: list[Raw | web.Response], watches: list[web.Response], terminal: bool = False
 ) -> tuple[int, str]:
-    """The exit status, and what was printed. `looks`: what the API server says of the job, one after the other."""
+    """Return the exit status and the output.
+
+    `looks` are the API server's answers about the job, one after the other.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.query.get("watch"):
@@ -76,7 +79,7 @@ def followed(
 
 
 def test_on_a_terminal_the_whole_sentence_is_there(tmp_path: Path) -> None:
-    """That says what a person has to do, however narrow it is."""
+    """The sentence says what a person has to do, so it is never cut, however narrow the terminal is."""
     code, printed = followed(tmp_path, [job("waits"), job(SENTENCE, "Failed")], [], terminal=True)
     assert code == 1
     assert SENTENCE in " ".join(printed.split())
@@ -84,8 +87,8 @@ def test_on_a_terminal_the_whole_sentence_is_there(tmp_path: Path) -> None:
 
 def test_of_a_run_without_an_end_the_step_alone_is_told(tmp_path: Path) -> None:
     def at(step: int, percent: float | None, *holds: str) -> Raw:
-        told = JobProgress(step=step, loss=2.5, percent=percent, at=AT)
-        return job("Trains.", *holds, progress=told)
+        reported = JobProgress(step=step, loss=2.5, percent=percent, at=AT)
+        return job("Trains.", *holds, progress=reported)
 
     seen = [at(12, None), at(13, 1.5), at(14, 2.0, "Complete")]
     code, printed = followed(tmp_path, [at(11, None), seen[0]], [lines(*seen[1:])])
@@ -107,10 +110,10 @@ def test_of_a_run_without_an_end_the_step_alone_is_told(tmp_path: Path) -> None:
 def test_an_api_server_that_is_away_for_a_while_ends_nothing(
     tmp_path: Path, refusal: Callable[[], web.Response], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its own words are said once, and the job continues to be followed."""
-    away = [no_success(503, "not yet") for _ in range(4)]  # longer than a request is tried again
+    """The error message is printed once, and the command continues to follow the job."""
+    away = [no_success(503, "not yet") for _ in range(4)]  # This is longer than the client retries a request.
     looks = [job("waits"), job("waits"), job("waits"), *away, job("is over", "Complete")]
     code, printed = followed(tmp_path, looks, [refusal(), lines(job("trains"))])
     assert (code, [line.split()[-1] for line in printed.splitlines()]) == (0, ["waits", "trains", "over"])
-    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.getMessage() for record in said] == ["team/a: not yet; asked again until the API server answers"]
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.getMessage() for record in records] == ["team/a: not yet; asked again until the API server answers"]

@@ -1,4 +1,4 @@
-"""The course of a run: kept in few points, drawn in one line."""
+"""History of a run's loss: a few points, drawn in one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ T0 = 1_800_000_000
 
 
 def run(seconds: int, every: int = 2, shrunk_at: int = -1) -> LossHistory:
-    """A point is offered so often; at one time there are two replicas instead of three."""
+    """Return a history to which points were offered at this interval.
+
+    At one time there are two replicas instead of three.
+    """
     known = LossHistory()
     for at in range(0, seconds, every):
         known = known.with_point(Point(T0 + at, at, 1 + 9 / (1 + at), 2 if at == shrunk_at else 3))

@@ -1,4 +1,4 @@
-"""Which replica, round and rank a line of a log belongs to."""
+"""Replica, round and rank to which a line of a log belongs."""
 
 from __future__ import annotations
 

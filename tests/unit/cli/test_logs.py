@@ -1,4 +1,4 @@
-"""`concertina logs -f`: whose logs are followed, and how it ends."""
+"""`concertina logs -f`: the logs that it follows, and its end."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ def event(obj: Raw) -> bytes:
 
 
 def followed(folder: Path, pods: Callable[[], web.Response], *later: Raw) -> tuple[int, list[str], str]:
-    """Exit status, what was printed, and on stderr. `pods`: the list of them; `later`: as they become, one after the
-    other, each as soon as the log of the one before has ended. Then the job is over."""
+    """Return the exit status, the output, and stderr.
+
+    `pods` is the list of pods. `later` are their later states, each of which follows as soon as the previous log has
+    ended. Then the job is over.
+    """
     runs = asyncio.Event()
     logs = 0
 
@@ -70,7 +73,7 @@ def followed(folder: Path, pods: Callable[[], web.Response], *later: Raw) -> tup
 
 
 def test_a_container_that_is_started_again_in_its_pod_is_printed_again_from_its_start(tmp_path: Path) -> None:
-    """And once: its other changes are passed over."""
+    """The log is printed once. Other changes of the container are ignored."""
 
     def listed() -> web.Response:
         return web.json_response({"metadata": {"resourceVersion": "1"}, "items": [pod(3)]})

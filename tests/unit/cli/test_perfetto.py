@@ -1,4 +1,4 @@
-"""Traces of ranks whose profilers began at other times, on one clock."""
+"""Traces of ranks whose profilers started at different times, converted to one clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECOND = 1_000_000_000
 
 
 def traced(rank: int, begun: int, **record: Any) -> RankTrace:
-    """A step of 5 ms, in a trace whose time 0 is `begun` (nanoseconds), 1000 microseconds before it."""
+    """Return a trace with a step of 5 ms. Its time 0 is `begun` (nanoseconds), 1000 microseconds before the step."""
     events = [
         {"ph": "M", "name": "process_name", "pid": 77, "tid": 0, "args": {"name": "python"}},
         {"ph": "X", "name": "step 1", "pid": 77, "tid": 77, "ts": 1000.5, "dur": 5000},
@@ -22,19 +22,19 @@ def traced(rank: int, begun: int, **record: Any) -> RankTrace:
 
 
 def test_ranks_stand_beside_each_other_on_one_clock() -> None:
-    found = merged([traced(0, 10 * SECOND), traced(3, 10 * SECOND + 2_000_000)])
-    steps = [event for event in found["traceEvents"] if event["name"] == "step 1"]
+    trace = merged([traced(0, 10 * SECOND), traced(3, 10 * SECOND + 2_000_000)])
+    steps = [event for event in trace["traceEvents"] if event["name"] == "step 1"]
     assert [round(event["ts"]) for event in steps] == [0, 2000]
-    names = {event["pid"]: event["args"]["name"] for event in found["traceEvents"] if event["name"] == "process_name"}
+    names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
     assert list(names.values()) == [
         "rank 0 (a-0-0)",
         "rank 0 (a-0-0) device 0",
         "rank 3 (a-3-0)",
         "rank 3 (a-3-0) device 0",
     ]
-    assert len({event["pid"] for event in found["traceEvents"]}) == 4
-    assert len({event["id"] for event in found["traceEvents"] if event["ph"] == "s"}) == 2
-    assert all(isinstance(event["pid"], int) for event in found["traceEvents"])
+    assert len({event["pid"] for event in trace["traceEvents"]}) == 4
+    assert len({event["id"] for event in trace["traceEvents"] if event["ph"] == "s"}) == 2
+    assert all(isinstance(event["pid"], int) for event in trace["traceEvents"])
 
 
 def test_collectives_of_the_flight_recorder() -> None:
@@ -49,10 +49,10 @@ def test_collectives_of_the_flight_recorder() -> None:
             "time_discovered_completed_ns": begun + 4_000_500,
         },
     ]
-    found = merged([traced(0, begun, entries=entries)])
-    rows = [event for event in found["traceEvents"] if event.get("cat") == "collective"]
+    trace = merged([traced(0, begun, entries=entries)])
+    rows = [event for event in trace["traceEvents"] if event.get("cat") == "collective"]
     assert [(row["name"], round(row["ts"]), round(row["dur"])) for row in rows] == [
         ("gloo:all_reduce", 1000, 0),
         ("nccl:all_reduce", 2000, 1000),
     ]
-    assert found["flightRecorder"]["0"]["entries"] == entries
+    assert trace["flightRecorder"]["0"]["entries"] == entries

@@ -1,4 +1,4 @@
-"""`concertina run` on API servers that say their version, and on one that does not."""
+"""`concertina run` on API servers that report their version, and on one that does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `concertina status JOB` says of a job."""
+"""Output of `concertina status JOB`."""
 
 from dataclasses import replace
 from typing import Any
@@ -72,7 +72,7 @@ def test_of_a_newer_operators_status_is_shown_what_can_be_read() -> None:
 
 
 def test_what_others_have_written_is_shown_as_it_is() -> None:
-    """It says nothing of how: a script's last words, a label, a node's reason."""
+    """Such texts are a script's last lines, a label, or a node's reason. They are not interpreted as markup."""
     words = "[/red] [link=a] :boom: [bold]no"
     back = RollbackMark(round=3, step=50, reason="LossSpike", message=words, at=rfc3339(1_800_000_000))
     job = {"metadata": {"name": "a", "namespace": "b"}, "spec": {"replicas": 2}}
@@ -95,7 +95,7 @@ def test_a_failure_is_said_once_and_what_the_worker_printed_last_once_below_it()
     error = "RuntimeError: [/data] is empty"
     message = f"Rank 0 exited with code 1: {error}"
     lines = ("[rank0]: Traceback (most recent call last):", "[rank0]:     read()", f"[rank0]: {error}")
-    told = LastFailure(
+    last_failure = LastFailure(
         at=at, round=2, replica="a-0-1", node="node-1", reason="WorkerFailed", message=message, last_lines=lines
     )
 
@@ -106,12 +106,12 @@ def test_a_failure_is_said_once_and_what_the_worker_printed_last_once_below_it()
             for type in status
         )
 
-    text = said(JobStatus(conditions=conditions("False"), last_failure=told))
+    text = said(JobStatus(conditions=conditions("False"), last_failure=last_failure))
     assert text.count(message) == 1
     assert "a-0-1 on node-1, round 2," in text
     assert "\n".join(f"  {line}" for line in lines) in text
     assert text.count(error) == 2, "at the top, and at the end of the last lines"
-    trains = said(JobStatus(conditions=conditions("True"), last_failure=told))
+    trains = said(JobStatus(conditions=conditions("True"), last_failure=last_failure))
     assert ("a-0-1 on node-1, round 2," in trains, "Traceback" in trains) == (True, False)
 
 
@@ -213,8 +213,8 @@ def test_who_does_not_train_has_no_pace_and_only_conditions_that_say_something_a
             for kind in kinds
         ]  # fmt: skip
         at = rfc3339(1_800_000_000)
-        told = JobProgress(step=5, steps=10, percent=50, loss=2.0, eta_seconds=60, tokens_per_second=100, at=at)
-        return JobStatus(conditions=tuple(conditions), progress=told)
+        reported = JobProgress(step=5, steps=10, percent=50, loss=2.0, eta_seconds=60, tokens_per_second=100, at=at)
+        return JobStatus(conditions=tuple(conditions), progress=reported)
 
     trains, over = said(status("Running")), said(status("Complete"))
     assert "loss 2  tokens/s 100  ETA 1m" in trains

@@ -1,4 +1,4 @@
-"""`concertina top`: which job stands first, and what is said of each and of all."""
+"""`concertina top`: the order of jobs, and what it shows of each job and of all jobs."""
 
 from __future__ import annotations
 
@@ -80,15 +80,15 @@ def test_what_does_not_fit_is_counted() -> None:
 
 
 def test_who_does_not_train_has_no_pace() -> None:
-    told = JobProgress(step=5, steps=10, percent=50, eta_seconds=60, tokens_per_second=100, at=rfc3339(NOW))
+    reported = JobProgress(step=5, steps=10, percent=50, eta_seconds=60, tokens_per_second=100, at=rfc3339(NOW))
     for kind, pace in ((ConditionType.RUNNING, (50, 60, 100)), (ConditionType.SUSPENDED, (50, None, None))):
-        found = row(job("a", kind, progress=told))
+        found = row(job("a", kind, progress=reported))
         assert (found.percent, found.eta_seconds, found.tokens_per_second) == pace
 
 
 def test_as_json() -> None:
-    told = as_json(row(jobs()[3]))
-    assert (told["name"], told["attention"], told["goodputPercent"]) == ("slow", "Slow", 40.0)
+    printed = as_json(row(jobs()[3]))
+    assert (printed["name"], printed["attention"], printed["goodputPercent"]) == ("slow", "Slow", 40.0)
 
 
 def test_a_job_that_reports_no_steps_has_an_unknown_goodput_and_is_not_slow() -> None:
@@ -125,7 +125,7 @@ def test_what_may_be_out_of_date_is_said_until_something_is_heard_again(
         return response
 
     def frame() -> str:
-        """The last one that was drawn."""
+        """Return the last frame that was drawn."""
         return printed.getvalue().rpartition("\x1b[H")[2]
 
     async def scenario() -> None:

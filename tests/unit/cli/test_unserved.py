@@ -1,4 +1,4 @@
-"""A job that no operator serves is said to be so, by what the job itself shows."""
+"""Job that no operator serves: the status of the job itself shows that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def status(running: bool = False, ended: bool = False, **fields: Any) -> JobStat
 
 
 def job(created: float = 3600.0, changed: float = 3600.0, **meta: Any) -> Raw:
-    """A job created and last changed so many seconds ago; its status was written just now."""
+    """Return a job with these seconds since its creation and its last change; its status was written just now."""
     fields = [
         {"manager": "kubectl", "time": rfc3339(NOW - changed)},
         {"manager": "concertina", "subresource": "status", "time": rfc3339(NOW)},
@@ -67,10 +67,10 @@ SEEN = {"observed_generation": 1}
     ],
 )
 def test_by_what_a_job_is_known_to_be_served_by_nobody(raw: Raw, seen: JobStatus, evidence: str) -> None:
-    said = unserved.sentence(raw, seen, NOW)
-    assert bool(said) == bool(evidence)
-    assert said.startswith(evidence)
-    assert "namespace team" in said or not evidence
+    sentence = unserved.sentence(raw, seen, NOW)
+    assert bool(sentence) == bool(evidence)
+    assert sentence.startswith(evidence)
+    assert "namespace team" in sentence or not evidence
 
 
 def test_the_screen_and_the_table_say_so() -> None:

@@ -1,4 +1,4 @@
-"""What the operator knows: the newest word counts, whatever the order in which it is heard."""
+"""Operator's cache: the newest version of an object counts, whatever the order of arrival."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_pods_are_found_by_their_owner_whichever_is_heard_first() -> None:
 
 
 def test_a_pod_that_has_lost_its_owner_is_none_of_the_jobs_any_more() -> None:
-    """By hand, or by a deletion that leaves orphans."""
+    """An owner reference is removed by hand, or by a deletion that orphans pods."""
     known = Known()
     known.cache.on_job(job("a", 1))
     known.cache.on_job(job("b", 1))
@@ -251,7 +251,7 @@ BEGUN = {"world": {"round": 1, "claim": {"round": 1, "claimId": "c", "committed"
 
 
 def holder(known: Known, uid: str) -> str:
-    """Name of the job that has the folder of this one."""
+    """Return the name of the job that has the folder of this one."""
     observed = known.cache.observe(uid)
     assert observed is not None
     return observed.uri_holder.name if observed.uri_holder else ""
@@ -313,7 +313,7 @@ def test_jobs_of_two_namespaces_are_not_compared() -> None:
 
 
 def test_one_uri_with_another_secret_or_volume_may_be_another_folder() -> None:
-    """The store tells, by the uids of all live jobs that may use it."""
+    """The store decides, by the uids of all live jobs that may use the folder."""
     known, path = Known(), "file:///checkpoints/run"
     with_secret = job("secret", 1, uri=RUN, created=3, **BEGUN)
     with_secret["spec"]["checkpoint"]["secretName"] = "minio"
@@ -449,8 +449,8 @@ def test_a_write_tests_the_claim_as_it_was_observed() -> None:
 
 
 def unplaced(name: str, job_uid: str) -> OwnedPod:
-    found = pod(name, job_uid)
-    return replace(found, view=replace(found.view, waiting="Unschedulable"))
+    manifest = pod(name, job_uid)
+    return replace(manifest, view=replace(manifest.view, waiting="Unschedulable"))
 
 
 def place(known: Known, uid: str) -> QueuePlace | None:
@@ -480,13 +480,13 @@ def test_jobs_that_wait_for_room_have_turns() -> None:
 
 
 def test_a_burst_of_changes_is_worked_out_once_and_wakes_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand jobs wait, of which one holds a part and the others have released theirs."""
+    """A thousand jobs wait, one of which holds a part of the room, and the others have released theirs."""
     later: list[Callable[[], None]] = []
     changed: list[str] = []
     cache = ClusterCache(changed.append, lambda uid: {}, later=lambda seconds, act: later.append(act))
 
     def work_out() -> list[str]:
-        """Jobs that are woken. It may take some slices."""
+        """Return the jobs that are woken. The computation may take some slices."""
         changed.clear()
         while later:
             later.pop(0)()

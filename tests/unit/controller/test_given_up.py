@@ -1,4 +1,4 @@
-"""Pods that are silent are given up one by one, by the pass after the one that asked."""
+"""Silent pods are given up one by one, by the pass after the one that asked for it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_one_silent_pod_is_given_up_at_once_and_the_next_after_ten_seconds() -> 
         assert seen == [frozenset(), {"longest"}, {"longest"}]
         assert operator.due == [0.0, 10.0, 10.0]
         now += 10.0
-        silent = ("other",)  # the first one was heard again
+        silent = ("other",)  # The first agent was connected again.
         await operator.pass_()
         silent = ("other", "longest")
         await operator.pass_()

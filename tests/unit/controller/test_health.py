@@ -1,4 +1,4 @@
-"""The kubelet is told whether a process lives, whether it can serve, and which one leads: three questions."""
+"""Health endpoints for the kubelet: whether a process lives, whether it can serve, and which process leads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from concertina.local.host import processes
 
 
 class Stored:
-    """A client of an API server with room for one Lease, which can be away."""
+    """Client of an API server that stores one Lease and can be unreachable."""
 
     def __init__(self) -> None:
         self.lease: Raw | None = None
@@ -44,7 +44,7 @@ class Stored:
 
 
 class Replica:
-    """One operator process, as far as its health knows it."""
+    """One operator process, as far as its health endpoints use it."""
 
     def __init__(self, stored: Any, name: str, clock: Callable[[], float]) -> None:
         self.lease = Lease(stored, "ns", "l", name, clock=clock)

@@ -1,4 +1,4 @@
-"""`helm test` passes where an operator is seen to renew its Lease, and fails by name where none is."""
+"""`helm test`: it passes if an operator is seen to renew its Lease, and otherwise fails with a clear message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = from_environment(
 
 
 class Server:
-    """An API server whose Lease has these states, one a read; the last one stays."""
+    """API server whose Lease has these states, one for each read; the last one stays."""
 
     def __init__(self, *states: tuple[str, str] | None) -> None:
         self.states = list(states)

@@ -1,4 +1,4 @@
-"""Each job's series, as Prometheus reads them: from its status alone, and gone with the job."""
+"""Series of each job, as Prometheus reads them: they follow from its status alone, and disappear with the job."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def job(name: str = "j", status: dict[str, Any] | None = None, spec: dict[str, A
 
 
 def series(*jobs: JobView, now: float = NOW) -> dict[tuple[str, ...], float]:
-    """Value by name and the values of the labels beside namespace, the job first, the others by their names."""
+    """Return values by name and by the values of the labels other than the namespace.
+
+    The job comes first, and the other labels are in the order of their names.
+    """
     collector = JobCollector(jobs, now)
     text = generate_latest(collector).decode()  # type: ignore[arg-type]
     found = {}
@@ -82,15 +85,15 @@ def series(*jobs: JobView, now: float = NOW) -> dict[tuple[str, ...], float]:
 
 
 def test_a_job_is_told_of_by_its_status() -> None:
-    found = series(job())
-    times = {key[2]: value for key, value in found.items() if key[0] == "time_seconds_total"}
+    values = series(job())
+    times = {key[2]: value for key, value in values.items() if key[0] == "time_seconds_total"}
     assert times.keys() == {name.removesuffix("_seconds") for name in Goodput.model_fields if name.endswith("_seconds")}
     assert {name: value for name, value in times.items() if value} == {
         "productive": 800.0,
         "recovery": 150.0,
         "waiting": 50.0,
     }
-    rest = {(name, *labels): value for (name, _, *labels), value in found.items() if name != "time_seconds_total"}
+    rest = {(name, *labels): value for (name, _, *labels), value in values.items() if name != "time_seconds_total"}
     assert rest == {
         ("info", "Agent", "command", "uid-j"): 1,
         ("phase", "Training"): 1,
@@ -125,9 +128,9 @@ def test_a_job_is_told_of_by_its_status() -> None:
 
 def test_an_unknown_goodput_has_no_series() -> None:
     spent = {"unknownSeconds": 900.0, "recoverySeconds": 50.0, "at": at(1000)}
-    found = series(job(status={**STATUS, "goodput": spent}))
-    assert found["time_seconds_total", "j", "unknown"] == 900
-    assert ("goodput_ratio", "j") not in found
+    values = series(job(status={**STATUS, "goodput": spent}))
+    assert values["time_seconds_total", "j", "unknown"] == 900
+    assert ("goodput_ratio", "j") not in values
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_an_unknown_goodput_has_no_series() -> None:
     ],
 )
 def test_what_counts_towards_the_next_checkpoint(every: dict[str, Any], seconds: float) -> None:
-    """Of a job that was suspended for two hours after one, and has made ten steps since."""
+    """The job was suspended for two hours after a checkpoint, and has trained ten steps since."""
     spec = {**SPEC, "checkpoint": {"uri": "s3://bucket/run", **every}}
     last = {"step": 60, "uri": "s3://bucket/run/x", "at": at(7200)}
     told = {"lastCheckpoint": last, "progress": {"step": 70, "stepSeconds": 2.0, "at": at(3)}}
@@ -170,12 +173,12 @@ def test_a_job_that_stands_still_says_why_and_one_with_a_price_what_it_costs() -
     recovery = [{"cause": "NodeLost", "times": 2, "seconds": 100.0}, {"cause": "Growing", "seconds": 50.0}]
     cost = {"currency": "EUR", "total": 12.5, "perMillionTokens": 0.25}
     status = {**STATUS, "conditions": [stalled], "goodput": {**STATUS["goodput"], "recovery": recovery}, "cost": cost}
-    found = series(job(status=status))
-    assert found["stalled", "j", "StorageUnavailable"] == 1
-    assert found["recovery_seconds_total", "j", "NodeLost"] == 100
-    assert found["recovery_seconds_total", "j", "Growing"] == 50
-    assert found["cost", "j", "EUR"] == 12.5
-    assert found["cost_per_million_tokens", "j", "EUR"] == 0.25
+    values = series(job(status=status))
+    assert values["stalled", "j", "StorageUnavailable"] == 1
+    assert values["recovery_seconds_total", "j", "NodeLost"] == 100
+    assert values["recovery_seconds_total", "j", "Growing"] == 50
+    assert values["cost", "j", "EUR"] == 12.5
+    assert values["cost_per_million_tokens", "j", "EUR"] == 0.25
     without_tokens = series(job(status={**STATUS, "cost": {"currency": "EUR", "total": 12.5}}))
     assert ("cost", "j", "EUR") in without_tokens
     assert ("cost_per_million_tokens", "j", "EUR") not in without_tokens
@@ -190,21 +193,21 @@ def test_a_tracker_that_takes_nothing_is_told_of_where_there_is_one() -> None:
 
 
 def test_of_a_job_that_has_not_begun_there_is_no_number_that_nobody_knows() -> None:
-    found = {key[0]: value for key, value in series(job(status={})).items()}
-    assert found["phase"] == 1
-    assert found.keys().isdisjoint({"step", "loss", "checkpoint_age_seconds", "time_seconds_total", "mfu_ratio"})
+    names = {key[0]: value for key, value in series(job(status={})).items()}
+    assert names["phase"] == 1
+    assert names.keys().isdisjoint({"step", "loss", "checkpoint_age_seconds", "time_seconds_total", "mfu_ratio"})
 
 
 def test_a_spec_that_can_not_be_read_has_no_wanted_replicas_and_the_rest() -> None:
-    found = {key[0] for key in series(job(spec={"replicas": "x"}))}
-    assert "wanted_replicas" not in found
-    assert {"info", "phase", "rounds_total"} <= found
+    names = {key[0] for key in series(job(spec={"replicas": "x"}))}
+    assert "wanted_replicas" not in names
+    assert {"info", "phase", "rounds_total"} <= names
 
 
 def test_reasons_are_bounded() -> None:
     recent = [{"at": at(1), "replica": "a", "reason": f"r{number}"} for number in range(100)]
-    found = series(job(status={"restarts": {"recent": [*recent, *recent[:1]]}}))
-    reasons = {key[2]: value for key, value in found.items() if key[0] == "failures_in_window"}
+    values = series(job(status={"restarts": {"recent": [*recent, *recent[:1]]}}))
+    reasons = {key[2]: value for key, value in values.items() if key[0] == "failures_in_window"}
     assert len(reasons) == MOST_REASONS + 1
     assert (reasons["r0"], sum(reasons.values())) == (2, 101)
 
@@ -212,10 +215,10 @@ def test_reasons_are_bounded() -> None:
 def test_a_time_that_nobody_can_read_costs_that_series_alone() -> None:
     strange = {**STATUS, "lastCheckpoint": {**STATUS["lastCheckpoint"], "at": "soon"}}
     assert JobStatus.model_validate(strange).last_checkpoint is not None
-    found = series(job("good"), job("bad", strange))
-    assert ("checkpoint_age_seconds", "good") in found
-    assert ("checkpoint_age_seconds", "bad") not in found
-    assert found["step", "bad"] == 70
+    values = series(job("good"), job("bad", strange))
+    assert ("checkpoint_age_seconds", "good") in values
+    assert ("checkpoint_age_seconds", "bad") not in values
+    assert values["step", "bad"] == 70
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])

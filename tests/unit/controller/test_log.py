@@ -1,4 +1,4 @@
-"""What the operator's log is like is a setting; one that there is not is named."""
+"""Settings of the operator's log; an invalid one is named."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_records_of_libraries_are_lines_too(
 
 
 def test_words_are_taken_in_any_case_and_others_are_refused() -> None:
-    found = from_environment({**SETTINGS, "CONCERTINA_LOG_LEVEL": "debug", "CONCERTINA_LOG_FORMAT": "Text"})
-    assert (found.log_level, found.log_format) == (LogLevel.DEBUG, LogFormat.TEXT)
+    read_settings = from_environment({**SETTINGS, "CONCERTINA_LOG_LEVEL": "debug", "CONCERTINA_LOG_FORMAT": "Text"})
+    assert (read_settings.log_level, read_settings.log_format) == (LogLevel.DEBUG, LogFormat.TEXT)
     default = from_environment(SETTINGS)
     assert (default.log_level, default.log_format) == (LogLevel.INFO, LogFormat.JSON)
     with pytest.raises(OperatorSettingsError, match=r"CONCERTINA_LOG_FORMAT is 'xml'; it must be one of json, text"):

@@ -1,4 +1,4 @@
-"""The operator's master keys as its Secret holds them."""
+"""Master keys of the operator in its Secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of an operator that starts where there are many of the largest objects that an API server accepts."""
+"""Memory of an operator that starts beside many of the largest objects that an API server accepts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from concertina.local.host import linux_namespaces
 
 MOST_MIB = 300
 EMPTY_LISTS = 430_000
-"""1.3 MB of what takes most memory when it is decoded; the API server stores 1.5 MiB."""
+"""Number of empty lists in an object: 1.3 MB of the JSON that takes the most memory when it is decoded. The API server
+stores 1.5 MiB."""
 JOBS = "/apis/concertina.dev/v1beta1/trainingjobs"
 
 
 @dataclass
 class ApiServer:
-    """So many large jobs, and nothing else; the operator gets no answer to what it writes of them."""
+    """API server with this number of large jobs and nothing else; it does not answer the operator's writes."""
 
     jobs: int
     entries: int = EMPTY_LISTS
     named: Counter[str] = field(default_factory=Counter)
-    """How often a page had an object of a name."""
+    """Return how often a page had an object with a name."""
 
     def __post_init__(self) -> None:
         container = {"name": "trainer", "image": "i", "command": ["x"]}
@@ -71,7 +72,7 @@ class ApiServer:
                 await response.write(((", " if number > begin else "") + text).encode())
             await response.write(b"]}")
             await response.write_eof()
-        except ConnectionError:  # it is too large a page
+        except ConnectionError:  # The page is too large.
             return response
         self.named.update(f"job-{number}" for number in range(begin, end))
         return response
@@ -114,7 +115,7 @@ def _begun(log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 def _highest_of(pid: int) -> float:
-    """MiB."""
+    """Return the highest memory use of a process in MiB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 

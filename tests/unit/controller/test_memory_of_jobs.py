@@ -1,4 +1,4 @@
-"""The memory that the operator keeps for TrainingJobs, however large: measured in bytes that stay allocated."""
+"""Memory that the operator keeps for TrainingJobs of any size, measured in bytes that stay allocated."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from concertina.kube.watch.trainingjobs import strip
 
 JOBS = 2
 MOST_BYTES = 600_000
-"""Of each job: 300 of them stay within 180 MiB."""
+"""Maximum number of bytes of each job: 300 jobs stay within 180 MiB."""
 
 
 def with_junk(entries: int, **metadata: Any) -> Raw:
-    """Empty lists are what takes most memory of its size."""
+    """Return a job with empty lists, which take the most memory for their size."""
     container = {"name": "trainer", "image": "i", "command": ["x"]}
     obj = job({"suspend": True, "template": {"spec": {"containers": [container], "junk": [[]] * entries}}})
     return {**obj, "metadata": {**obj["metadata"], **metadata}}
@@ -41,7 +41,7 @@ def test_a_job_of_any_size_takes_little_memory(entries: int) -> None:
         strip(obj)
         kept_by_kopf.append(obj)
 
-    take(0)  # what is made once
+    take(0)  # Objects that are created once do not count.
     tracemalloc.start()
     try:
         for number in range(1, JOBS + 1):
@@ -75,8 +75,8 @@ def held_by_many_finalizers() -> Raw:
 @pytest.mark.parametrize("made", [wrong_in_many_places, with_unknown_fields, held_by_many_finalizers])
 def test_what_is_wrong_with_a_job_is_kept_in_few_words(made: Callable[[], Raw]) -> None:
     view = job_view(made())
-    kept = "".join((view.spec_error, *view.ignored, *view.finalizers))
-    assert 0 < len(kept) < 10_000
+    texts = "".join((view.spec_error, *view.ignored, *view.finalizers))
+    assert 0 < len(texts) < 10_000
 
 
 def test_the_problems_that_are_not_named_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""Jobs that a new list does not name are looked up, until the API server has said whether they are there."""
+"""Jobs that a new list lacks: the operator looks them up until the API server has said whether they exist."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def job(name: str, namespace: str = "a") -> Raw:
 
 @contextlib.asynccontextmanager
 async def knowing(folder: Path, jobs: list[Raw], answers: list[type[web.HTTPError]]) -> AsyncIterator[Any]:
-    """An operator that knows these jobs, before an API server that gives these answers, one after the other."""
+    """Yield an operator that knows these jobs, and an API server that gives these answers one after the other."""
 
     async def answer(_: web.Request) -> web.Response:
         raise answers.pop(0)

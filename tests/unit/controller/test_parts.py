@@ -1,4 +1,4 @@
-"""The operator's parts run without end: one that ends by an error is begun again and named; a lost Lease ends them."""
+"""Parts of the operator, which run forever: one that fails is restarted and named, and a lost Lease ends them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes of many jobs beside each other."""
+"""Concurrent passes of many jobs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def reconciler(plan: Planner, may_act: Watched) -> Reconciler:
 
 
 def test_the_event_loop_serves_everything_else_between_two_decisions() -> None:
-    """A change that a thousand jobs hear of would otherwise keep the loop from all of them, and from the Lease, until
-    the last one."""
+    """A change that concerns a thousand jobs would otherwise block the event loop and the Lease until all are done."""
     turn, decided_in = 0, list[int]()
 
     def plan(observed: JobObservation, _: float) -> Plan:

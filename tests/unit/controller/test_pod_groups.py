@@ -1,4 +1,4 @@
-"""Writes of a job's pod group: before its pods, once, brought up to date, and deleted."""
+"""Writes of a job's pod group: before its pods, once, updated, and deleted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ THREE = PodGroup(GangApi.VOLCANO, "j-0f1e2d3c", 3)
 
 
 class Server:
-    """An API server that has at most one pod group."""
+    """API server that has at most one pod group."""
 
     def __init__(self, stored: Raw | None = None, refuses: bool = False) -> None:
         self.stored, self.refuses = stored, refuses

@@ -1,4 +1,4 @@
-"""The keyed queue: one run per key at a time, bursts fold, failures stay with their key."""
+"""Keyed queue: one run for each key at a time, bursts lead to one run, and failures affect only their key."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_events_do_not_shorten_the_back_off_of_work_that_raises(monkeypatch: pyt
     async def work(_: str) -> None:
         nonlocal runs
         runs += 1
-        queue.add("a")  # news while it runs, as an agent's report
+        queue.add("a")  # News arrives while the key runs, such as an agent's report.
         raise RuntimeError("always")
 
     async def scenario() -> None:
@@ -254,7 +254,7 @@ def test_a_key_that_is_forgotten_during_its_run_or_before_is_not_run_again() -> 
     async def scenario() -> None:
         queue = started(work)
         queue.add("a")
-        queue.forget("a")  # its task has not begun
+        queue.forget("a")  # The key's task has not begun.
         await asyncio.sleep(0.05)
         assert runs == 0
         queue.add("a")

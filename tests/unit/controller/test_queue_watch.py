@@ -1,4 +1,4 @@
-"""When the operator looks for Kueue's API: every minute, and before the first pass of a job that names a queue."""
+"""Discovery of Kueue's API by the operator: every minute, and before the first pass of a job that names a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which queue a job has, and what the operator knows of its Workloads, priority and preemptor."""
+"""Queue of a job, and the operator's knowledge of its Workloads, priority and preemptor."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def job(namespace: str) -> Raw:
 
 
 class Labels:
-    """An API server with one job in each of the namespaces a and b, of which a is selected at first."""
+    """API server with one job in each of the namespaces a and b, of which a is selected at first."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[Raw] = asyncio.Queue()

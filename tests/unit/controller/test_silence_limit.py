@@ -1,4 +1,4 @@
-"""Pods are given up for silence one by one: a namespace has its own pace, and no namespace uses up what others need."""
+"""Limit on pods that are given up for silence: each namespace has its own rate, and none uses up that of the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_that_comes_late_goes_before_those_that_had_theirs() -> None:
     for _ in range(PER_MINUTE):
         assert limit.ask("greedy") == 0.0
         limit.now += NAMESPACE_SECONDS
-    # The first one of the greedy namespace is a minute old in this moment, so one slot is free.
+    # The oldest pod of the greedy namespace is a minute old at this moment, so one slot is free.
     assert limit.ask("greedy") == 0.0
     assert limit.ask("late") == NAMESPACE_SECONDS
     limit.now += NAMESPACE_SECONDS

@@ -1,4 +1,4 @@
-"""Metrics are for accounts of the cluster that may read them, and the API server is asked about each token seldom."""
+"""Metrics for accounts of the cluster that may read them: the API server is rarely asked about each token."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from concertina.local.host import processes
 SCRAPER = {"username": "system:serviceaccount:monitoring:prometheus", "uid": "u1", "groups": ["system:authenticated"]}
 TENANT = {"username": "system:serviceaccount:team-a:default", "groups": ["system:authenticated"]}
 USERS: dict[str, Raw] = {"scraper": SCRAPER, "tenant": TENANT}
-"""By token."""
+"""Users by token."""
 
 
 class Reviewer:
-    """An API server that knows two tokens, one of an account that may read metrics."""
+    """API server that knows two tokens, one of which belongs to an account that may read metrics."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()

@@ -1,4 +1,7 @@
-"""Traces as a collector gets them over the wire; one that is gone, slow or hostile costs nothing but traces."""
+"""Traces as a collector receives them over the network.
+
+A collector that is gone, slow or hostile affects only traces.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def results() -> dict[str, int]:
 
 
 def exported(then: Callable[[tracing.Export], None]) -> dict[str, int]:
-    """What became of the spans that `then` made."""
+    """Return the results of the spans that `then` made."""
     before = results()
 
     async def scenario() -> None:
@@ -75,8 +78,10 @@ def test_a_trace_arrives_under_the_id_that_everybody_knows(monkeypatch: pytest.M
 def test_a_bad_collector_takes_traces_and_nothing_else(
     manner: Manner | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """More than there is room for is taken while it answers nothing, and dropped in whole traces; the end waits for
-    nobody. None: nobody listens."""
+    """While the collector does not answer, more spans are accepted than there is room for, and dropped in whole traces.
+
+    The end of the operator does not wait. None stands for a collector that does not listen.
+    """
     monkeypatch.setattr(otlp_traces, "FAREWELL_SECONDS", 0.2)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret")

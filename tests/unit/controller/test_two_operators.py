@@ -1,4 +1,4 @@
-"""Two operators that serve the same job, on an API server in memory: they do not write against each other for ever."""
+"""Two operators that serve the same job, on an API server in memory: they do not write against each other forever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concertina.plan.actions import Plan
 from concertina.plan.observed import JobObservation
 
 PASSES = 30
-"""Of each operator, one after the other: as each write of one wakes the other."""
+"""Number of passes of each operator, one after the other, as each write of one wakes the other."""
 OURS, THEIRS = b"a" * 32, b"b" * 32
 
 
@@ -60,7 +60,7 @@ def test_a_job_whose_key_nobody_has_is_told_so() -> None:
 def test_conditions_that_another_client_takes_back_are_restored_once_and_then_ever_more_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other client has the same key and another opinion: an operator of another version, say."""
+    """The other client has the same key and decides otherwise, such as an operator of another version."""
     monkeypatch.setattr(taken_back, "FIRST_SECONDS", 1000.0)
     monkeypatch.setattr(taken_back, "LONGEST_SECONDS", 1000.0)
     server = ApiServer()

@@ -1,4 +1,4 @@
-"""Writes beside the passes: each is under way once, none waits for another's trouble, and a refused job asks little."""
+"""Writes outside the passes: each is under way once, none waits for a failing one; a refused job sends few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def job(name: str) -> CachedJob:
 
 
 class Server:
-    """Answers writes when the test lets it; `refuses` names jobs whose pods it does not take."""
+    """Server that answers writes when the test lets it; `refuses` names jobs whose pods it refuses."""
 
     def __init__(self, *refuses: str) -> None:
         self.refuses = refuses
@@ -92,7 +92,7 @@ def test_a_pass_follows_a_create_where_others_have_waited_for_it() -> None:
 
 
 def test_a_pod_that_is_there_by_now_is_not_created_again() -> None:
-    """A pass is planned before its status is written, and creates come to their end meanwhile."""
+    """A pass is planned before its status is written, and creates end meanwhile."""
 
     async def scenario() -> None:
         server, mine = Server(), job("a")
@@ -107,7 +107,7 @@ def test_a_pod_that_is_there_by_now_is_not_created_again() -> None:
 
 
 def test_what_waits_is_written_as_the_last_pass_wants_it() -> None:
-    """A turn may take long to come: who was to be deleted then may be a member by now."""
+    """A turn may take long to come, and a pod that was to be deleted then may be a member by now."""
 
     async def scenario() -> None:
         server, late = Server(), job("late")
@@ -145,7 +145,7 @@ def test_of_a_job_that_is_gone_nothing_more_is_written() -> None:
 def test_one_who_wants_thousands_leaves_slots_to_the_others() -> None:
     async def scenario() -> None:
         server = Server()
-        for name in "abcdefgh":  # each with as many as its window takes: more than there are slots
+        for name in "abcdefgh":  # Each job has as many writes as its window takes, which is more than there are slots.
             server.writes.start(job(name), CREATES)
         await settled()
         assert len(server.asked) == SLOTS
@@ -156,8 +156,8 @@ def test_one_who_wants_thousands_leaves_slots_to_the_others() -> None:
         server.answers.set()
         await settled()
         asked = [uid for uid, _ in server.asked]
-        assert asked.index("new") <= SLOTS + 8 * A_TURN  # a turn of each, not all that they wait for
-        assert asked.index("trains") <= SLOTS + 1  # those that have not begun can wait
+        assert asked.index("new") <= SLOTS + 8 * A_TURN  # Each job has one turn, and not all that it waits for.
+        assert asked.index("trains") <= SLOTS + 1  # Writes that have not begun can wait.
 
     run(scenario)
 

@@ -1,4 +1,4 @@
-"""Figures from the text that agents serve."""
+"""Figures from the text of agents' metrics."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from concertina_agent.metrics.exposition import MetricSample, render
 
 
 def test_what_an_agent_serves_is_read() -> None:
-    """Of two workers with metrics of their own: the sum."""
+    """For two workers with metrics of their own, the figure is the sum."""
     samples = [MetricSample(f.WORKER_MEMORY, 5, more=(("local_rank", str(rank)),)) for rank in (0, 1)]
     text = render(
         [*samples, MetricSample(f.LOSS, float("nan")), MetricSample(f.STORAGE_FAILURES, 2)], (("replica", "a"),)
     ).decode()
-    found = figures("a", 1.0, text)
-    assert (found.worker_bytes, found.finite_loss, found.storage_failures) == (10, False, 2)
+    agent_figures = figures("a", 1.0, text)
+    assert (agent_figures.worker_bytes, agent_figures.finite_loss, agent_figures.storage_failures) == (10, False, 2)
 
 
 def test_what_is_not_served_is_not_known() -> None:
-    found = figures("a", 1.0, "# nothing\n")
-    assert (found.worker_bytes, found.finite_loss, found.storage_failures) == (None, None, None)
+    agent_figures = figures("a", 1.0, "# nothing\n")
+    assert (agent_figures.worker_bytes, agent_figures.finite_loss, agent_figures.storage_failures) == (None, None, None)
 
 
 def test_what_is_no_such_text_is_refused() -> None:

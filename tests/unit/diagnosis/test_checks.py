@@ -1,4 +1,4 @@
-"""Each check by itself: what it finds, and on which side of its threshold it says nothing."""
+"""Each check by itself: its finding, and on which side of its threshold it finds nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def condition(kind: str, reason: str, message: str = "said", status: Any = "True
 
 
 def status(phase: str = "Training", *conditions: Condition, **fields: Any) -> JobStatus:
-    """Of two replicas that train well for two hours."""
+    """Return the status of a job whose two replicas have trained well for two hours."""
     values: dict[str, Any] = {
         "conditions": (condition("Ready", phase), *conditions),
         "goodput": Goodput(productive_seconds=7100, startup_seconds=100, at=ago(1)),
@@ -92,7 +92,7 @@ def out_of_memory(age: float) -> dict[str, Any]:
 
 
 def saved(age: float, seconds: float = 60) -> dict[str, Any]:
-    """`seconds`: between checkpoints, by the clock."""
+    """Return a status with checkpoints at intervals of `seconds`."""
     return {
         "last_checkpoint": CheckpointMark(step=900, uri="file:///run/x", at=ago(age)),
         "checkpoint_interval": CheckpointEvery(seconds=seconds, suggested_seconds=60),

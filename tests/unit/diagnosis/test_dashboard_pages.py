@@ -1,4 +1,4 @@
-"""The pages of `concertina dashboard`: bounded, and whatever a job is called or says is text in them."""
+"""Pages of `concertina dashboard`: their size is bounded, and names and messages of jobs are only text in them."""
 
 from __future__ import annotations
 

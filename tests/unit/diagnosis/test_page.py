@@ -1,4 +1,4 @@
-"""The page about a run: nothing in it comes alive, whatever a job is called or says."""
+"""Page about a run: names and messages of a job are only text in it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_a_run_without_anything_has_a_page() -> None:
 
 
 def course(*points: tuple[int, float | None, int]) -> str:
-    """As the status has it: step, loss and replicas, ten seconds apart."""
+    """Return a history as in the status: step, loss and replicas, ten seconds apart."""
     times = range(int(T0), int(T0) + 10 * len(points), 10)
     return LossHistory(10, tuple(Point(at, *point) for at, point in zip(times, points, strict=True))).packed()
 
 
 def curves(text: str) -> list[list[tuple[float, float]]]:
-    found = re.findall(r'<polyline class="line" points="([^"]*)"', text)
-    return [[(float(x), float(y)) for x, y in (place.split(",") for place in points.split())] for points in found]
+    matches = re.findall(r'<polyline class="line" points="([^"]*)"', text)
+    return [[(float(x), float(y)) for x, y in (place.split(",") for place in points.split())] for points in matches]
 
 
 def test_curves_are_those_of_the_status_without_what_is_not_finite() -> None:

@@ -1,4 +1,4 @@
-"""Causes of failures: by reasons, and else in the sentences of those who say them, as they say them now."""
+"""Causes of failures, by their reasons or by the sentences in which the components report them now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client against a server that answers as an API server does in its first second."""
+"""Client of the API server, against a server that answers as an API server does in its first second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STARTING = {"kind": "Status", "code": 503, "message": "the request has been made
 
 @contextlib.asynccontextmanager
 async def answering(folder: Path, answers: list[web.Response]) -> AsyncIterator[Client]:
-    """A server that gives these answers, one after the other."""
+    """Run a server that gives these answers one after the other, and yield a client of it."""
 
     async def answer(_: web.Request) -> web.Response:
         return answers.pop(0)
@@ -41,7 +41,7 @@ async def answering(folder: Path, answers: list[web.Response]) -> AsyncIterator[
 
 
 def test_what_a_proxy_answers_is_asked_again(tmp_path: Path) -> None:
-    """A page for people, and a time to come back that is a date."""
+    """The answers are an HTML page, and a Retry-After that is a date."""
     answers = [
         web.Response(text="<html>in a moment</html>"),
         web.json_response(STARTING, status=503, headers={"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}),
@@ -94,7 +94,7 @@ def test_a_watch_that_is_cut_off_within_a_line_is_lost(tmp_path: Path, cut: str)
 
 @contextlib.asynccontextmanager
 async def saying(reply: bytes) -> AsyncIterator[str]:
-    """A server that says the same to whatever is asked; its address."""
+    """Run a server that gives the same answer to every request; yield its address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -150,7 +150,7 @@ def test_a_proxy_that_refuses_is_told_in_a_sentence(tmp_path: Path, status: str)
 
 
 def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_commands_in_pods_too(tmp_path: Path) -> None:
-    """As a tunnel needs it."""
+    """A tunnel needs such a name."""
     authority = ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("server", "kube.example", hosts=["kube.example"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -188,7 +188,7 @@ def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_commands_in_p
 
 
 def test_requests_are_counted_by_their_code_and_timed_from_the_first_try(tmp_path: Path) -> None:
-    """Without the user and password that an address may hold."""
+    """The metrics contain no user and no password, which an address may contain."""
     (port,) = processes.free_ports("127.0.0.1", 1)
     host = f"127.0.0.1:{port}"
     (tmp_path / "config").write_text(kubeconfig(f"http://user:secret@{host}"))
@@ -238,11 +238,11 @@ def test_a_server_that_has_just_started_is_asked_again_before_the_time_that_it_n
 EXEC = "client.authentication.k8s.io/v1"
 PLUGIN = f"""echo >> tokens
 printf '{{"apiVersion": "{EXEC}", "kind": "ExecCredential", "status": {{"token": "%d"}}}}' $(wc -l < tokens)"""
-"""Gives another token each time, without an end: 1, 2, ..."""
+"""Credential plugin that returns another token each time, without an end: 1, 2, ..."""
 
 
 def test_a_stream_whose_credentials_have_run_out_is_asked_for_with_new_ones_once(tmp_path: Path) -> None:
-    """Who watches alone asks for nothing else by which they would be renewed."""
+    """A client that only watches makes no other request by which its credentials would be renewed."""
     good, heard = "Bearer 2", list[str]()
 
     async def answer(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""What is nested deeply is cut out, and nothing else is changed."""
+"""Deeply nested JSON: deep values are cut out, and nothing else is changed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Whatever JSON stands where the CRD has no types: the job is read or told what is wrong, planned on, and its pods are
-made, or it is told; the operator continues with the others."""
+"""Arbitrary JSON in fields for which the CRD has no types.
+
+The job is read or reports an error, is planned, and gets its pods or reports an error. The operator continues with
+other jobs.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ JSON = st.recursive(
 
 
 def at(path: tuple[str | int, ...], value: Any) -> Any:
-    """That value, within what the path leads through."""
+    """Return the value within objects and lists, so that the path leads to it."""
     for part in reversed(path):
         value = [value] if isinstance(part, int) else {part: value}
     return value
@@ -77,7 +80,7 @@ def manifest(spec: Raw, path: tuple[str | int, ...], value: Any) -> Raw:
 
 
 def planned(obj: Raw) -> JobView:
-    """As the operator goes about it, to the pods."""
+    """Plan the job as the operator does, up to its pods."""
     cache = ClusterCache(lambda uid: None, lambda uid: {})
     cache.on_job(obj)
     observed = cache.observe(obj["metadata"]["uid"])

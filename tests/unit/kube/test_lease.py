@@ -1,4 +1,4 @@
-"""Whoever waits for the Lease says once for whom: a release that shares it with another would wait in silence."""
+"""Operator that waits for the Lease: it logs once which holder it waits for, in case two releases share one Lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concertina.kube.watch.lease import Lease
 
 
 class Stored:
-    """A client of an API server with room for one Lease."""
+    """Client of an API server that stores one Lease."""
 
     def __init__(self) -> None:
         self.lease: Raw | None = None
@@ -53,5 +53,5 @@ def test_the_holder_that_is_waited_for_is_named_once(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.INFO, "concertina"):
         asyncio.run(scenario())
-    said = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
-    assert said == [f"waiting for the lease ns/l, which {holder} holds" for holder in ("one", "two")]
+    records = [record.getMessage() for record in caplog.records if "waiting" in record.getMessage()]
+    assert records == [f"waiting for the lease ns/l, which {holder} holds" for holder in ("one", "two")]

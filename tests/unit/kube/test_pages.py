@@ -1,4 +1,4 @@
-"""Lists are read in pages that are bounded by their bytes, from a server that answers as an API server does."""
+"""Lists in pages that are bounded by their bytes, from a server that answers as an API server does."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from concertina.kube.watch.trainingjobs import list_jobs
 
 PAGE_BYTES = 20_000
 SMALL, LARGE = 100, 3 * PAGE_BYTES
-"""Bytes of an object, about."""
+"""Approximate number of bytes of an object."""
 
 
 @dataclass
 class ApiServer:
-    """`sizes`: of the objects, in their order. `expires_after`: pages after which the list is too old, once."""
+    """API server with objects of these `sizes`, in order. After `expires_after` pages, the list is too old, once."""
 
     sizes: list[int]
     expires_after: int = 0
     limits: list[int] = field(default_factory=list)
-    """That were asked for."""
+    """Limits that were requested."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         limit, begin = int(request.query["limit"]), int(request.query.get("continue", "0"))
@@ -89,7 +89,7 @@ def test_pages_are_bounded_by_their_bytes_and_have_every_object_once(tmp_path: P
 
 
 def test_pages_of_small_objects_grow(tmp_path: Path) -> None:
-    """Pages grow to as many bytes as one may have, so that not each few objects take a request."""
+    """Pages grow up to the maximum number of bytes, so that a list takes few requests."""
     server = ApiServer([SMALL] * 400)
 
     async def scenario(asked: Client) -> None:

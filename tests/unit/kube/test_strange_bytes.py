@@ -1,5 +1,7 @@
-"""Whatever the API server, a proxy before it, an older CRD or a person's file says: the operator and its command read
-it, or refuse it with a sentence."""
+"""Arbitrary input from the API server, a proxy, an older CRD, or a person's file.
+
+The operator and its command read the input, or refuse it with a sentence.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +89,8 @@ def text(content: bytes) -> str:
 
 
 def spec(content: bytes) -> JobSpec:
-    found: Any = json.loads(content)
-    return parse_stored({"spec": found})[0]
+    parsed: Any = json.loads(content)
+    return parse_stored({"spec": parsed})[0]
 
 
 def written(content: bytes) -> JobSpec:
@@ -100,7 +102,7 @@ def as_kopf_reads(content: bytes) -> Any:
 
 
 def viewed(content: bytes) -> JobView:
-    """As the reflector has it: whatever nested, a view with a spec or a sentence."""
+    """Return the view that the reflector makes: with a spec or an error, whatever is nested."""
     view = job_view({"metadata": METADATA, "spec": as_kopf_reads(content)})
     assert bool(view.spec) != bool(view.spec_error)
     written_back(dataclasses.replace(TRAINS, job=dataclasses.replace(view, status=TRAINS.job.status)))
@@ -108,14 +110,14 @@ def viewed(content: bytes) -> JobView:
 
 
 def written_back(observed: JobObservation) -> JobStatus:
-    """As the API server takes it."""
+    """Return the status that a plan for the observation writes, as the API server stores it."""
     return JobStatus.model_validate_json(json.dumps(plan(observed, jobs.T0 + 20).status.manifest(), allow_nan=False))
 
 
 def status(content: bytes) -> JobStatus:
-    """What is kept of it, planned on and written again."""
-    told = as_kopf_reads(content)
-    view = job_view({"metadata": METADATA, "spec": {}, "status": told if isinstance(told, dict) else {}})
+    """Return the status that a plan writes after the operator has read this one."""
+    raw_status = as_kopf_reads(content)
+    view = job_view({"metadata": METADATA, "spec": {}, "status": raw_status if isinstance(raw_status, dict) else {}})
     return written_back(dataclasses.replace(TRAINS, job=dataclasses.replace(TRAINS.job, status=view.status)))
 
 
@@ -139,15 +141,15 @@ def in_a_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], ob
 
 
 def environment(content: bytes) -> settings.OperatorSettings:
-    told: Any = json.loads(content)
-    named = told.items() if isinstance(told, dict) else ()
+    parsed: Any = json.loads(content)
+    named = parsed.items() if isinstance(parsed, dict) else ()
     return settings.from_environment({str(name): str(value) for name, value in named})
 
 
 MANY = 100_000
-"""Sentences, one for each field, and each with its name."""
+"""Maximum length of an error in characters: it has a sentence for each field, with the field's name."""
 NOT_JSON = (ValueError, RecursionError)
-"""Of the test's own reading."""
+"""Errors of the test's own decoding."""
 READERS = {
     "a spec that is stored": Reader(
         spec, [json.dumps(each).encode() for each in SPECS], (SpecError, *NOT_JSON), JobSpec, MANY

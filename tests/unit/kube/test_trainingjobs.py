@@ -1,4 +1,4 @@
-"""What kopf is told and what it says of it, against a server that answers as an API server does."""
+"""Events from kopf and callbacks, against a server that answers as an API server does."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ def job(uid: str, namespace: str = "a") -> Raw:
 
 @dataclass
 class ApiServer:
-    """`jobs` is what its lists say, by uid, and `sent` what each watch begins with; `forget()` ends each watch as one
-    that began too long ago, `hang_up()` without a word."""
+    """API server with the jobs of its lists by uid, and `sent`, with which each watch begins.
+
+    `forget()` ends each watch as too old, and `hang_up()` ends each without a message.
+    """
 
     jobs: dict[str, Raw] = field(default_factory=dict)
     sent: bytes = b""
     discovered: bool = True
     token: str = ""
     queries: list[dict[str, str]] = field(default_factory=list)
-    """Of the watches."""
+    """Queries of the watches."""
     scans: int = 0
     lists: int = 0
     watches: int = 0
@@ -107,7 +109,10 @@ async def following(
     holds: dict[str | None, asyncio.Event] | None = None,
     versions: dict[str | None, str] | None = None,
 ) -> AsyncIterator[Told]:
-    """`as_proxy`: of an API server that can be reached by it alone. `holds`: what namespaces wait for."""
+    """Follow the jobs.
+
+    With `as_proxy`, the API server can be reached through it only. `holds` is what namespaces wait for.
+    """
     passed = asyncio.Event()
     passed.set()
     told = Told()
@@ -129,7 +134,7 @@ async def following(
 
 
 def test_a_list_that_names_no_job_is_told_as_well(tmp_path: Path) -> None:
-    """Its last job was deleted while the watch was broken, of which kopf tells nobody."""
+    """The last job was deleted while the watch was broken, which kopf does not report."""
 
     async def scenario() -> None:
         server = ApiServer({"u1": job("u1")})
@@ -181,7 +186,7 @@ def test_a_namespace_is_listed_once_it_is_ready_and_waited_for_by_no_other(tmp_p
 
 
 def test_kopf_looks_for_the_resource_until_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks once, and says only to the log that it found nothing; a list may be had before."""
+    """kopf looks once, and only logs that it found nothing. The list may be available earlier."""
     monkeypatch.setattr(kopf_session, "UNKNOWN_SECONDS", 0.01)
 
     async def scenario() -> None:
@@ -209,7 +214,7 @@ def event(obj: Raw, kind: str = "MODIFIED") -> bytes:
 
 
 def test_a_watch_begins_at_the_list_and_goes_on_where_it_broke(tmp_path: Path) -> None:
-    """The API server sends none of its own initial events: their memory has no bound."""
+    """The API server sends no initial events of its own: the memory for them would be unbounded."""
 
     async def scenario() -> None:
         server = ApiServer({"u1": job("u1")}, sent=event({"metadata": {"resourceVersion": "12"}}, "BOOKMARK"))
@@ -238,7 +243,7 @@ def test_what_nests_too_deeply_keeps_from_no_other_job(tmp_path: Path) -> None:
 
 
 def test_half_an_event_before_the_stream_ends_is_no_event(tmp_path: Path) -> None:
-    """A proxy that is stopped ends it like this."""
+    """A proxy that is stopped ends a stream in this way."""
 
     async def scenario() -> None:
         server = ApiServer(sent=event(job("u1"))[:-20])
@@ -273,7 +278,7 @@ def test_a_token_that_is_refused_is_renewed(tmp_path: Path) -> None:
 
 
 def test_a_name_of_the_server_that_is_not_in_its_address_holds_for_kopf_too(tmp_path: Path) -> None:
-    """As a tunnel needs it."""
+    """A tunnel needs such a name."""
     authority = ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("server", "kube.example", hosts=["kube.example"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

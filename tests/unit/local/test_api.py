@@ -1,4 +1,4 @@
-"""The launcher's client keeps connections for reads, against a real server over TLS."""
+"""Launcher's client, which keeps connections open for reads, against a real server over TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ ADDRESS = "127.0.0.1"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Counts connections; /refused is refused, /last is answered and the connection is closed without a word of it."""
+    """Handler that counts connections.
+
+    It refuses /refused, and closes the connection after /last without announcing it.
+    """
 
     protocol_version = "HTTP/1.1"
     connections = 0

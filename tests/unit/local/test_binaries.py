@@ -1,4 +1,4 @@
-"""Where the local cluster's programs come from: PATH, the cache, a release server, a Go module."""
+"""Sources of the local cluster's programs: PATH, the cache, a release server, a Go module."""
 
 import dataclasses
 import hashlib
@@ -24,7 +24,7 @@ TOOL = Bundle("tool", {"tool": Program(("--version",), r"v1\.36\.")}, {"tool": "
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A release server: its address and the folder that it serves."""
+    """Run a release server; yield its address and the folder that it serves."""
     folder = tmp_path / "served"
     folder.mkdir()
 
@@ -56,10 +56,10 @@ def test_a_program_on_path_is_taken_when_its_version_fits(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
     assert programs.installed("tool", TOOL.programs["tool"]) is None
-    found = script(tmp_path / "tool", b"#!/bin/sh\necho 'tool v1.35.2'\n")
+    program = script(tmp_path / "tool", b"#!/bin/sh\necho 'tool v1.35.2'\n")
     assert programs.installed("tool", TOOL.programs["tool"]) is None
-    script(found)
-    assert programs.installed("tool", TOOL.programs["tool"]) == found
+    script(program)
+    assert programs.installed("tool", TOOL.programs["tool"]) == program
     first = script(tmp_path / "assets" / "tool")
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(first.parent))
     assert programs.installed("tool", TOOL.programs["tool"]) == first
@@ -107,7 +107,7 @@ def test_a_release_that_is_not_there(server: tuple[str, Path], tmp_path: Path) -
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """tools/tool of a checkout, whose release cannot be had, with an empty cache and a Go that builds a script."""
+    """Create tools/tool of a checkout without a release, with an empty cache and a Go that builds a script."""
     folder = tmp_path / "checkout" / "tools" / "tool"
     folder.mkdir(parents=True)
     (folder / "go.mod").write_text("module m\n\nrequire example.org/tool v1.36.9 // indirect\n")
@@ -144,7 +144,7 @@ def test_a_build_fills_the_cache_once(module: Path, tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text() == "run\n"
     assert any("no release here; building from source instead" in line for line in said)
     assert any("package 1, example.org/some/package" in line for line in said)
-    # Another go.mod is another set of programs.
+    # Another go.mod means another set of programs.
     (module / "go.sum").write_text("changed")
     assert programs.find(TOOL, say) != first
     assert (tmp_path / "runs").read_text() == "run\nrun\n"
@@ -156,7 +156,7 @@ def test_a_build_copies_files_of_a_dependency(module: Path, tmp_path: Path) -> N
     (source / "bases" / "one.yaml").write_text("one")
     (source / "manifests.yaml").write_text("all")
     for path in source.rglob("*"):
-        path.chmod(0o555)  # as in Go's module cache
+        path.chmod(0o555)  # Go's module cache has such permissions.
     files = {"crds": "config/bases", "webhooks.yaml": "config/manifests.yaml"}
     folder = programs.find(dataclasses.replace(TOOL, files=files), say)["tool"].parent
     assert (folder / "crds" / "one.yaml").read_text() == "one"
@@ -212,5 +212,5 @@ def test_the_pinned_modules_name_their_versions() -> None:
 )
 def test_image_names(name: str, expected: str | None) -> None:
     mapping = {"mine": "/any", "mine:special": "/special", "host:5000/other": "/other"}
-    found = images.find(name, mapping)
-    assert (found.environment if found else None) == expected
+    image = images.find(name, mapping)
+    assert (image.environment if image else None) == expected

@@ -1,4 +1,4 @@
-"""A container whose node has no room for its files."""
+"""Container whose node has no room for its files."""
 
 import asyncio
 import socket

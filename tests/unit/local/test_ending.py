@@ -1,4 +1,4 @@
-"""Tasks of a pod end when they are told to, whatever they wait for."""
+"""End of a pod's tasks: they end when they are cancelled, whatever they wait for."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ def test_a_cancellation_that_gather_forgets_is_repeated() -> None:
         assert tries == 1
         return heard
 
-    assert asyncio.run(play()) == 0  # it was told as it slept
+    assert asyncio.run(play()) == 0  # The task was cancelled while it slept.
 
 
 def test_what_has_ended_is_left_alone() -> None:

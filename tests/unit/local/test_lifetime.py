@@ -1,4 +1,4 @@
-"""What a folder that several machines share has to be asked before its cluster is taken down."""
+"""Checks before the cluster of a folder that several machines share is taken down."""
 
 import socket
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ ELSEWHERE = "is of a cluster on login-2: it is seen and taken down there. If it 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state folder in which something was started."""
+    """Yield a state folder in which a process was started."""
     monkeypatch.setattr(paths, "clusters", lambda: tmp_path)
     folder = tmp_path / "shared"
     lifetime.spawn(folder, "sleeper", ["sleep", "600"])
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def lives_on(folder: Path, host: str) -> None:
-    """Its processes are seen on that machine alone."""
+    """Make the folder that of another machine, on which alone its processes are visible."""
     (folder / "host").write_text(host)
     processes.kill(processes.marked(folder))
 
@@ -45,7 +45,7 @@ def test_a_cluster_of_another_machine_is_left_alone(folder: Path, capfd: pytest.
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("host", [socket.gethostname(), ""])  # it lost power as it wrote
+@pytest.mark.parametrize("host", [socket.gethostname(), ""])  # The machine lost power during the write.
 def test_what_this_machine_left_goes(folder: Path, host: str) -> None:
     lives_on(folder, host)
     local.down("shared")

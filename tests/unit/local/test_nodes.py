@@ -1,4 +1,4 @@
-"""A node's port is free wherever else a kubelet runs, and one that can't listen says so."""
+"""Ports of nodes: a port is free although another kubelet runs, and a kubelet that can't listen reports that."""
 
 import json
 import socket
@@ -24,7 +24,7 @@ kubelet.main(Path(sys.argv[1]), link)
 
 @pytest.fixture
 def record(tmp_path: Path) -> ClusterRecord:
-    """Of a cluster whose network nobody listens at."""
+    """Return the record of a cluster at whose network nothing listens."""
     endpoints = components.Endpoints("127.251.0.1", 1, 2, 3)
     components.write_files(tmp_path, endpoints)
     return ClusterRecord("nodes", tmp_path, endpoints, {}, Options(), "kubectl")
@@ -38,7 +38,7 @@ def listening(folder: Path) -> tuple[str, int]:
 def test_a_node_listens_where_no_other_kubelet_of_the_machine_does(
     record: ClusterRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("0.0.0.0", 0)) as other:  # as a kubelet does: on all addresses of the machine
+    with socket.create_server(("0.0.0.0", 0)) as other:  # A kubelet listens on all addresses of the machine.
         taken = other.getsockname()[1]
         monkeypatch.setattr(processes, "_PORTS", range(taken, taken + 5))
         chosen = {listening(nodes.define(record, 1)) for _ in range(20)}

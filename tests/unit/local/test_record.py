@@ -1,4 +1,4 @@
-"""The loopback network of a cluster is its own, whoever's clusters there are beside it."""
+"""Loopback network of a cluster: no other cluster has it, whichever user's it is."""
 
 import socket
 from pathlib import Path

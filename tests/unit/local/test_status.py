@@ -1,4 +1,4 @@
-"""The phase of a pod whose containers have ended, as the kubelet decides it."""
+"""Phase of a pod whose containers have ended, as the kubelet decides it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Each alert fires where it should, and not where it should not, by promtool on the rules in the chart."""
+"""Alerts: each fires exactly where it should, according to promtool with the chart's rules."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ pytestmark = needed
 JOB = 'namespace="n", trainingjob="j"'
 TRAINS = {'phase{phase="Training"}': "1x300"}
 Series = Mapping[str, str]
-"""Values a minute each in promtool's notation, by name and labels. Without the job's, which are added."""
+"""Values for each minute in promtool's notation, by name and labels, without the job's labels, which are added."""
 
 
 def spent(**classes: float) -> Series:
-    """Seconds of a minute that go to each class of time, for five hours."""
+    """Return series in which these seconds of each minute go to each class of time, for five hours."""
     rest = {"productive": 60 - sum(classes.values()), "waiting": 0, **classes}
     return {f'time_seconds_total{{class="{name}"}}': f"0+{seconds:g}x300" for name, seconds in rest.items()}
 
@@ -36,7 +36,7 @@ class Case:
     summary: str
     silent: tuple[Series, ...]
     fires_too: tuple[Series, ...] = ()
-    """And says the same."""
+    """Times at which the alert also fires, with the same message."""
     at: str = "2h"
     labels: Mapping[str, str] = field(default_factory=lambda: {"namespace": "n", "trainingjob": "j"})
 
@@ -152,7 +152,7 @@ CASES = {
         fires_too=({'stalled{reason="Damaged"}': "1x300"},),
     ),
     Problem.MEMORY_GROWS: Case(
-        {MEMORY: "1073741824+17895697x300"},  # a GiB, and another one within the hour
+        {MEMORY: "1073741824+17895697x300"},  # One GiB, and another one within the hour.
         "n/j: memory of the workers in j-0-1 grows, to 3GiB",
         ({MEMORY: "3000000000x300"}, {MEMORY: "1000000000+100000000x70 8000000000x230"}, {MEMORY: "1e9+1e5x300"}),
         labels={"namespace": "n", "trainingjob": "j", "replica": "j-0-1"},
@@ -194,11 +194,11 @@ CASES = {
         labels={"namespace": "n", "trainingjob": "j", "reason": "PodRefused"},
     ),
 }
-"""Of each problem."""
+"""Cases of each problem."""
 
 
 def _named(series: str) -> str:
-    """In full, with the job's labels."""
+    """Return the series with its full name, with the job's labels."""
     if series == "leader":
         return 'leader_election_master_status{name="concertina-operator"}'
     if series == "operator_isolated":
@@ -211,7 +211,7 @@ def _named(series: str) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """Of one alert, at one time."""
+    """Question whether one alert fires at one time."""
 
     problem: Problem
     case: Case
@@ -219,7 +219,7 @@ class Question:
     fires: bool = False
 
     def test(self) -> dict[str, Any]:
-        """As promtool has them."""
+        """Return the question as promtool expects it."""
         alert = next(each for each in ALERTS if each.problem is self.problem)
         annotations = alert.rule()["annotations"] | {"summary": self.case.summary}
         expected = {"exp_labels": {**self.case.labels, **alert.rule()["labels"]}, "exp_annotations": annotations}
@@ -244,7 +244,7 @@ def check(folder: Path, rules: Path, tests: Sequence[Mapping[str, Any]]) -> None
 
 
 def alone(folder: Path, problem: Problem) -> Path:
-    """The chart's rules without the other alerts: all of them at each minute of each case take ten times as long."""
+    """Return the chart's rules without the other alerts, because evaluating all of them takes ten times as long."""
     rules = yaml.safe_load(RULES.read_text())
     for group in rules["groups"]:
         group["rules"] = [rule for rule in group["rules"] if rule.get("alert", "") in ("", f"Concertina{problem}")]
@@ -254,7 +254,10 @@ def alone(folder: Path, problem: Problem) -> Path:
 
 
 def test_what_begins_within_a_window_has_grown_from_nothing_where_its_job_was_there(tmp_path: Path) -> None:
-    """A job's first recovery by a cause; and none of a job that comes to be known with what it had before."""
+    """The counter of a job's first recovery by a cause grows from nothing.
+
+    That of a job that was just found does not.
+    """
     seconds = "recovery_seconds_total"
     series = {
         "concertina_trainingjob_info{" + JOB + "}": "1x60",

@@ -1,4 +1,4 @@
-"""Dashboards and alerts ask for metrics that there are, and what is written into the chart is what the code makes."""
+"""Metrics in dashboards and alerts exist, and the files in the chart are those that the code makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = re.compile(r"\b(?:concertina|controller_runtime|workqueue|rest_client|le
 
 
 def exposed() -> set[str]:
-    """Every name of a series."""
+    """Return every name of a series."""
     operator = {(family.name, family.type) for family in REGISTRY.collect()}
     agents = {(each.name.removesuffix("_total"), each.kind.value) for each in families.ALL}
     suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
@@ -33,7 +33,7 @@ def exposed() -> set[str]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """By the name of what asks."""
+    """Yield the expressions by the name of the panel or rule."""
     for rule in (each for group in alerts.rules()["groups"] for each in group["rules"]):
         yield rule.get("alert", rule.get("record")), rule["expr"]
     for board in DASHBOARDS.values():
@@ -51,15 +51,15 @@ def test_it_asks_for_metrics_that_there_are(name: str, expression: str) -> None:
 
 
 def test_every_metric_of_ours_is_on_a_dashboard() -> None:
-    """What is counted and shown nowhere is found by nobody."""
+    """Nobody finds a metric that no dashboard shows."""
     shown = set(NAMES.findall(" ".join(expression for name, expression in expressions() if ": " in name)))
     ours = {name for name in exposed() if name.startswith("concertina_") and not name.endswith(("_sum", "_count"))}
     assert ours - shown == {
-        "concertina_trainingjob_condition",  # the phase says what follows from them
-        "concertina_training_samples",  # steps times the batch
+        "concertina_trainingjob_condition",  # The phase implies them.
+        "concertina_training_samples",  # This is the number of steps times the batch.
         "concertina_training_run_tokens",
-        "concertina_training_tokens_total",  # tokens per second
-        "concertina_training_steps",  # the job's own: not gone with a pod
+        "concertina_training_tokens_total",  # This follows from tokens per second.
+        "concertina_training_steps",  # This is the job's own metric, which does not disappear with a pod.
         "concertina_training_validation_step",
         "concertina_training_snapshot_age_seconds",
         "concertina_training_checkpoint_step",

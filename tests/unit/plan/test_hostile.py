@@ -1,4 +1,4 @@
-"""Whatever agents say: once it is within bounds, plan() decides, and the API server can take the status."""
+"""Arbitrary reports of agents: once they are within bounds, plan() decides, and the API server accepts the status."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WORDS = (
 
 
 def anything(kind: Any, draw: random.Random) -> Any:
-    """A value of a protocol's type, odd ones among them."""
+    """Return a value of a protocol's type, including unusual ones."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Union:
         return draw.choice((None, anything(next(arg for arg in args if arg is not type(None)), draw)))
@@ -63,12 +63,12 @@ TRAINS = {"bundled": BUNDLED, "stored": STORES, "command": COMMAND}
 
 
 def wire(message: Any) -> Any:
-    """As it comes from an agent."""
+    """Return the message as it comes from an agent."""
     return bounded(protocol.decode(protocol.encode(message)))
 
 
 def planned(seen: JobObservation, now: float) -> JobStatus:
-    """The status of a pass, as the API server takes it."""
+    """Return the status of a pass, as the API server accepts it."""
     made = plan(seen, now)
     stored = json.dumps(made.status.manifest(), allow_nan=False)
     assert len(stored) < 1_000_000
@@ -96,7 +96,7 @@ def test_any_answer_to_a_prepare_is_planned_on(kind: str, seed: int) -> None:
     draw = random.Random(seed)
     seen = replace(
         TRAINS[kind], pods=TRAINS[kind].pods[1:], fresh_claim="claim-b"
-    )  # the coordinator is gone: a new round
+    )  # The coordinator is gone, so a new round begins.
     now = jobs.T0 + 20
     made = plan(seen, now)
     prepares = jobs.sends(made, protocol.Prepare)
@@ -117,21 +117,29 @@ def test_what_is_within_bounds_stays_as_it_is() -> None:
 
 def test_what_is_below_the_number_for_none_is_none() -> None:
     progress = protocol.Progress(-5, -5, 0.0, 0.0, 0.0, 0, "training", jobs.T0, math.nan, -5, mfu=-1.0)
-    told = wire(jobs.coordinator_report(progress=progress)).progress
-    assert (told.steps, told.first_step_at, told.snapshot_step, told.mfu) == (None, None, None, None)
-    assert told.step == 0, "a field that has no none"
+    received = wire(jobs.coordinator_report(progress=progress)).progress
+    assert (received.steps, received.first_step_at, received.snapshot_step, received.mfu) == (None, None, None, None)
+    assert received.step == 0, "a field that has no none"
 
 
 def test_what_is_out_of_bounds_is_moved_to_the_nearest_bound() -> None:
     progress = protocol.Progress(2**70, -5, math.nan, math.inf, math.nan, 0, "x" * 9999, 1e300)
-    told = wire(jobs.coordinator_report(progress=progress)).progress
-    assert (told.step, told.steps, told.tokens_per_second, told.step_seconds) == (2**53, None, 253_402_300_799.0, 0.0)
-    assert (math.isnan(told.loss), told.at, len(told.phase)) == (True, 253_402_300_799.0, 63)
+    received = wire(jobs.coordinator_report(progress=progress)).progress
+    assert (received.step, received.steps, received.tokens_per_second, received.step_seconds) == (
+        2**53,
+        None,
+        253_402_300_799.0,
+        0.0,
+    )
+    assert (math.isnan(received.loss), received.at, len(received.phase)) == (True, 253_402_300_799.0, 63)
 
 
 @pytest.mark.parametrize("claim", [None, {"round": 9}, {"round": -1}], ids=["none", "later", "earlier"])
 def test_a_status_that_names_members_without_their_claim_is_gone_on_from(claim: dict[str, int] | None) -> None:
-    """Somebody wrote into it, or a part of it could not be read: a new round, of whoever is ready."""
+    """Another program wrote to the status, or a part of it is unreadable.
+
+    A new round begins with all ready replicas.
+    """
     seen = jobs.running(jobs.spec())
     world = seen.job.status.world
     assert world.claim is not None
@@ -144,7 +152,7 @@ def test_a_status_that_names_members_without_their_claim_is_gone_on_from(claim: 
 
 
 def test_a_number_may_be_none_only_where_there_may_be_none() -> None:
-    """-1 stands for a round that nobody knows. As the step of a snapshot it would be a base that no status takes."""
+    """-1 stands for an unknown round. As the step of a snapshot, it would be a base that no status accepts."""
     held = protocol.HeldSnapshot(protocol.SnapshotId(-1, -1, "layout", 1), (0,))
     prepared = protocol.Prepared("demo-0-0", "i", 1, "c", 1, "s", (), (held,), protocol.Storage("Ready", round=-5))
     within = bounded(prepared)

@@ -1,5 +1,7 @@
-"""Whatever stands in objects that the API server holds: they are read, plan() decides, and what it deletes or ends is a
-pod of the job's own, by kind, uid, namespace and name together."""
+"""Arbitrary content of objects in the API server: they are read, and plan() decides.
+
+plan() deletes or ends only the job's own pods, by kind, uid, namespace and name together.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ WORDS = (
 TIMES = (*(word for word in WORDS if word.endswith("Z")), "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-14:00")
 TIME = re.compile(r"\d{4}-\d\d-\d\dT.*Z")
 QUANTITIES = ("0", "1", "1n", "100m", "1e3", "1.5Gi", "9E", "9223372036854775807", "100Pi")
-"""Where the API server takes times and quantities alone."""
+"""Fields in which the API server accepts only times and quantities."""
 
 
 def pod(index: int) -> Raw:
@@ -102,11 +104,11 @@ REQUIRED = frozenset(
         *("exitCode", "containers", "containerPort"),
     }
 )
-"""Fields that the API server has seen to."""
+"""Fields that the API server ensures."""
 
 
 def altered(value: Any, draw: random.Random, name: str = "", odds: float = 0.12) -> Any:
-    """The same shape, with some leaves of the same type but any content, and parts left out or doubled."""
+    """Return the same structure, with other content of the same type in some leaves, and parts left out or doubled."""
     if isinstance(value, dict):
         kept = {key: each for key, each in value.items() if key in REQUIRED or draw.random() > odds}
         return {key: altered(each, draw, key, odds) for key, each in kept.items()}
@@ -129,9 +131,9 @@ STORES = replace(TRAINS[0], job=replace(TRAINS[0].job, spec=jobs.spec(checkpoint
 
 
 def seen(draw: random.Random, trains: JobObservation) -> tuple[JobObservation, set[str]]:
-    """A job that trains, as it is told of by altered objects; and the uids of the pods that are its own."""
+    """Return a job that trains, read from altered objects, and the uids of its own pods."""
     status = json.loads(json.dumps(trains.job.status.manifest()))
-    told = job_view(
+    observed_view = job_view(
         {
             "metadata": {
                 "name": "demo",
@@ -155,7 +157,7 @@ def seen(draw: random.Random, trains: JobObservation) -> tuple[JobObservation, s
         if each["metadata"]["name"].startswith("demo-")
     }
     nodes = {view.name: view for view in (node_view(altered(node(index), draw)) for index in range(4))}
-    job = replace(trains.job, status=told.status)
+    job = replace(trains.job, status=observed_view.status)
     return replace(trains, job=job, pods=tuple(sorted(pods.values(), key=lambda pod: pod.order)), nodes=nodes), own
 
 

@@ -1,4 +1,4 @@
-"""What is said of a layout, without torch and without running anything."""
+"""Estimate of a layout, without torch and without running anything."""
 
 from __future__ import annotations
 
@@ -77,11 +77,12 @@ def test_tensor_groups_that_send_while_they_multiply_wait_less_and_send_more() -
     assert 0 < ends < 0.1 * sent[0]
 
     def waits(overlapped: bool, degree: int) -> float:
-        found = step_time(layout(tensor=degree, asyncTensor=overlapped), H100, FABRICS[NETWORK])
-        return found.communication[Dimension.tensor]
+        times = step_time(layout(tensor=degree, asyncTensor=overlapped), H100, FABRICS[NETWORK])
+        return times.communication[Dimension.tensor]
 
     assert waits(True, 2) < waits(False, 2) / 20, "products hide nearly all but the ends"
-    # By hand: a gathering takes 193 us, of which products of attention hide 83 and 55, and the others all.
+    # Computed by hand: a gathering takes 193 us, of which products of attention hide 83 and 55, and the other products
+    # all.
     left = (193 - 83) + (2 * 193 - 83) + 2 * (193 - 55)
     assert waits(True, 8) == pytest.approx(waits(False, 8) * (32 * left / 193 + 4) / (32 * 8 + 4), rel=0.01)
     assert waits(False, 16) / 2 < waits(True, 16) < waits(False, 16), "and little of what goes between nodes"
@@ -130,7 +131,7 @@ def test_a_state_in_host_memory_is_copied_and_updated_there() -> None:
     trainer = plain.trainer.model_copy(update={"memory": MemoryConfig.model_validate(memory)})
     here = dataclasses.replace(plain, trainer=trainer)
     held = trainer.model.weights / 64
-    # Two microbatches: blocks are gathered twice for each, the ends once; all are reduced for each.
+    # There are two microbatches: blocks are gathered twice for each, the ends once, and all are reduced for each.
     ends = 2 * MODEL["vocabSize"] * MODEL["dim"] / 64
     assert host_bytes(plain) == 0
     assert host_bytes(here) == pytest.approx(4 * (4 * (held - ends) + 2 * ends + 2 * held), rel=1e-3)
@@ -150,26 +151,26 @@ def test_a_budget_has_days_and_a_cost() -> None:
     assert seen.budget is not None
     assert seen.budget.seconds == pytest.approx(1e12 / seen.tokens_per_second)
     assert seen.budget.cost == pytest.approx(seen.budget.seconds / 3600 * 8 * 10)
-    told = as_object(seen)
-    assert told["budget"]["days"] == pytest.approx(seen.budget.seconds / 86400)
-    assert 0 < told["mfu"] < H100.kernels
-    assert told["degrees"]["shard"] == 64
+    printed = as_object(seen)
+    assert printed["budget"]["days"] == pytest.approx(seen.budget.seconds / 86400)
+    assert 0 < printed["mfu"] < H100.kernels
+    assert printed["degrees"]["shard"] == 64
 
 
 def test_a_search_gives_only_what_runs_the_fastest_first() -> None:
     here = layout()
-    found = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8)
-    seconds = [step_time(each, H100, FABRICS[NETWORK]).total for each in found]
-    assert len(found) > 20
+    candidates = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8)
+    seconds = [step_time(each, H100, FABRICS[NETWORK]).total for each in candidates]
+    assert len(candidates) > 20
     assert seconds == sorted(seconds)
-    assert all(each.size % each.parallelism.block == 0 and 32 % each.parallelism.tensor == 0 for each in found)
-    assert all(search.least_memory(each) < H100.memory for each in found)
-    assert {each.parallelism.tensor for each in found} > {1, 2}
+    assert all(each.size % each.parallelism.block == 0 and 32 % each.parallelism.tensor == 0 for each in candidates)
+    assert all(search.least_memory(each) < H100.memory for each in candidates)
+    assert {each.parallelism.tensor for each in candidates} > {1, 2}
 
 
 def test_a_search_tries_to_deal_experts_out() -> None:
-    found = search.candidates(layout(experts=EXPERTS).trainer, H100, FABRICS[NETWORK], 64, 8)
-    assert {each.parallelism.expert for each in found} > {1, 8}
+    candidates = search.candidates(layout(experts=EXPERTS).trainer, H100, FABRICS[NETWORK], 64, 8)
+    assert {each.parallelism.expert for each in candidates} > {1, 8}
 
 
 def own_model(**changes: Any) -> OwnDescription:
@@ -189,16 +190,16 @@ def own_layout(own: OwnDescription, activations: str = "Keep", **parallelism: An
 def test_a_model_of_one_s_own_is_searched_for_among_copies_and_ways_to_keep_activations() -> None:
     for blocks, kept in ((10, {"Keep", "KeepProducts", "Recompute"}), (0, {"Keep"})):
         here = own_layout(own_model(blocks=blocks, in_blocks=blocks and 9 * 10**8))
-        found = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8, here.own)
-        assert {each.parallelism.shard for each in found} == {None, 8}, "64 is all of them"
-        assert all(each.parallelism.group == each.parallelism.expert == 1 for each in found)
-        assert {str(each.trainer.memory.activations) for each in found} == kept
+        candidates = search.candidates(here.trainer, H100, FABRICS[NETWORK], 64, 8, here.own)
+        assert {each.parallelism.shard for each in candidates} == {None, 8}, "64 is all of them"
+        assert all(each.parallelism.group == each.parallelism.expert == 1 for each in candidates)
+        assert {str(each.trainer.memory.activations) for each in candidates} == kept
     huge = own_layout(own_model(weights=10**12, trained=10**12))
     assert search.candidates(huge.trainer, H100, FABRICS[NETWORK], 64, 8, huge.own) == []
 
 
 def test_gradients_that_are_added_up_after_each_microbatch_are_parts_also_before_the_search() -> None:
-    """Where blocks free their weights, which they do of more than 100 million."""
+    """Blocks of models with more than 100 million parameters free their weights."""
     huge = own_model(weights=2 * 10**10, trained=2 * 10**10, blocks=40, in_blocks=194 * 10**8)
     here = own_layout(huge, activations="Recompute")
     assert batch(here).microbatches > 1
@@ -209,16 +210,16 @@ def test_gradients_that_are_added_up_after_each_microbatch_are_parts_also_before
 def test_what_a_model_of_one_s_own_sends_and_takes() -> None:
     here = own_layout(own_model(trained=5 * 10**8), shard=8)
     parts = {(part.dimension, part.name.partition(" ")[0]): part.bytes for part in traffic(here)}
-    # Two microbatches: blocks are gathered twice for each, in bfloat16; half of the weights has gradients.
+    # There are two microbatches: blocks are gathered twice for each, in bfloat16. Half of the weights have gradients.
     assert parts == {
         (Dimension.shard, "all-gather"): 2 * 2 * (2 * 9 * 10**8 + 10**8),
         (Dimension.shard, "reduce-scatter"): 4 * 2 * 5 * 10**8,
         (Dimension.replicate, "all-reduce"): 4 * 5 * 10**8 / 8,
     }
-    told = as_object(outlook(job(), here, H100, NETWORK))
-    assert (told["parameters"], told["trainedParameters"], told["flopsCounted"]) == (10**9, 5 * 10**8, True)
-    assert told["flopsPerToken"] == 6e9
-    assert told["mfu"] == pytest.approx(6e9 * 256 * 1000 / (told["stepSeconds"] * 64 * H100.flops))
+    printed = as_object(outlook(job(), here, H100, NETWORK))
+    assert (printed["parameters"], printed["trainedParameters"], printed["flopsCounted"]) == (10**9, 5 * 10**8, True)
+    assert printed["flopsPerToken"] == 6e9
+    assert printed["mfu"] == pytest.approx(6e9 * 256 * 1000 / (printed["stepSeconds"] * 64 * H100.flops))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The agent's end of a worker's channel, on a real socket."""
+"""Agent's end of a worker's channel, on a real socket."""
 
 import asyncio
 import os

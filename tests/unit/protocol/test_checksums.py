@@ -1,4 +1,4 @@
-"""The crc32 of a whole from those of its parts is zlib's own of the whole."""
+"""crc32 of a whole from those of its parts: it equals zlib's crc32 of the whole."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_what_follows_is_counted_behind_what_stands_before(before: bytes, after:
 
 
 def test_however_long_it_is() -> None:
-    """A gigabyte of zeros and more: crc32 by doubling, as reading them would take a second."""
+    """The input is a gigabyte of zeros or more. Its crc32 is computed by doubling, because reading takes a second."""
     zeros, length = zlib.crc32(b"\0"), 1
     for _ in range(40):
         assert followed_by(followed_by(7, zeros, length), zeros, length) == followed_by(

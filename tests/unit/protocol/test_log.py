@@ -1,4 +1,4 @@
-"""One line a fact, for programs or for people, with the id of the round's trace."""
+"""Log with one line for each fact, for programs or for people, with the id of the round's trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of the trainer's log that programs read: what is written is what is read, and any other line is none."""
+"""Lines of the trainer's log that programs read: each is parsed to what was written, and any other line is ignored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOLDEN = {
 
 
 def rounded(most: float, digits: int) -> some.SearchStrategy[float]:
-    """Numbers that a line with so many digits tells whole."""
+    """Generate numbers that a line with so many digits represents exactly."""
     return some.floats(0, most).map(lambda value: round(value, digits))
 
 

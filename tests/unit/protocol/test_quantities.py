@@ -1,4 +1,4 @@
-"""Kubernetes quantities are read exactly, and whatever else stands in their place is refused."""
+"""Kubernetes quantities: they are read exactly, and anything else is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that tell what has changed make up the same reports as whole ones."""
+"""Lines with the changes of a report: they lead to the same reports as whole ones."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_line_names_only_members_that_have_changed(before: Report, last: int) 
 
 
 def report(**fields: object) -> Report:
-    found = Report("job-0-0", "i", True, 1, "c", State.RUNNING, coordinator=True)
-    return dataclasses.replace(found, **fields)  # type: ignore[arg-type]
+    made_report = Report("job-0-0", "i", True, 1, "c", State.RUNNING, coordinator=True)
+    return dataclasses.replace(made_report, **fields)  # type: ignore[arg-type]
 
 
 def test_a_change_of_another_report_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The sidecar of a shard file: as it has always been written, and what makes the file count."""
+"""Sidecar of a shard file: its stable format, and the conditions under which the file counts."""
 
 import json
 

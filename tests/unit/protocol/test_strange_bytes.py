@@ -1,4 +1,4 @@
-"""Whatever comes over a wire, or lies in a file that two programs share: read, or refused by name."""
+"""Arbitrary input from the network, or from a file that two programs share: it is read, or refused with an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def golden(name: str) -> list[bytes]:
 
 
 def fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of its declared type, all the way down: whoever has it looks no more."""
+    """Return whether a value is of its declared type at all levels, because its users check nothing more."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Union:
         return any(fits(each, value) for each in args)
@@ -56,7 +56,7 @@ HINTS = functools.cache(typing.get_type_hints)
 
 
 def said_on(line: bytes) -> protocol.Message:
-    """As the operator hears it, and an agent that passes it on."""
+    """Return the message as the operator receives it, or an agent that relays it."""
     message = bounded(protocol.decode(line))
     assert fits(type(message), message), message
     assert protocol.decode(protocol.encode(message)) is not None
@@ -64,7 +64,11 @@ def said_on(line: bytes) -> protocol.Message:
 
 
 def changed(line: bytes) -> protocol.Report:
-    """A line after a report."""
+    """Return the report that results from a line with changes.
+
+    Raises:
+        ProtocolError: If the line is of another kind.
+    """
     before = protocol.decode(next(each for each in golden("protocol") if b'"kind":"Report"' in each))
     message = protocol.decode(line)
     assert isinstance(before, protocol.Report)
@@ -130,7 +134,7 @@ def test_what_is_strange_is_refused_by_name(name: str) -> None:
 
 
 def test_a_pair_of_one_is_refused() -> None:
-    """plan() takes pairs apart."""
+    """plan() unpacks pairs."""
     with pytest.raises(ProtocolError, match="1 entries where there must be 2"):
         from_json(protocol.Rollback, {"step": 1, "skipped": [[1, 2], [3]]})
     assert from_json(protocol.Rollback, {"step": 1, "skipped": [[1, 2, 3]]}).skipped == ((1, 2),), "of a newer side"

@@ -1,4 +1,4 @@
-"""What several rollbacks have undone together."""
+"""Union of the states that several rollbacks have undone."""
 
 from functools import reduce
 

@@ -1,4 +1,4 @@
-"""A wait with an end, which loses neither a cancellation nor what it waits for, whenever the two meet."""
+"""Wait with a time limit: it loses neither a cancellation nor the result, even if the two coincide."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from concertina_protocol.waiting import together, within
 
 TICKS = range(6)
-"""Turns of the event loop from the end of the work to the cancellation: it meets all that lies between."""
+"""Turns of the event loop between the end of the work and the cancellation, to cover all that lies between."""
 
 
 async def cancelled_after(ticks: int, task: asyncio.Task[None], end: Callable[[], None]) -> None:
-    """Ends the work, then the task, which has to end."""
+    """End the work, then cancel the task, which has to end."""
     await asyncio.sleep(0.001)
     end()
     for _ in range(ticks):

@@ -1,9 +1,10 @@
-"""What goes over the wire, to the byte: agents run on while their operator is upgraded, so what is said today must be
-read by what is built tomorrow.
+"""Wire format, to the byte: agents continue while their operator is upgraded, so the next version must read it.
 
-`golden/<protocol>.jsonl` has a line of each kind as it is said now, `golden/<protocol>-before.jsonl` as it was said in
-the version before, which must still be read. After a change that is meant: `python tests/unit/protocol/test_wire.py`,
-and the difference is part of what is reviewed. When a version is out, its lines become those of the version before."""
+`golden/<protocol>.jsonl` has a line of each kind in the current format, and `golden/<protocol>-before.jsonl` in the
+format of the previous version, which must still be read. After an intended change, run `python
+tests/unit/protocol/test_wire.py`; the difference is part of the review. After a release, its lines become those of the
+previous version.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ SIMPLE = {int: 7, float: 0.5, bool: True}
 
 
 def sample(kind: Any, name: str = "") -> Any:
-    """A value of that type with something in each field."""
+    """Return a value of that type with something in each field."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is Union:
         return sample(next(each for each in args if each is not type(None)), name)
@@ -39,7 +40,7 @@ def sample(kind: Any, name: str = "") -> Any:
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: sample(hints[field.name], field.name) for field in dataclasses.fields(kind)})
     if isinstance(kind, type) and issubclass(kind, OpenEnum):
-        return kind(name)  # a word that this side does not know
+        return kind(name)  # This side does not know the word.
     return SIMPLE.get(kind, name)
 
 
@@ -62,7 +63,7 @@ def test_what_is_said_is_what_is_heard(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_the_version_before_is_still_read(name: str) -> None:
-    """Every kind that it had, with every field that it said."""
+    """Every kind of the previous version is read, with every field that it had."""
     module = PROTOCOLS[name]
     before = (GOLDEN / f"{name}-before.jsonl").read_bytes().splitlines()
     assert before
@@ -90,12 +91,12 @@ def test_every_message_has_a_name_on_the_wire(name: str) -> None:
 
 
 def _frame(line: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(line)
-    return found
+    parsed: dict[str, Any] = json.loads(line)
+    return parsed
 
 
 def _subset(said: Any, heard: Any) -> bool:
-    """Whether all that was said has been heard; lists of JSON are tuples here."""
+    """Return whether all sent values were received; lists of JSON are tuples here."""
     if isinstance(said, dict):
         return all(key in heard and _subset(value, heard[key]) for key, value in said.items())
     if isinstance(said, list):

@@ -1,4 +1,4 @@
-"""The worker channel: both ends over a real unix socket, and every message through the wire and back."""
+"""Worker channel: both ends over a real Unix socket, and every message encoded and decoded."""
 
 import asyncio
 import socket
@@ -37,7 +37,7 @@ def test_a_foreign_line_is_refused_with_a_sentence():
 
 
 def connected(path, talk):
-    """A worker's end, and the thread in which the agent's end does `talk`."""
+    """Return a worker's end of a channel, and the thread in which the agent's end runs `talk`."""
     ready = threading.Event()
 
     async def agent():
@@ -84,7 +84,7 @@ def test_an_answer_is_found_behind_other_messages_and_the_end_is_noticed(tmp_pat
 
 
 def test_what_a_process_says_last_is_heard_though_the_agent_is_writing_to_it(tmp_path):
-    """Without `finish` the agent's write to a closed socket throws away what it had not read yet."""
+    """Without `finish`, the agent's write to a closed socket would discard data that it has not read yet."""
     heard = []
 
     async def talk(end):

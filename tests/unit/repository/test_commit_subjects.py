@@ -1,4 +1,4 @@
-"""The rule for commit subjects: what it refuses, and when there is nothing to check."""
+"""Rule for commit subjects: what it refuses, and when there is nothing to check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents point at is there: links, anchors, files, modules, and the decisions that code cites."""
+"""References in the documents: links, anchors, files, modules, and the decisions that code cites."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SHORT_FORMS = {
         "training", "state", "parallel", "model", "data", "checkpoints", "export", "format", "objects",
     ),
 }  # fmt: skip
-"""Paths in documents that begin with one of these are repository paths, from the root or from this folder. A folder
-that is moved or renamed stays here until no document names it."""
+"""Prefixes of paths in documents that are repository paths, relative to the root or to this folder. A folder that is
+moved or renamed stays here until no document names it."""
 PACKAGES = {"concertina": "operator", "concertina_agent": "trainer_image", "concertina_data": "trainer_image",
             "concertina_protocol": "trainer_image", "concertina_state": "trainer_image",
             "concertina_trainer": "trainer_image", "trainingjob": "trainer_image"}  # fmt: skip
@@ -63,7 +63,7 @@ def test_the_index_names_each_decision_once() -> None:
 
 
 def test_decisions_that_code_cites_are_there() -> None:
-    """As (decision "Reports are whole") in a comment or docstring."""
+    """A decision is cited as (decision "Reports are whole") in a comment or docstring."""
     names = {name for page in DECISIONS for name in re.findall(r"^## (.+)$", _text(page), re.MULTILINE)}
     sources = [path for folder in CODE for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
     cited = {
@@ -96,14 +96,14 @@ def _leads_somewhere(document: Path, link: str) -> bool:
 
 @cache
 def _anchors(document: Path) -> list[str]:
-    """Of a document's headings, as GitHub makes them."""
+    """Return the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", _prose(document), re.MULTILINE)
     titles = [re.sub(r"\]\([^)]*\)|[`*\[]", "", heading).strip().lower() for heading in headings]
     return [re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles]
 
 
 def _path_exists(word: str, document: Path) -> bool:
-    """Also true of what is no path of the repository."""
+    """Return whether a path exists; True for text that is no path of the repository."""
     path = word.strip(".,;:()'\"")
     if not re.fullmatch(r"[\w.*/-]+", path):
         return True
@@ -127,7 +127,10 @@ def _file_names() -> frozenset[str]:
 
 
 def _module_exists(word: str) -> bool:
-    """Also true of what is no module of ours. Of `package.module.name()` the module must have the name."""
+    """Return whether a module exists; True for text that is no module of this project.
+
+    For `package.module.name()`, the module must have the name.
+    """
     parts = word.removesuffix("()").split(".")
     if parts[0] not in PACKAGES or len(parts) < 2 or not all(part.isidentifier() for part in parts):
         return True

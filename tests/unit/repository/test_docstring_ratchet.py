@@ -1,4 +1,4 @@
-"""The ratchet on docstrings: a new violation fails, and a record follows counts down and never up."""
+"""Ratchet on docstrings: a new violation fails, and the recorded counts only go down."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def join(names):
 
 @pytest.fixture
 def module(tmp_path: Path) -> Path:
-    """A module in a repository whose counts are recorded, all of them zero."""
+    """Write a module into a repository whose recorded counts are all zero."""
     path = tmp_path / "operator" / "concertina" / "names.py"
     path.parent.mkdir(parents=True)
     path.write_text(GOOD)

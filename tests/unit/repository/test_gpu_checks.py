@@ -35,7 +35,7 @@ FOREVER = 600
 def fake_tests(folder: Path, name: str, text: str, limit_seconds: int = FOREVER, **needs) -> Check:
     path = folder / f"test_{name}.py"
     path.write_text(textwrap.dedent(text))
-    (folder / "pytest.ini").touch()  # names of tests begin here, whatever stands in the folders above
+    (folder / "pytest.ini").touch()  # Names of tests are relative to this folder.
     return Check(name, "a fake", Kind.TESTS, (str(path),), limit_seconds, **needs)
 
 
@@ -225,7 +225,7 @@ def test_the_exit_status_says_whether_anything_ran(outcomes, expected):
 
 
 def test_without_a_gpu_every_check_says_so(tmp_path, monkeypatch, capsys):
-    """This asks a real torch, in the process that `make test-gpu` starts."""
+    """This test asks a real torch, in the process that `make test-gpu` starts."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     target = tmp_path / "results" / "gpu.json"
     assert main(["run", "--only", "trainer,overlap", "--commit", "1234abc-dirty", "--json", str(target)]) == 3
@@ -323,7 +323,7 @@ def test_carried_packages_hold_what_checks_import():
     lock = gpu_packages.locked((ROOT / "requirements/dev.txt").read_text())
     entries = [line.partition("==")[0] for line in lock.splitlines() if "==" in line]
     assert set(entries) == gpu_packages.PACKAGES
-    needed = {package for check in CHECKS for package in check.packages} - {"numpy"}  # comes with torch
+    needed = {package for check in CHECKS for package in check.packages} - {"numpy"}  # This module comes with torch.
     assert needed <= set(entries)
 
 

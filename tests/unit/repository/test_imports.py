@@ -1,4 +1,4 @@
-"""Importing any package's top is cheap, and none but the trainer's inner modules needs torch."""
+"""Imports: the top of any package is cheap to import, and only inner modules of the trainer need torch."""
 
 from __future__ import annotations
 

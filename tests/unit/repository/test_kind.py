@@ -48,7 +48,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_without_an_engine_it_says_so(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert kind.main() == kind.NO_ENGINE
-    machine.program("docker", fails="info")  # a client whose daemon does not run
+    machine.program("docker", fails="info")  # The client exists, but its daemon does not run.
     assert kind.main() == kind.NO_ENGINE
     assert capsys.readouterr().out.count("needs a container engine that runs: none of docker, podman") == 2
     assert machine.called() == [("docker", ["info"], "")]

@@ -1,4 +1,4 @@
-"""Recordings of the real Kueue's answers: what every stand-in and the operator may rely on."""
+"""Recordings of the real Kueue's answers: facts that every stand-in and the operator may rely on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from builders.cluster.kueue_scenarios import SCENARIOS, recorded
 
 Object = dict[str, Any]
 QUOTA = 4
-"""Of the queue by itself, and of both queues of the cohort together."""
+"""Quota of the single queue, and of both queues of the cohort together."""
 NAMES = [scenario.__name__ for scenario in SCENARIOS]
 
 

@@ -1,4 +1,4 @@
-"""The check of prose: which texts it collects, and that Vale applies the style to them."""
+"""Check of prose: the texts that it collects, and that Vale applies the style to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the tests with Kueue notices quota that is used twice."""
+"""Check of quota in the tests with Kueue: it detects quota that is used twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def breaches(*events: tuple[int, Object], quota: int = 4) -> list[str]:
 
 
 def test_pods_within_their_reservation() -> None:
-    """The order of the versions counts, and not the one in which two watches delivered them."""
+    """The order of the versions counts, not the order in which two watches delivered them."""
     assert not breaches(pod("1", 12), pod("2", 13), lent("w", 11, 2, 2))
 
 

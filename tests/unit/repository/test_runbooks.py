@@ -1,4 +1,4 @@
-"""Each problem has an alert, and a page that says what to look at; and that is there."""
+"""Alerts and runbooks: each problem has an alert, and a page whose panels exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def page(problem: Problem) -> str:
 
 
 def named(text: str) -> list[tuple[str, str]]:
-    """Panels that a page names, each with the dashboard that is named next."""
+    """Return the panels that a page names, each with the dashboard that is named next."""
     return [
         (" ".join(panel[1].split()), board[1])
         for panel in PANEL.finditer(text)

@@ -1,4 +1,4 @@
-"""The site: its reference is current, its navigation is whole, and its commands are those that there are."""
+"""Site: its reference is current, its navigation is complete, and its commands exist."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from concertina.cli.main import app
 
 ROOT = pages.ROOT
 MARKED = {"kind": 0, "cloud": 3, "release": 1}
-"""Blocks of commands that no test runs, since they need what no test has."""
+"""Number of blocks of commands that no test runs, because they need what no test has."""
 NOT_RUN = 41
-"""Blocks of commands on all other pages that no test runs yet. Lower it when their number falls."""
+"""Number of blocks of commands on all other pages that no test runs yet. Lower it when the number falls."""
 RUN_BY_OTHERS = ("diagnosis.md",)
 """Pages whose commands another test runs (builders.cluster.planted)."""
 

@@ -1,4 +1,4 @@
-"""The soak's proof: what it reads from logs must notice a step that was skipped, repeated or trained on other data."""
+"""Ledger of the soak test: it must detect a step in the logs that was skipped, repeated, or trained on other data."""
 
 from __future__ import annotations
 

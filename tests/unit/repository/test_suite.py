@@ -1,4 +1,4 @@
-"""The suite's own rules: a long-only case names its law, the longest file is begun first, a slow newcomer is named."""
+"""Rules of the suite: a long-only case names its test in the gate, the longest file starts first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workflows are sound, stand on what the repository has, and name every action by a commit."""
+"""Workflows: they are valid, refer to existing files and targets, and name every action by a commit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_a_workflow_calls_is_there(workflow: Path) -> None:
 
 
 def test_images_are_built_from_a_base_that_the_workflow_resolves() -> None:
-    """As the step `Resolve the digest of the base image` reads the Dockerfiles."""
+    """The step `Resolve the digest of the base image` reads the Dockerfiles in this way."""
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     rows = jobs["image"]["strategy"]["matrix"]["include"]
     assert {row["image"] for row in rows} == {"operator", "agent", "trainer"}

@@ -1,4 +1,4 @@
-"""Plain memory is filled from shards however either is cut: read in place where the bytes lie in one stretch."""
+"""Plain memory is filled from shards with any division of either: in place if the bytes are contiguous."""
 
 import itertools
 
@@ -18,7 +18,7 @@ SHAPE = (5, 4, 3)
 
 
 def spans(length):
-    """[begin, end)"""
+    """Generate ranges [begin, end)."""
     return st.tuples(st.integers(0, length - 1), st.integers(1, length)).filter(lambda span: span[0] < span[1])
 
 

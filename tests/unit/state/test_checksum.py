@@ -1,4 +1,4 @@
-"""A checksum that several threads compute is the one that zlib has."""
+"""Checksum that several threads compute: it equals zlib's."""
 
 import os
 import zlib

@@ -1,4 +1,4 @@
-"""A damaged newest checkpoint: which one to use instead."""
+"""Damaged newest checkpoint: the choice of another one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_damaged_checkpoint_names_the_newest_other_one_and_how_to_use_it(tmp_p
 
 
 def damage(durable: Durable) -> DamagedInput:
-    """Cut its manifest off; what reading it says."""
+    """Cut a checkpoint's manifest off, and return the error of reading it."""
     manifest = Path(durable.uri.removeprefix("file://"), "manifest.json")
     manifest.write_bytes(manifest.read_bytes()[:100])
     with pytest.raises(DamagedInput) as damaged:
@@ -63,9 +63,9 @@ def test_the_newest_checkpoint_before_a_damaged_one_is_gone_on_from(tmp_path: Pa
     assert rollback.damaged is not None
     assert (rollback.step, rollback.damaged.uri, rollback.damaged.step) == (40, newest.uri, 60)
     assert rollback.undoes("u1")
-    found = usable(newest, "u1", from_storage(newest, undone=Undone(1, 40)))
-    assert found is not None
-    assert (found.uri, found.step) == (older.uri, 40)
+    chosen_checkpoint = usable(newest, "u1", from_storage(newest, undone=Undone(1, 40)))
+    assert chosen_checkpoint is not None
+    assert (chosen_checkpoint.uri, chosen_checkpoint.step) == (older.uri, 40)
     assert usable(older, "u1", from_storage(newest)) == older
     assert Path(newest.uri.removeprefix("file://")).exists(), "nothing is deleted"
 
@@ -89,18 +89,18 @@ def test_a_job_passes_over_damaged_checkpoints_of_the_one_before_it(tmp_path: Pa
     rollback = before_damaged(damage(newest), run.as_uri(), "new", from_storage())
     assert rollback is not None
     assert (rollback.step, rollback.undoes("new")) == (40, False)
-    found = usable(newest, "new", from_storage(newest))
-    assert found is not None
-    assert (found.uid, found.uri) == ("old", older.uri)
+    chosen_checkpoint = usable(newest, "new", from_storage(newest))
+    assert chosen_checkpoint is not None
+    assert (chosen_checkpoint.uid, chosen_checkpoint.uri) == ("old", older.uri)
 
 
 def test_a_job_whose_own_checkpoint_is_damaged_goes_back_to_the_one_that_it_began_with(tmp_path: Path) -> None:
     run, scratch = tmp_path / "run", tmp_path / "scratch"
     _, begun = published(run, scratch, 40, 60, uid="old")
     (own,) = published(run, scratch, 70, uid="new", continued=Continued("old", 1, 60))
-    found = usable(own, "new", from_storage(own))
-    assert found is not None
-    assert (found.uid, found.uri) == ("old", begun.uri)
+    chosen_checkpoint = usable(own, "new", from_storage(own))
+    assert chosen_checkpoint is not None
+    assert (chosen_checkpoint.uid, chosen_checkpoint.uri) == ("old", begun.uri)
 
 
 def test_damage_elsewhere_than_in_the_job_s_own_folder_ends_the_job(tmp_path: Path) -> None:

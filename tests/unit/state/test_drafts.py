@@ -1,4 +1,4 @@
-"""What an uploader that was killed has left of a file is collected with the checkpoint it was for."""
+"""Unfinished files of an uploader that was killed: they are deleted with the checkpoint that they were for."""
 
 from builders.train.published import publish
 from concertina_state.checkpoints.catalogue import prune, to_prune
@@ -7,7 +7,7 @@ from concertina_state.objects.prefix import ObjectPrefix
 
 
 def killed(folder, place):
-    """In the middle of a shard."""
+    """Begin to write a shard, as an uploader does that is killed in the middle of it."""
     writer = FileWriter(folder / place / "shard-0-of-2.safetensors")
     writer.write(memoryview(b"half"))
 

@@ -1,5 +1,7 @@
-"""A file that comes in pieces is there whole or not at all; what the disk refused is said, also where a later call
-would not hear of it any more."""
+"""File that is written in pieces: it exists completely or not at all.
+
+A write error is raised even if a later call would not get it any more.
+"""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Parameter groups of an optimizer are match_groups by the names of their parameters, or refused by name."""
+"""Parameter groups of an optimizer: they are matched by the names of their parameters, or refused with an error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a state says of its origin: it always fits into a header, and names the ways that led to the state."""
+"""Origin of a state: it always fits into a header, and names the states from which the state was trained."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_whatever_is_said_of_its_origin_a_header_keeps_its_size(uri: str, images
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Of a run that is played: with the states that it was really made from."""
+    """State of a simulated run, with the states that it was really trained from."""
 
     round: int
     step: int
@@ -53,7 +53,7 @@ class State:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), min_size=1, max_size=12))
 def test_ancestors_are_the_states_that_one_was_made_from(rounds: list[tuple[int, int]]) -> None:
-    """Each round continues from some state of those before it, as crashes, rollbacks and late publications have it."""
+    """Each round continues from some state of the rounds before it, as after crashes or rollbacks."""
     fresh = State(0, 0, Origin(), frozenset())
     states = [fresh]
     for number, (steps, back) in enumerate(rounds, 1):
@@ -66,9 +66,9 @@ def test_ancestors_are_the_states_that_one_was_made_from(rounds: list[tuple[int,
     places = [CheckpointKey("u", state.round, state.step) for state in states if state.round]
     others = [CheckpointKey("another job", place.round, place.step) for place in places]
     for state in states[1:]:
-        found = ancestors([*places, *others], "u", SnapshotId(state.round, state.step, "l", 1), state.origin)
-        assert set(found) == {place for place in state.before if place.step < state.step}
-        assert [place.step for place in found] == sorted(place.step for place in found)
+        ancestor_keys = ancestors([*places, *others], "u", SnapshotId(state.round, state.step, "l", 1), state.origin)
+        assert set(ancestor_keys) == {place for place in state.before if place.step < state.step}
+        assert [place.step for place in ancestor_keys] == sorted(place.step for place in ancestor_keys)
 
 
 def test_rounds_since_a_step() -> None:

@@ -1,4 +1,4 @@
-"""`State.batches`: a pass over a DataLoader goes on where its state was saved."""
+"""`State.batches`: a pass over a DataLoader continues where its state was saved."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def loader(replicas=None, rank=0, items=24, batch=2):
 
 
 def epochs(loaders, of, first=0, end=3, stop_after=None):
-    """Batches of each epoch; the state after `stop_after` batches of the last one that began, if it stops there."""
+    """Return the batches of each epoch, and the state after `stop_after` batches of the last one if it stops there."""
     passes = []
     for epoch in range(first, end):
         if isinstance(of.sampler, DistributedSampler):
@@ -45,7 +45,7 @@ def test_a_pass_goes_on_in_the_same_order(replicas):
     continued, _ = epochs(again(saved), loader(replicas), first=1, end=4)
     assert first == [whole[0], whole[1][:4]]
     assert continued[0] == whole[1][4:]
-    if replicas:  # else later orders are drawn from random numbers, which State restores
+    if replicas:  # Otherwise later orders are drawn from random numbers, which State restores.
         assert continued[1:] == whole[2:]
 
 

@@ -1,4 +1,4 @@
-"""Loaders go on with the order that they had, in this pass and in those after it."""
+"""Restored loaders continue with the same order, in this pass and in later ones."""
 
 import accelerate
 import pytest
@@ -13,7 +13,7 @@ from trainingjob._order import order_of
 
 @pytest.mark.parametrize("own", [True, False])
 def test_later_passes_have_the_order_of_one_that_was_not_stopped(own):
-    """Also where the sampler's generator is the loader's, which draws a seed from it at each pass."""
+    """The sampler's generator may be the loader's, which draws a seed from it at each pass."""
 
     def passes(place=None):
         torch.manual_seed(0)

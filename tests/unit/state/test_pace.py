@@ -1,4 +1,4 @@
-"""How many commits lie between two snapshots."""
+"""Number of commits between two snapshots."""
 
 import random
 
@@ -11,7 +11,7 @@ SECONDS = st.floats(1e-6, 100)
 
 
 def trained(pace, commits, step, stall, slower=lambda: 0.0):
-    """Snapshots of so many commits, as `State` takes them."""
+    """Return the number of snapshots in a number of commits, taken as `State` takes them."""
     taken, left, behind = 0, 0, False
     for _ in range(commits):
         pace.stepped(step() + behind * slower(), behind)
@@ -37,7 +37,7 @@ def test_each_step_is_saved_until_something_is_known_and_a_single_slow_one_fades
     pace = Pace(0.01)
     assert pace.every == 1
     pace.stepped(1.0, False)
-    pace.took(10.0)  # the first one, whose pages were allocated
+    pace.took(10.0)  # This is the first snapshot, whose pages were allocated.
     assert pace.every == 1000
     for _ in range(12):
         pace.took(0.005)
@@ -58,7 +58,7 @@ def test_a_single_slow_one_later_on_hardly_counts_and_those_that_stay_slow_do():
 
 
 def test_what_snapshots_take_from_the_step_behind_them_counts():
-    """4 ms of 45, where the loop waits for one: one of eleven commits is a hundredth of the time."""
+    """The next step loses 4 ms of 45, while the loop waits for a snapshot. One of eleven commits costs a hundredth."""
     draw = random.Random(3)
     pace = Pace(0.01)
     taken = trained(pace, 3000, lambda: draw.gauss(0.045, 0.003), lambda: 0.001, lambda: 0.004)
@@ -80,7 +80,7 @@ def test_steps_that_become_longer_or_shorter_are_known_again():
 
 
 def test_what_made_snapshots_dear_for_a_while_is_forgotten():
-    """Others took the cores when the job began, say."""
+    """Other processes used the cores when the job began, for example."""
     pace = Pace(0.01)
     trained(pace, 2000, lambda: 0.2, lambda: 0.0015, lambda: 0.1)
     assert 40 <= pace.every <= 60
@@ -89,7 +89,7 @@ def test_what_made_snapshots_dear_for_a_while_is_forgotten():
 
 
 def test_all_steps_beside_a_commit_count_as_what_the_snapshot_costs():
-    """The checksum takes four steps, each of which it slows down by a tenth; nothing else costs anything."""
+    """The checksum takes four steps, and makes each of them a tenth slower. Nothing else costs time."""
     pace = Pace(0.01)
     for _ in range(400):
         pace.stepped(1.1, behind_snapshot=True)

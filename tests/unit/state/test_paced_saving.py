@@ -1,4 +1,4 @@
-"""In which steps the bundled trainer takes snapshots, in virtual time: `Saving` with a pace and a state of one byte."""
+"""Steps in which the bundled trainer takes snapshots, in virtual time: `Saving` with a pace and a state of one byte."""
 
 import threading
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ class Clock:
 
 
 class State:
-    """Takes `stall` seconds of the loop's time, and lets nothing be committed while `arrives` is unset."""
+    """State that takes `stall` seconds of the loop's time, and lets nothing be committed while `arrives` is unset."""
 
     layout = Layout([Chunk("x", "U8", (0,), (1,), (1,))])
 
@@ -51,7 +51,7 @@ class State:
 
 
 class Agent:
-    """Has a copy on its peer as soon as a snapshot is committed, as in a job of one replica."""
+    """Agent that has a copy on its peer as soon as a snapshot is committed, as in a job of one replica."""
 
     def __init__(self):
         self.committed, self.waiting = [], []
@@ -67,7 +67,7 @@ class Agent:
 
 
 class Loop:
-    """A world of one rank."""
+    """Training loop in a world of one rank."""
 
     def __init__(self, folder, monkeypatch, stall=0.0, device_seconds=0.0, every=1, overhead=0.01, checkpoints=None):
         self.clock = Clock()
@@ -82,7 +82,7 @@ class Loop:
         self.step, self.taken = 0, []
 
     def train(self, steps=1, seconds=1.0, commits=True):
-        """Returns the last decision. `commits`: each snapshot is committed before the next step ends."""
+        """Train, and return the last decision. With `commits`, each snapshot is committed before the next step ends."""
         for _ in range(steps):
             if commits:
                 until(lambda: not self.snapshots.waits, "a commit")
@@ -136,7 +136,7 @@ def test_no_step_waits_for_the_commit_of_the_snapshot_before(tmp_path, monkeypat
     loop.train(2)
     until(lambda: not loop.snapshots.waits, "a commit")
     loop.state.arrives.clear()
-    loop.train()  # its snapshot is taken, and not committed from here on
+    loop.train()  # The snapshot is taken, and not committed from here on.
     loop.train(5, commits=False)
     assert loop.taken == [1, 2, 3]
     assert loop.agent.committed == [1, 2]
@@ -147,7 +147,7 @@ def test_no_step_waits_for_the_commit_of_the_snapshot_before(tmp_path, monkeypat
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_drain_and_a_checkpoint_are_saved_at_once(tmp_path, monkeypatch, checkpoint):
-    """Though the pace asks for none, and the one before is still being committed."""
+    """The state is saved although the pace asks for no snapshot, and the previous one is still being committed."""
     loop = Loop(tmp_path, monkeypatch, stall=0.5, checkpoints=12 if checkpoint else None)
     loop.train(10)
     assert loop.taken == [1, 2]

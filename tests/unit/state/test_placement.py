@@ -1,4 +1,4 @@
-"""Which box of a tensor a rank holds, and who of those that hold the same saves which part of it."""
+"""Boxes of a tensor that a rank holds, and which of the ranks with the same box saves which part of it."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ def test_each_row_is_saved_once_and_parts_are_even(boxes, parts):
 
 
 def test_a_rank_has_a_part_of_few_tensors():
-    """Of a thousand tensors on a hundred ranks: a header of each names some ten, not a thousand."""
+    """With a thousand tensors on a hundred ranks, the header of each rank names about ten tensors."""
     boxes = [((64, 32), 4)] * 1000
     named = [sum(end > begin for begin, end in rows(boxes, 100, part)) for part in range(100)]
     assert max(named) <= 12
@@ -33,7 +33,7 @@ def test_a_rank_has_a_part_of_few_tensors():
 
 @given(st.integers(0, 20), st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_boxes_of_a_dimension_that_is_cut_twice_are_those_that_hold_the_values(length, data, tensor, late):
-    """Against cutting a real tensor: by tensor parallelism first where FSDP's shard is strided, else in mesh order."""
+    """The reference is a real tensor, cut by tensor parallelism first if FSDP's shard is strided."""
     whole = torch.arange(length)
     cuts = [Cut(0, late=late), Cut(0)]
     for coordinate in itertools.product(range(data), range(tensor)):
@@ -44,10 +44,10 @@ def test_boxes_of_a_dimension_that_is_cut_twice_are_those_that_hold_the_values(l
         for parts, place in order:
             step = -(-len(held) // parts)
             held = held[min(step * place, len(held)) : min(step * (place + 1), len(held))]
-        found = box((length,), (data, tensor), coordinate, cuts)
-        assert found.shape == (len(held),)
+        actual_box = box((length,), (data, tensor), coordinate, cuts)
+        assert actual_box.shape == (len(held),)
         if len(held):
-            assert whole[found.offsets[0] : found.offsets[0] + found.shape[0]].tolist() == held.tolist()
+            assert whole[actual_box.offsets[0] : actual_box.offsets[0] + actual_box.shape[0]].tolist() == held.tolist()
 
 
 def test_a_dimension_that_holds_copies_is_not_cut():

@@ -1,4 +1,4 @@
-"""At which commits of a script its state can be saved without losing gradients."""
+"""Commits of a script at which its state can be saved without losing gradients."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_gradients_that_were_dropped_do_not_wait(points, set_to_none):
 
 
 def test_gradients_computed_after_the_step_wait(points):
-    """A loop that computes the next gradients before it commits."""
+    """The loop computes the next gradients before it commits."""
     model, optimizer = trained()
     points.watch([optimizer])
     backward(model)
@@ -144,7 +144,7 @@ def test_optimizers_that_are_not_kept_beside_one_that_is_do_not_count(points):
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As Accelerate's: an Optimizer that was never made as one."""
+    """Wrapper like Accelerate's: an Optimizer whose __init__ was never called."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer

@@ -1,4 +1,4 @@
-"""`trainingjob.State` in one process: all that is kept comes back, and what does not fit is said."""
+"""`trainingjob.State` in one process: all saved state is restored, and what does not match is reported."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ from trainingjob._values import decode, encode
 
 @pytest.fixture(autouse=True)
 def a_process_of_its_own(monkeypatch):
-    """Each test begins as a process does: with no State yet."""
+    """Let each test begin like a process, without any State."""
     monkeypatch.setattr(_state, "_only", None)
 
 
@@ -48,7 +48,7 @@ def restored(folder, **objects):
 
 
 class Shards:
-    """What ranks of a world have saved."""
+    """Shards that the ranks of a world have saved."""
 
     def __init__(self, catalogues):
         self.id = SnapshotId(1, 7, "layout", len(catalogues))
@@ -69,7 +69,7 @@ class Opened:
 
 @pytest.mark.parametrize("world", range(2, 9))
 def test_ranks_that_read_nothing_know_what_is_restored(world):
-    """Of the script of docs/scripts.md: a few of the ranks of five and more have no row of its one wide weight."""
+    """In the script of docs/scripts.md, some of five or more ranks have no row of its only wide weight."""
     model = torch.nn.Linear(16, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 16)).sum().backward()
@@ -97,7 +97,7 @@ def test_a_state_without_arrays_comes_back(tmp_path):
 
 
 class Agent:
-    """What it is told."""
+    """Agent that records its messages."""
 
     def __init__(self):
         self.told = []
@@ -105,7 +105,7 @@ class Agent:
 
 
 def trained(*groups):
-    """A model and its optimizer, with these parameters' groups: one each, or all in one."""
+    """Return a model and its optimizer, with one group for each parameter, or with one for all."""
     model = torch.nn.Linear(2, 2)
     parameters = [{"params": [getattr(model, name) for name in group]} for group in groups]
     return {"model": model, "optimizer": torch.optim.Adam(parameters or model.parameters())}
@@ -148,7 +148,7 @@ def test_a_state_of_other_objects_is_refused_and_the_job_is_told(tmp_path, monke
 
 
 class Scaled(torch.nn.Module):
-    """Without the names that wrappers add, two of its weights have the same one."""
+    """Module of which two weights have the same name without the prefixes that wrappers add."""
 
     def __init__(self):
         super().__init__()
@@ -158,7 +158,7 @@ class Scaled(torch.nn.Module):
 
 
 def filled(module):
-    """With other numbers in each of its tensors, and a step of Adam behind it."""
+    """Return a model with other numbers in each tensor, after a step of Adam."""
     optimizer = torch.optim.Adam(module.parameters())
     for number, parameter in enumerate(module.parameters(), 1):
         parameter.grad = torch.full_like(parameter, number)
@@ -225,7 +225,7 @@ def test_extra_state_comes_back_as_what_it_was(tmp_path, kind):
 
 
 class OfItsOwn(torch.nn.Linear):
-    """Whose state_dict knows no options."""
+    """Module whose own state_dict takes no arguments."""
 
     def state_dict(self):
         return {"weight": self.weight.detach(), "bias": self.bias.detach()}
@@ -243,7 +243,7 @@ def test_weights_that_were_moved_elsewhere_are_saved_as_they_are_now(tmp_path):
     state = trainingjob.State(folder=str(tmp_path), model=before)
     state.restore()
     state.commit(0, durable=True)
-    before.weight.data = torch.full((2, 2), 7.0)  # the same parameter, of other memory
+    before.weight.data = torch.full((2, 2), 7.0)  # The parameter is the same, in other memory.
     state.commit(1, durable=True)
     del state  # its process ends
     assert trainingjob.State(folder=str(tmp_path), model=after).restore() == 2
@@ -252,10 +252,10 @@ def test_weights_that_were_moved_elsewhere_are_saved_as_they_are_now(tmp_path):
 
 def test_random_numbers_go_on():
     random.seed(5)
-    kept = RandomNumbers().state_dict()
+    saved_state = RandomNumbers().state_dict()
     drawn = [random.random() for _ in range(3)]
     random.seed(6)
-    RandomNumbers().load_state_dict(decode(encode(kept, "random")))
+    RandomNumbers().load_state_dict(decode(encode(saved_state, "random")))
     assert [random.random() for _ in range(3)] == drawn
 
 
@@ -334,7 +334,7 @@ def test_a_schedulers_milestones_are_counted_on(tmp_path):
 
 
 class Job:
-    """A job's agent, for one process: its state is in a folder, and it is begun with what `spec.checkpoint` says."""
+    """Agent of a job with one process. Its state is in a folder, and it starts with the value of `spec.checkpoint`."""
 
     def __init__(self, folder):
         self._folder = Folder(folder, trainingjob.world(), lambda value: value)
@@ -347,7 +347,7 @@ class Job:
 
 
 class InMemoryOf:
-    """The agent of round 2, where memory holds what a round before it has committed."""
+    """Agent of round 2, with the snapshots in memory that the previous round has committed."""
 
     round, durable, images, history = 2, None, (), JobHistory()
 
@@ -378,7 +378,7 @@ class InMemoryOf:
 def test_what_may_be_a_scripts_last_step_is_a_snapshot_of_the_round_that_goes_on_from_it(
     tmp_path, monkeypatch, uri, waited_for
 ):
-    """It has nothing left to commit then, and what it has committed is to be in storage at its end."""
+    """The script has nothing left to commit, and its last commit must be in storage at its end."""
     state = trainingjob.State(folder=str(tmp_path), kept={"seen": 3})
     state.restore()
     state.commit(9, durable=waited_for)
@@ -397,7 +397,7 @@ def test_what_may_be_a_scripts_last_step_is_a_snapshot_of_the_round_that_goes_on
 
 
 class Watching:
-    """Tries what another run's sweep does, while it is restored."""
+    """State that tries, while it is restored, what another run's retention does."""
 
     def __init__(self, sweep):
         self.sweep, self.swept = sweep, []
@@ -411,7 +411,10 @@ class Watching:
 
 @pytest.fixture
 def older(tmp_path):
-    """Another run's folder, with one checkpoint, and a sweep that would take it away: whether it did."""
+    """Create another run's folder with one checkpoint.
+
+    Return its URI, and a function that tries to delete the checkpoint as retention does, and returns whether it did.
+    """
     saved(tmp_path / "memory", model=torch.nn.Linear(2, 2), watching=Watching(bool))
     [slot] = [path for path in tmp_path.glob("memory/*/shard-0/slot-?") if read_sidecar(path)]
     id, folder = read_sidecar(slot).id, ObjectPrefix(f"file://{tmp_path}/older", create=True)
@@ -423,7 +426,10 @@ def older(tmp_path):
 
 @pytest.fixture
 def begun_with(tmp_path, monkeypatch):
-    """A state in a job that is begun with another run's checkpoint, or `own`: that it finds under its own URI."""
+    """Return a function that creates a State in a job that starts with another run's checkpoint.
+
+    With `own`, the checkpoint is under the job's own URI.
+    """
 
     def begun(uri, own=False, **objects):
         checkpoint = {"uri": uri} if own else {"uri": f"file://{tmp_path}/next", "resumeFrom": uri}
@@ -449,7 +455,7 @@ def test_what_a_run_is_begun_with_stays_until_it_has_been_read(older, begun_with
 
 
 def test_what_is_newer_in_storage_than_in_memory_stays_until_it_has_been_read(older, begun_with, monkeypatch):
-    """Agents say that it is there."""
+    """Agents say that the newer state is in storage."""
     uri, sweep = older
     latest = read_latest(ObjectPrefix(uri))
     held = Restore(RestoreSource.MEMORY, 0, SnapshotId(latest.round, 0, "", 1))

@@ -1,4 +1,4 @@
-"""Traces of a worker's steps: which steps they hold, and what is said where there is none."""
+"""Traces of a worker's steps: the steps that they contain, and the message if there is no trace."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from concertina_state.step_trace import Traces
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a worker's traces."""
+    """Return the folder of a worker's traces."""
     monkeypatch.setenv(VARIABLE, str(tmp_path / "heartbeats" / "rank-0"))
-    found = step_traces.folder(tmp_path)
-    found.mkdir()
-    return found
+    traces = step_traces.folder(tmp_path)
+    traces.mkdir()
+    return traces
 
 
 def wanted(folder: Path, name: str, rank: int) -> Path:
-    """A trace that somebody waits for."""
+    """Mark a trace as requested, and return its path."""
     file = step_traces.trace_file(folder, name, rank)
     step_traces.wanted_file(file).touch()
     return file
@@ -39,7 +39,7 @@ def train(worker: Traces, first: int, last: int) -> None:
     for step in range(first, last + 1):
         torch.ones(4, 4) @ torch.ones(4, 4)
         worker.after(step)
-        worker.after(step)  # as a script with a State that reports as well
+        worker.after(step)  # A script with a State that also reports its steps does this.
 
 
 def test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn(folder: Path) -> None:
@@ -54,10 +54,10 @@ def test_it_holds_the_steps_that_were_asked_for_and_the_next_one_takes_its_turn(
     for name, steps in expected.items():
         file = files[name]
         until(file.exists, f"the trace {name}")
-        found = json.loads(gzip.decompress(file.read_bytes()))
-        marks = [event["name"] for event in found["trace"]["traceEvents"] if event["name"].startswith("step ")]
-        assert (found["rank"], marks, found["flightRecorder"]) == (3, steps, {})
-        multiplied = [event for event in found["trace"]["traceEvents"] if event["name"] == "aten::mm"]
+        parsed = json.loads(gzip.decompress(file.read_bytes()))
+        marks = [event["name"] for event in parsed["trace"]["traceEvents"] if event["name"].startswith("step ")]
+        assert (parsed["rank"], marks, parsed["flightRecorder"]) == (3, steps, {})
+        multiplied = [event for event in parsed["trace"]["traceEvents"] if event["name"] == "aten::mm"]
         assert len(multiplied) == len(steps)
     left = {file.name for file in folder.iterdir() if not file.name.endswith(".wanted")}
     assert left == {file.name for file in files.values()}, "nothing else"

@@ -1,4 +1,4 @@
-"""The sums by which a script's ranks see that they hold the same."""
+"""Sums by which a script's ranks check that they hold equal arrays."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from trainingjob import _torch_ranks
 
 
 class LargestCopy(TorchDispatchMode):
-    """The bytes of the largest copy that is made."""
+    """Mode that records the size in bytes of the largest copy that an operation makes."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A state's values as text, and back: what comes back is equal, and of the same types."""
+"""Values of a state as text: decoded values are equal, and of the same types."""
 
 import collections
 import enum
@@ -36,16 +36,16 @@ def test_what_is_written_comes_back(tree):
     ],
 )
 def test_frozensets_and_counters_are_what_they_were(value):
-    found = _values.decode(_values.encode(value, "state"))
-    assert (found, type(found)) == (value, type(value))
+    decoded = _values.decode(_values.encode(value, "state"))
+    assert (decoded, type(decoded)) == (value, type(value))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
 def test_tensors_keep_dtype_shape_and_bits(dtype, shape):
     tensor = torch.randint(0, 2, shape).to(dtype)
-    found = _values.decode(_values.encode({"a": tensor.t() if tensor.dim() == 2 else tensor}, "state"))["a"]
-    assert (found.dtype, found.tolist()) == (dtype, (tensor.t() if tensor.dim() == 2 else tensor).tolist())
+    decoded = _values.decode(_values.encode({"a": tensor.t() if tensor.dim() == 2 else tensor}, "state"))["a"]
+    assert (decoded.dtype, decoded.tolist()) == (dtype, (tensor.t() if tensor.dim() == 2 else tensor).tolist())
 
 
 def test_a_dtype_is_what_it_was():
@@ -55,14 +55,14 @@ def test_a_dtype_is_what_it_was():
 
 def test_arrays_of_numpy():
     for array in (np.arange(6, dtype=np.uint32).reshape(2, 3), np.float64(2.5), np.array([True, False])):
-        found = _values.decode(_values.encode(array, "state"))
-        assert (found.dtype, found.tolist()) == (array.dtype, array.tolist())
+        decoded = _values.decode(_values.encode(array, "state"))
+        assert (decoded.dtype, decoded.tolist()) == (array.dtype, array.tolist())
 
 
 def test_numbers_that_json_has_no_word_for():
-    found = _values.decode(_values.encode([math.inf, -math.inf, math.nan], "state"))
-    assert (found[0], found[1]) == (math.inf, -math.inf)
-    assert math.isnan(found[2])
+    decoded = _values.decode(_values.encode([math.inf, -math.inf, math.nan], "state"))
+    assert (decoded[0], decoded[1]) == (math.inf, -math.inf)
+    assert math.isnan(decoded[2])
 
 
 @given(st.dictionaries(st.sampled_from(["$tuple", "$items", "$bytes", "$torch", "a"]), st.integers()))

@@ -1,4 +1,4 @@
-"""What a coordinator records of a step that is evaluated, in its round or at the beginning of the next."""
+"""Record of a step that is evaluated, in its round or at the beginning of the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a script calls its metrics, MLflow takes them."""
+"""Names of a script's metrics: MLflow accepts all of them."""
 
 import pytest
 from hypothesis import given

@@ -1,5 +1,7 @@
-"""One law: in any order of rounds and rollbacks, with the shipper killed before or after any request, and a coordinator
-that ships late, the tracker has each step that counts once."""
+"""Tracker after any order of rounds and rollbacks: it has each step that counts, once.
+
+The shipper is killed before or after any request, and a coordinator may ship late.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ class Killed(BaseException):
 
 
 class Server:
-    """A tracker that keeps all it was ever given."""
+    """Tracker that keeps everything that it received."""
 
     def __init__(self, forgets: bool) -> None:
         self.forgets = forgets
         self.points: list[tuple[int, int]] = []
-        """Step and round, as they came."""
+        """Steps and rounds in the order of their arrival."""
         self.kill_in = -1
-        """Requests until the shipper is killed; even: before it is carried out, odd: after."""
+        """Number of requests until the shipper is killed; even: before the request is carried out, odd: after it."""
 
     def request(self, carry_out: Callable[[], None]) -> None:
         self.kill_in -= 1
@@ -71,7 +73,7 @@ class Run:
 
 
 class Node:
-    """One replica's spool and its shipper."""
+    """Spool of one replica, and its shipper."""
 
     def __init__(self, folder: Path, server: Server) -> None:
         self.folder, self.server = folder, server
@@ -90,19 +92,19 @@ class Node:
             while self.shipper.ship():
                 pass
         except Killed:
-            if kill_in % 3:  # else it was an error of the tracker, and the same process tries again
+            if kill_in % 3:  # Otherwise the tracker failed, and the same process tries again.
                 self.shipper = self._start()
         self.server.kill_in = -1
 
 
 ROUNDS = st.lists(
     st.tuples(
-        st.integers(0, 2),  # who coordinates
-        st.integers(0, 8),  # how many steps back it begins
-        st.integers(0, 12),  # how many steps it trains
+        st.integers(0, 2),  # The replica that coordinates.
+        st.integers(0, 8),  # The number of steps back at which it begins.
+        st.integers(0, 12),  # The number of steps that it trains.
         st.lists(
             st.tuples(st.integers(0, 2), st.integers(-1, 8)), max_size=3
-        ),  # who ships then, killed at which request
+        ),  # The replica that ships then, and the request at which it is killed.
     ),
     min_size=1,
     max_size=6,
@@ -110,7 +112,7 @@ ROUNDS = st.lists(
 
 
 def test_what_is_trained_again_and_was_not_shipped_is_never_told(tmp_path: Path) -> None:
-    """By whoever coordinates next: it may ship at the same time."""
+    """The next coordinator does not ship it either, although it may ship at the same time."""
     server = Server(forgets=False)
     node = Node(tmp_path, server)
     node.append(RoundBegan(1, 0, 0.0, coordinates=True))

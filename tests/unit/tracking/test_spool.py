@@ -1,4 +1,4 @@
-"""The spool: what is written is read in order, whatever is killed; it stays within its size."""
+"""Spool: records are read in the order of writing, whatever is killed, and its size stays within the limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_new_writer_and_a_new_reader_go_on_where_the_old_ones_were(tmp_path: P
     reader.shipped(2)
     (segment,) = tmp_path.glob("*.jsonl")
     with segment.open("ab") as file:
-        file.write(b'{"kind":"StepDone","bo')  # killed while it wrote
+        file.write(b'{"kind":"StepDone","bo')  # The writer was killed during the write.
     second = SpoolWriter(tmp_path)
     assert second.next == 3
     second.append(RoundBegan(2, 1, 0.0, coordinates=True))
@@ -41,7 +41,7 @@ def test_a_new_writer_and_a_new_reader_go_on_where_the_old_ones_were(tmp_path: P
 
 @pytest.mark.parametrize("left", [40, 0, None], ids=["some", "none", "not even the file"])
 def test_after_a_power_failure_that_took_shipped_records_new_ones_are_shipped(tmp_path: Path, left: int | None) -> None:
-    """The cursor is replaced, which a disk has sooner than what was appended."""
+    """The cursor is replaced, which reaches the disk sooner than appended data."""
     first = SpoolWriter(tmp_path)
     for number in range(100):
         first.append(step(number))
@@ -68,9 +68,9 @@ def test_the_oldest_records_go_when_it_is_full_and_are_counted(tmp_path: Path) -
         writer.append(step(number))
     assert sum(path.stat().st_size for path in tmp_path.glob("*.jsonl")) <= 2000
     reader.look()
-    kept = steps(reader)
-    assert kept == list(range(kept[0], 200))
-    assert reader.dropped == kept[0] > 0
+    remaining_steps = steps(reader)
+    assert remaining_steps == list(range(remaining_steps[0], 200))
+    assert reader.dropped == remaining_steps[0] > 0
     assert reader.end == 200
 
 

@@ -1,4 +1,4 @@
-"""An offline run of Weights & Biases, its file read back: 7 bytes of header, then LevelDB's log blocks of 32 KiB."""
+"""Offline run of Weights & Biases, whose file is read back: 7 bytes of header, then LevelDB's log blocks of 32 KiB."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def records(path: Path) -> Iterator[pb.Record]:
         length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
         parts += content[at + HEADER : at + HEADER + length]
         at += HEADER + length
-        if kind in (1, 4):  # a whole record, or the last part of one
+        if kind in (1, 4):  # This is a whole record, or the last part of one.
             yield pb.Record.FromString(parts)
             parts = b""
 
@@ -47,13 +47,15 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
     run.close()
 
     (file,) = tmp_path.glob("wandb/offline-run-*/run-uid-1.wandb")
-    found = list(records(file))
+    run_records = list(records(file))
     rows = [
-        {i.key or "/".join(i.nested_key): i.value_json for i in r.history.item} for r in found if r.HasField("history")
+        {i.key or "/".join(i.nested_key): i.value_json for i in r.history.item}
+        for r in run_records
+        if r.HasField("history")
     ]
     assert [int(row["_step"]) for row in rows] == [1, 2, 3, 4, 5, 6]
     assert json.loads(rows[5]["loss"]) == 0.1
-    (begun,) = {(r.run.run_id, r.run.project, r.run.display_name) for r in found if r.HasField("run")}
+    (begun,) = {(r.run.run_id, r.run.project, r.run.display_name) for r in run_records if r.HasField("run")}
     assert begun == ("uid-1", "project", "job")
     text = file.read_bytes()
     assert b"s3://bucket/step-5" in text
@@ -62,7 +64,7 @@ def test_a_run_has_each_step_once_its_parameters_and_its_checkpoints(tmp_path: P
 
 
 class Server(BaseHTTPRequestHandler):
-    """As much of W&B's as a client asks for that begins a run and logs to it: there is none to be had here."""
+    """Server that implements the part of W&B's API with which a client begins a run and logs to it."""
 
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Which layouts a model and its data allow, and which are named instead."""
+"""Layouts that a model and its data allow, and the nearest ones that an error names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may change in spec.trainer while a run goes on, and what is refused."""
+"""Changes of spec.trainer during a run: which are allowed, and which are refused."""
 
 import pytest
 
@@ -100,8 +100,8 @@ def test_a_reproduction_is_the_same_run():
 
 
 def test_every_field_is_one_or_the_other():
-    """A field that is new is refused within the model, and said elsewhere."""
+    """A new field is refused if it belongs to the model, and reported otherwise."""
     before, now = config(), config({"steps": 5, "seed": 2, "globalBatchSize": 1}, {**BASE["model"], "heads": 2})
     refused = {change.field for change in identity_changes(before, now)}
-    said = {change.field for change in other_changes(before, now)}
-    assert (refused, said) == ({"model.heads", "seed"}, {"steps", "globalBatchSize"})
+    changed_fields = {change.field for change in other_changes(before, now)}
+    assert (refused, changed_fields) == ({"model.heads", "seed"}, {"steps", "globalBatchSize"})

@@ -1,4 +1,4 @@
-"""The trainer's configuration: what is refused, and that reading it is cheap."""
+"""Trainer's configuration: what it refuses, and that reading it is cheap."""
 
 import json
 import subprocess

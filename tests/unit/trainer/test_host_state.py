@@ -1,5 +1,8 @@
-"""Where tensors are when the state is in host memory and the device is a GPU: on a fake process group, whose meshes say
-cuda. There is none, so what is made on it or copied to it holds nothing; and pinning makes a copy, as it does there."""
+"""Location of tensors when the state is in host memory and the device is a GPU.
+
+The process group is fake, with meshes on cuda. There is no GPU, so tensors on it hold nothing. Pinning makes a copy, as
+on a GPU.
+"""
 
 import types
 
@@ -33,7 +36,7 @@ LAYOUTS = {
 
 
 class NoGpu(TorchFunctionMode):
-    """Tensors on cuda are on meta."""
+    """Mode in which tensors on cuda are on meta."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.device:
@@ -49,7 +52,7 @@ def _elsewhere(given):
 
 @pytest.fixture
 def pinned(monkeypatch):
-    """Addresses of the storages that are."""
+    """Make pinning a copy, and return the addresses of the storages that were pinned."""
     known = set()
 
     def pin(tensor):
@@ -66,10 +69,10 @@ def pinned(monkeypatch):
 
 @pytest.fixture(params=LAYOUTS)
 def world(request):
-    """As its last rank is in it."""
+    """Yield the context of the last rank of a world."""
     size, parallelism = LAYOUTS[request.param]
     dist.init_process_group("fake", store=FakeStore(), rank=size - 1, world_size=size)
-    _clear_sharding_prop_cache()  # equal meshes of another rank are in it
+    _clear_sharding_prop_cache()  # The cache contains equal meshes of another rank.
     yield DistContext.of(
         size - 1, size, torch.device("cuda"), ParallelismConfig.model_validate(parallelism), routed=True
     )
@@ -97,7 +100,7 @@ def test_what_is_saved_is_the_memory_that_fsdp_reads_and_the_optimizer_writes(wo
 
 
 def _read_by_fsdp(model):
-    """By name, what a rank has some of, after what FSDP does at the first step."""
+    """Yield name and part of each parameter of which the rank has a part, after FSDP's first step."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
         for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
@@ -112,9 +115,9 @@ def _read_by_fsdp(model):
 
 @pytest.mark.parametrize(("sends", "pieces"), [("meta", [5]), ("cuda", [1, 2, 1, 1])])
 def test_what_the_group_does_not_send_from_goes_by_the_device_in_pieces(sends, pieces):
-    """Of tensors of 40 MiB."""
+    """The tensors have 40 MiB."""
     parts = [torch.empty(10 << 20, device="meta") for _ in range(5)]
-    found = list(_buckets(parts, types.SimpleNamespace(_device_types=[torch.device(sends)])))
-    assert [len(some) for _, some in found] == pieces
-    assert all(device.type == sends for device, _ in found)
-    assert [id(part) for _, some in found for part in some] == [id(part) for part in parts]
+    buckets = list(_buckets(parts, types.SimpleNamespace(_device_types=[torch.device(sends)])))
+    assert [len(some) for _, some in buckets] == pieces
+    assert all(device.type == sends for device, _ in buckets)
+    assert [id(part) for _, some in buckets for part in some] == [id(part) for part in parts]

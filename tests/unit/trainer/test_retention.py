@@ -1,4 +1,4 @@
-"""Which checkpoints may go."""
+"""Checkpoints that may be deleted."""
 
 import os
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_there_is_nothing_to_prune_in_a_folder_that_another_process_has_emptied(
 
 
 def test_what_a_job_that_goes_on_from_latest_ships_is_not_pruned(tmp_path: Path) -> None:
-    """It is older than LATEST by nothing but its uid; what lay there when LATEST moved is."""
+    """Only its uid makes it older than LATEST. Objects that existed when LATEST moved are older too."""
     uri = f"file://{tmp_path}/run"
     new, continued = CheckpointKey("new", 1, 8), Continued("old", 2, 7)
 

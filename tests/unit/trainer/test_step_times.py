@@ -1,4 +1,4 @@
-"""Each second of a step in one part."""
+"""Times of a step's parts: each second is in one part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from concertina_trainer.parallel.step_times import StepTimes
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> StepTimes:
-    """By a clock on which a second passes with each look."""
+    """Return times by a clock that advances by a second at each reading."""
     ticks = iter(range(1000))
     monkeypatch.setattr(step_times, "time", type("Clock", (), {"perf_counter": staticmethod(lambda: next(ticks))}))
     assert time.perf_counter() > 0, "everybody else's clock is as it was"

@@ -1,4 +1,4 @@
-"""What a store said, and whether it refuses or is only away."""
+"""Errors of stores, and whether a store refuses a request or is only unreachable."""
 
 import pytest
 from obstore.exceptions import GenericError, PermissionDeniedError, UnauthenticatedError

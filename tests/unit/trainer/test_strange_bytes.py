@@ -1,4 +1,4 @@
-"""Whatever lies in storage, in a data set or in a pod's environment: read, or refused with a sentence for a person."""
+"""Arbitrary content of storage, of a data set, or of a pod's environment: it is read, or refused with a clear error."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FACTS = ShardMetadata(SnapshotId(3, 7, "digest", 2), 1, 210, "c", "d", skipped=(
 
 
 def published() -> Path:
-    """A run's folder with two finished checkpoints, by the uploader itself."""
+    """Create a run's folder with two finished checkpoints by the uploader itself, and return its path."""
     folder, scratch = FOLDER / "run", FOLDER / "scratch"
     scratch.mkdir()
     for step in (5, 9):
@@ -59,7 +59,7 @@ OLDER, NEWER = (RUN / "u1" / "round-1" / f"step-{step}" for step in (5, 9))
 
 
 def instead_of(file: Path, read: Callable[[], object]) -> Callable[[bytes], object]:
-    """What is read with these bytes in the file."""
+    """Return a function that calls `read` while the file has other content."""
     whole = file.read_bytes()
 
     def of(content: bytes) -> object:
@@ -73,11 +73,11 @@ def instead_of(file: Path, read: Callable[[], object]) -> Callable[[bytes], obje
 
 
 def went_back() -> int:
-    """With a damaged manifest: to the one before."""
-    found = rollback.go_back(RUN.as_uri(), "u1", Undone(1, 100))
-    assert found is not None
-    assert found.step in (5, 9)
-    return found.step
+    """Return the step of the checkpoint to which a rollback goes back."""
+    checkpoint_before = rollback.go_back(RUN.as_uri(), "u1", Undone(1, 100))
+    assert checkpoint_before is not None
+    assert checkpoint_before.step in (5, 9)
+    return checkpoint_before.step
 
 
 def listed() -> list[manifest.Manifest]:
@@ -92,16 +92,20 @@ def all_bytes() -> list[str]:
 
 
 def header(content: bytes) -> Header:
-    """And what is planned by it: reads within the file alone."""
+    """Read a header and plan the reads, all of which must be within the file.
+
+    Raises:
+        Damaged: If the header is cut off.
+    """
     begin = header_length(content[:8])
     if begin > len(content):
         raise Damaged("it is cut off")
-    found = parse_header(content[8:begin])
-    plan = reads({0: found}, LAYOUT.chunks)
+    parsed_header = parse_header(content[8:begin])
+    plan = reads({0: parsed_header}, LAYOUT.chunks)
     for item in plan.items:
         assert item.begin >= begin
         assert item.size >= 0
-    return found
+    return parsed_header
 
 
 def weights(content: bytes) -> object:
@@ -121,12 +125,12 @@ def safetensors() -> bytes:
 
 
 def json_header(content: bytes) -> object:
-    """The JSON of a safetensors file alone, so that it is altered as JSON."""
+    """Read a safetensors file with this JSON as its header."""
     return weights(len(content).to_bytes(8, "little") + content + bytes(40))
 
 
 def documents(ending: str) -> Callable[[bytes], list[bytes]]:
-    """Of a file with that ending, piece by piece."""
+    """Return a function that reads the documents of a file with that ending and this content, piece by piece."""
     file = FOLDER / f"documents.{ending}"
 
     def of(content: bytes) -> list[bytes]:
@@ -153,7 +157,7 @@ def arrow() -> bytes:
 
 
 MANY = 100_000
-"""Sentences, one for each field."""
+"""Maximum length of an error in characters: it has a sentence for each field."""
 TRAINER = TrainerConfig.model_validate({"data": {"uri": "/data"}}).model_dump_json(by_alias=True).encode()
 MODEL = ModelConfig()
 LINES = b'{"text": "a"}\n{"text": "b", "more": [1, {"c": 2}]}\n\n{"text": null}\n'
@@ -233,7 +237,7 @@ READERS = {
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is damaged is read again some seconds later."""
+    """Retry damaged reads at once, instead of some seconds later."""
     monkeypatch.setattr(retry, "GRACE", (0.0, 0.0))
     monkeypatch.setattr(reader, "GRACE", (0.0, 0.0))
 
@@ -244,7 +248,7 @@ def test_what_is_strange_is_refused_by_name(name: str) -> None:
 
 
 def test_parquet_that_is_cut_short_anywhere_is_refused() -> None:
-    """Where bits of its footer have turned pyarrow itself ends the process (`terminate called after throwing`)."""
+    """If bits of its footer are flipped, pyarrow itself ends the process (`terminate called after throwing`)."""
     whole, read = parquet(), documents("parquet")
     assert len(read(whole)) == 60
     for end in range(0, len(whole), 3):

@@ -1,4 +1,4 @@
-"""Sums whose bits don't depend on how the numbers are dealt out to ranks."""
+"""Sums whose bits don't depend on the division of the numbers among ranks."""
 
 import math
 from fractions import Fraction

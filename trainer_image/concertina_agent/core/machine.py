@@ -59,9 +59,9 @@ EXIT_NOTICED = 128 + signal.SIGTERM
 STOOD_STILL_SECONDS = 1.0
 """Seconds between two events from which this agent is assumed to have been suspended.
 
-The shell's ticks alone come four times a second, so after such a gap the agent did not run (stopped, starved, its
-machine asleep), and perhaps the others did not either. Silence in this time does not count against any member (decision
-"Who stood still accuses nobody").
+The shell alone sends four ticks a second. So after such a gap, this agent did not run (it was stopped, or had no CPU
+time, or its machine was asleep), and perhaps the other agents did not run either. Silence in this time does not count
+against any member (decision "Who stood still accuses nobody").
 """
 
 

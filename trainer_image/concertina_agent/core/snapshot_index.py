@@ -37,18 +37,18 @@ class SnapshotIndex:
         return max((id.step for id in self._ids_of_shard(round, shard)), default=None)
 
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
-        """Return the newest snapshot of lower rounds that is older than the one that `round` restores.
+        """Return the newest snapshot of earlier rounds that is older than the snapshot that `round` restores.
 
-        It remains as a fallback if the restored one is damaged.
+        The agent keeps it as a fallback in case the restored one is damaged.
         """
         older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
         return max(older, key=lambda id: (id.round, id.step), default=None)
 
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
-        """Remove the snapshots of lower rounds except these, and return those that were removed.
+        """Remove the snapshots of earlier rounds except these, and return those that were removed.
 
-        The memory that a job is checked for has no room for all snapshots of an older round beside those of `round`
-        (plan/state/snapshot_memory.py).
+        The memory check before a job starts leaves no room for all snapshots of an earlier round in addition to those
+        of `round` (plan/state/snapshot_memory.py).
         """
         dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:

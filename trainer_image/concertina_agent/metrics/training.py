@@ -33,7 +33,7 @@ class Training:
         self._last: Optional[p.Progress] = None
         self._step_seconds = Histogram(f.STEP_BUCKETS)
         self._totals: dict[Hashable, float] = {}
-        """Sums over all rounds."""
+        """Sums of the workers' reports over all rounds, by metric."""
         self._of_round: dict[Hashable, float] = {}
         """Last reported values of this round. A worker counts from its round's start."""
         self._tokens, self._knows_tokens = 0, False

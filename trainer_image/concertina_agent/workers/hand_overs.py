@@ -1,7 +1,8 @@
 """Agent's end of hand-overs: the socket at which the interpreters of workers' commands describe themselves.
 
-The socket is the user's own (mode 0600), and the kernel names the process that has connected. A connection stays open
-for as long as the interpreter stands in for its script: its end ends the script, and the script's end is told there.
+Only the user may open the socket (mode 0600), and the kernel tells which process has connected. A connection stays open
+for as long as the interpreter stands in for its script. If the interpreter closes it, the script is ended. When the
+script ends, the agent reports its exit code there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MOST_PATH = 100
 
 @dataclasses.dataclass
 class Start:
-    """One start of a worker's command."""
+    """One start of a worker's command, with the interpreters that it has started."""
 
     process: Process
     record: bool
@@ -37,7 +38,7 @@ class Start:
     reports: int = 0
     """Number of interpreters that have described themselves."""
     recorded: set[str] = dataclasses.field(default_factory=set)
-    """Keys of the programs of which an interpreter records."""
+    """Keys of the programs of which an interpreter already records the imports."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Plain:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """A script that runs in a fork of a parent."""
+    """Answer to an interpreter whose script runs in a fork of a parent."""
 
     child: Child
     refused: Callable[[str], None]
@@ -121,7 +122,7 @@ class HandOvers:
         return f"{self._number}:{self.path}"
 
     def add(self, process: Process, record: bool) -> Start:
-        """Add the start to which `next_value` belongs; its interpreters are answered until its process has ended."""
+        """Add and return the start to which `next_value` belongs. Answer its interpreters until `process` ends."""
         number, now = self._number, asyncio.get_running_loop().time()
         start = self._starts[number] = Start(process, record, now)
         process.ended.add_done_callback(lambda _: self._starts.pop(number, None))

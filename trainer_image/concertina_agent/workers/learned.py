@@ -38,12 +38,14 @@ class Imported:
 
 
 class Recorder:
-    """First of the script's finders, which finds nothing and so sees each module that is looked for.
+    """Import finder that records each module that the script looks for.
 
-    A module that was looked for but not imported is revoked when the next one is looked for. After that, it is recorded
-    only once it has been imported. Some modules are looked for at each step or at each start, and a file that grew with
-    them would make another parent import everything again. Modules that the file already contains are not recorded
-    again.
+    It is the first finder, and never finds a module.
+
+    If a module that was looked for was not imported, its record is revoked when the next module is looked for. After
+    that, it is recorded only once it has been imported. Some modules are looked for at each step or at each start. If
+    the file grew with them, another parent would import everything again. Modules that the file already contains are
+    not recorded again.
     """
 
     def __init__(self, path: str) -> None:
@@ -108,7 +110,7 @@ def read(path: str) -> list[Imported]:
 
 
 def lines_to_tell(path: str) -> str:
-    """Return the lines with which another replica can continue as this one would, including revoked modules."""
+    """Return the lines that another replica needs to continue from the same record, including revoked modules."""
     records = _last_records(path).items()
     return "".join(f"{record.line if record else json.dumps([name, None])}\n" for name, record in records)
 

@@ -32,9 +32,9 @@ NAME_BYTES = 32
 class StepCounter:
     """Hook that counts the steps of a process.
 
-    A step is a pass in which no optimizer steps twice. So the two optimizers of a GAN that take turns make one step,
-    and a model with an optimizer for each parameter does too. If one of them steps five times for each step of the
-    other, it is the one that counts.
+    A step is a sequence of optimizer calls in which no optimizer is called twice. For example, the two optimizers of a
+    GAN that take turns make one step together, and so do the optimizers of a model that has one for each parameter. If
+    one optimizer is called five times for each call of the other, the former's calls are counted.
     """
 
     def __init__(self, path: str) -> None:
@@ -89,7 +89,7 @@ class StepCounter:
         self._name = name.encode(errors="replace")[:NAME_BYTES]
 
     def _claimed(self) -> int:
-        """Open the file for this process alone, until it ends.
+        """Open and lock the file for this process until it ends, and return the file descriptor.
 
         Raises:
             OSError: If another process of this worker, such as its parent, counts its steps already.

@@ -1,4 +1,4 @@
-"""Program that an interpreter of a worker's command runs, and whether a warm parent can run it instead.
+"""Program of a Python interpreter (its script, arguments and variables), and whether a warm parent can run it instead.
 
 The module has no side effects.
 """
@@ -24,7 +24,7 @@ IGNORED = frozenset({"_", "SHLVL", "PWD", "OLDPWD", VARIABLE, *VARYING})
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Program of an interpreter, which a warm parent can run, too."""
+    """Program of an interpreter. A warm parent of the same program can run it too."""
 
     line: tuple[str, ...]
     """Words of the command line."""

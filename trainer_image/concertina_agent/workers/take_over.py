@@ -167,7 +167,7 @@ def _raised(file: int) -> int:
 
 
 def _take_streams() -> None:
-    """Make the standard streams anew where the kind of their file differs from the one that the parent has."""
+    """Create a standard stream again if the kind of its file differs from the parent's."""
     for number, (name, kind) in enumerate(KINDS.items()):
         try:
             mode = os.fstat(number).st_mode

@@ -1,9 +1,9 @@
-"""Parents of one program: processes that have imported the program's modules, and of which its scripts are forks.
+"""Warm parents of one program: processes that have imported the program's modules, and that fork to run its scripts.
 
-A parent is the program itself, stopped before its script begins (`hook`). It imports the modules that an interpreter of
-the program has recorded, while that interpreter still imports (decision "What a script imports is learned from its
-first run"). A parent that has no children imports what is recorded later, too. After that, another parent replaces it
-once no new modules are recorded.
+A parent is started with the program's own command line, and stops before the script begins (`hook`). It imports the
+modules that an earlier run of the script has recorded, while that run still imports (decision "What a script imports is
+learned from its first run"). A parent without children also imports modules that are recorded later. A parent with
+children is instead replaced by a new one, once no new modules are recorded.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ScriptParent(WorkerParent):
 
 
 class WarmProgram:
-    """A program, what it imports, and its parents."""
+    """One program, the modules that it imports, and its warm parents."""
 
     def __init__(
         self,
@@ -116,10 +116,10 @@ class WarmProgram:
 
         Args:
             program: The program.
-            folder: Folder that keeps what is learned for the next container.
-            base: Variables of all workers, of which a kept program has the differences.
+            folder: Folder in which learned modules are stored for the next container.
+            base: Variables of all workers. The stored program contains only its differences from them.
             reaper: Reaper of the agent's children.
-            preload: Modules that a parent imports before it knows of others.
+            preload: Modules that a parent imports before any module is learned.
             memory: Function that returns the maximum amount of memory for the imports of a parent, in bytes.
         """
         self.program, self._base, self._reaper, self._preload, self._memory = program, base, reaper, preload, memory
@@ -173,7 +173,7 @@ class WarmProgram:
 
     @property
     def told(self) -> str:
-        """What another replica needs to have such a parent, or an empty string."""
+        """Description by which another replica can start such a parent, or an empty string."""
         if self.parent is None or self.parent.size == 0:
             return ""
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
@@ -211,7 +211,7 @@ class WarmProgram:
             await asyncio.wait({self._next})
 
     def adopt(self, program: Program) -> None:
-        """Start another parent, for an interpreter that differs from the current one."""
+        """Start another parent for an interpreter whose properties differ from those of the current parent."""
         self.program, self._tried_size = program, 0
         if self.parent is not None:
             self._retired.append(self.parent)
@@ -334,14 +334,14 @@ class WarmProgram:
         return await self._forked(parent, parent.fork({"environment": environment, "record": record}, (), prefix))
 
     async def take_over(self, parent: ScriptParent, interpreter: Interpreter, record: str) -> Union[Child, Again, str]:
-        """Take over an interpreter, and return the fork that does so, or the reason why there is none."""
+        """Let a fork of the parent take over an interpreter. Return the fork, or the reason why there is none."""
         request = {"take": {**interpreter.report, "record": record}, "record": bool(record)}
         return await self._forked(parent, parent.fork_for_interpreter(request, interpreter.fds))
 
     async def _forked(
         self, parent: ScriptParent, fork: Awaitable[Union[AnyChild, ForkRefused]]
     ) -> Union[AnyChild, Again, str]:
-        """Return the child of a fork under way, or the reason why there is none."""
+        """Return the child of a fork under way, or the reason why it failed."""
         try:
             forked = await fork
         except StartError as error:

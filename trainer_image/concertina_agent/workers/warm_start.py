@@ -1,9 +1,10 @@
-"""Start of a user's own command, whose interpreters hand themselves over to forks of warm parents.
+"""Warm start of a user's own command: forks of warm parents take over the Python interpreters that the command starts.
 
-The command starts as it is, with the path of a socket in a variable. Each interpreter of the command describes itself
-there (`hand_over`). If its program has a parent that equals the interpreter, a fork of the parent takes it over; else
-the script starts plainly, and its imports are recorded for the program's parent (`warm_program`). A command that is
-only Python needs no interpreter: once its program is known, it is forked at once.
+The command starts unchanged, with the path of a socket in a variable. Each Python interpreter of the command connects
+to the socket and describes itself (`hand_over`). If there is a warm parent of the same program with the same
+properties, a fork of the parent takes over the interpreter. Otherwise the script runs in the interpreter itself, and
+its imports are recorded for the program's next parent (`warm_program`). A command that only runs Python needs no
+interpreter: once its program is known, it is forked at once.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ class WarmStart:
         self._silent = "" if reports else SILENT
 
     async def _decide(self, interpreter: Interpreter) -> Union[Plain, Taken]:
-        """Return where the script of an interpreter runs.
+        """Return where the script of an interpreter runs: in a fork of a parent, or in the interpreter itself.
 
         Raises:
             ValueError: If the interpreter's description is not complete.

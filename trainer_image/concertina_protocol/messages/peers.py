@@ -136,7 +136,7 @@ class ShardHeader:
     header: str = ""
     """Safetensors header (JSON) of the shard file, in the answer to Index."""
     parts: int = 1
-    """Number of parts that the shard is divided into; the requested part follows.
+    """Number of parts that the shard is divided into. The bytes of the requested part follow this header.
 
     An agent of the previous version does not support parts and sends the whole shard.
     """

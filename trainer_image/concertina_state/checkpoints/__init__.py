@@ -1,1 +1,4 @@
-"""Durable checkpoints: shards, manifests, LATEST, what is kept. No torch."""
+"""Durable checkpoints: their shards and manifests, the object LATEST, and the retention of old checkpoints.
+
+The package does not import torch.
+"""

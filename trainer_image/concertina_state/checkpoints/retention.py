@@ -1,4 +1,4 @@
-"""Retention of checkpoints, and deletion that takes nothing away from readers.
+"""Retention of checkpoints, and deletion that does not remove a checkpoint while it is being read.
 
 A reader creates a lease (an object in `<checkpoint>/readers/`) before it reads the manifest. A deleting process removes
 the manifest first and then looks for leases. If it finds one, it puts the manifest back. So either the reader finds no
@@ -107,7 +107,7 @@ def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[C
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Return the checkpoints of which something was written when this object was, or later, by the store's clock."""
+    """Return the checkpoints with an object that was written no earlier than the given one, by the store's clock."""
     written_at = entries[key].at if key in entries else None
     written_keys = (
         CheckpointKey.of(name) for name, entry in entries.items() if written_at is None or entry.at >= written_at

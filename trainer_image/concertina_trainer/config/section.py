@@ -1,4 +1,4 @@
-"""Base of the sections of `spec.trainer`.
+"""Base class of the sections of `spec.trainer`.
 
 Sections have camelCase names, refuse unknown names, and have rules that the API server checks too.
 """

@@ -1,1 +1,1 @@
-"""Formats of tensor files, of this project and of others. No torch, no storage."""
+"""Formats of tensor files, of this project and of others. The package imports neither torch nor a storage client."""

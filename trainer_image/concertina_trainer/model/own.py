@@ -1,4 +1,4 @@
-"""Model of one's own: loading it, refusing what the trainer can't support, and making one module of it and its loss."""
+"""Custom models (`trainer.model.entrypoint`): load them, refuse what the trainer can't support, and add the loss."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class OwnSpec:
 
 
 def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
-    """Return the model of one's own with its arguments, or None if the model is the decoder."""
+    """Return the custom model with its arguments, or None if the model is the decoder."""
     width = reader.frames.width if reader.frames else 0
     return OwnSpec(config, DataShape(reader.length, reader.vocab_size, width)) if config.model.entrypoint else None
 

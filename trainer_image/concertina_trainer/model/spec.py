@@ -1,4 +1,4 @@
-"""Interface of a model of one's own: `trainer.model.entrypoint` names a ModelSpec."""
+"""Interface of a custom model: `trainer.model.entrypoint` names a ModelSpec."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DataShape:
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """Functions that define a model of one's own."""
+    """Functions that define a custom model."""
 
     build: Callable[[Options, DataShape], nn.Module]
     """Return the whole model for `trainer.model.options`.

@@ -20,7 +20,7 @@ class Stages:
     """Parts of the model that one rank computes."""
 
     def __init__(self, parts: Sequence[Decoder], own: OwnModel | None = None) -> None:
-        """Hold parts of the decoder, or a model of one's own instead."""
+        """Hold parts of the decoder, or a custom model instead."""
         self.parts, self.own = parts, own
 
     @property

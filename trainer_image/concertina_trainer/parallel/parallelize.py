@@ -18,7 +18,7 @@ from concertina_trainer.parallel.shard import compute_dtype, shard
 def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None = None) -> Stages:
     """Return this rank's part of the model, with its memory allocated and not yet filled.
 
-    `own` is a model of one's own, instead of the decoder.
+    `own` is a custom model, instead of the decoder.
     """
     if own is not None:
         return Stages((), _own(own, world))

@@ -31,7 +31,7 @@ from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
-"""Format of a squared norm: a fixed-point number of so many digits of so many bits, the last one worth 2**LEAST."""
+"""Format of a squared norm: a fixed-point number of WORDS digits of BITS bits each, the last one worth 2**LEAST."""
 LEAST = -96
 _TOO_MUCH = 2.0 ** (LEAST + BITS * WORDS + 16)
 """Limit from which a row's sum of squares counts as infinite, because its top digit would not fit."""
@@ -197,7 +197,7 @@ class OrderedReduceScatter(Allocating):
         self._times = times
         self._sum: Tensor | None = None
         self.fresh = True
-        """Whether the sum begins anew."""
+        """Whether the sum begins from zero."""
         self.taken = 0
         """Number of ranks whose contributions count. The rest is padding."""
 

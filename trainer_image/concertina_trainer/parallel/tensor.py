@@ -1,6 +1,6 @@
-"""Tensor parallelism, with the sequence cut between layers (Korthikanti et al.
+"""Tensor parallelism, with the sequence cut between layers.
 
-2022, Reducing Activation Recomputation).
+Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models.
 
 Heads, the feed-forward's width and the vocabulary are distributed over the ranks of a group. For norms and the residual
 stream, each rank has some of the tokens.

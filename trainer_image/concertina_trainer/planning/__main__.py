@@ -1,7 +1,7 @@
 """Planning process for `concertina plan`, which has no torch: `python -m concertina_trainer.planning`.
 
 It reads layouts from standard input, as JSON, one per line, and writes what their fullest ranks use to standard output.
-For a model of one's own, the first request asks for its description. The model's code runs only in this process.
+For a custom model, the first request asks for its description. The model's code runs only in this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INVALID_INPUT = 2
 def answered(request: dict[str, Any]) -> object:
     """Answer a request.
 
-    {trainer, data} asks for the description of a model of one's own. `data`, if known, is {vocab_size, frames}, as in
+    {trainer, data} asks for the description of a custom model. `data`, if known, is {vocab_size, frames}, as in
     the answer. {trainer, data, parallelism, size} asks for one layout.
 
     Raises:
@@ -64,7 +64,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # for output of a model of one's own
+            with contextlib.redirect_stdout(sys.stderr):  # for output of a custom model
                 answer = answered(json.loads(line))
         except InvalidInput as error:
             print(*str(error).split(), file=sys.stderr)  # the last line of stderr is the error

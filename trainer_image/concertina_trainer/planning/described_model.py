@@ -1,4 +1,4 @@
-"""Description of a model of one's own for planning: its size, and what its loss computes."""
+"""Description of a custom model for planning: its size, and what its loss computes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def as_on_gpus(config: TrainerConfig) -> TrainerConfig:
 
 
 def microbatch(config: TrainerConfig, rows: int, data: DataDescription | None = None) -> Microbatch:
-    """Return a microbatch of zeros; `data` describes that of a model of one's own."""
+    """Return a microbatch of zeros; `data` describes that of a custom model."""
     length = config.model.sequence_length
     tokens, weights = torch.zeros(rows, length + 1, dtype=torch.int64), torch.zeros(rows, length)
     if data is None:
@@ -97,7 +97,7 @@ def running(own: OwnSpec | None) -> Iterator[None]:
     """Run code under fake tensors.
 
     Raises:
-        InvalidInput: When a model of one's own can't run so.
+        InvalidInput: When a custom model can't run under fake tensors.
     """
     try:
         yield
@@ -113,7 +113,7 @@ def running(own: OwnSpec | None) -> Iterator[None]:
 
 
 def described(config: TrainerConfig, data: DataDescription) -> Description:
-    """Return the description of a model of one's own.
+    """Return the description of a custom model.
 
     Raises:
         InvalidInput: When the model can't be built, or can't run under fake tensors.

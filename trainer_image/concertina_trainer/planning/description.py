@@ -1,4 +1,4 @@
-"""Description of a model of one's own, for planning without torch."""
+"""Description of a custom model, for planning without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """Size and cost of a model of one's own."""
+    """Size and cost of a custom model."""
 
     weights: int
     trained: int

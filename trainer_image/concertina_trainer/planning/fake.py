@@ -59,7 +59,7 @@ def _forget() -> None:
 
 @contextmanager
 def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
-    """Make all tensors fake. `own` is a model of one's own to run, which may have made tensors when it was imported."""
+    """Make all tensors fake. `own` is a custom model to run, which may have made tensors when it was imported."""
     with ExitStack() as stack:
         for name in _OF_MESHES:
             method = inspect.getattr_static(DeviceMesh, name)

@@ -96,7 +96,7 @@ class Ledger(TorchDispatchMode):
             self._note(tensor, kind, marked=True, totals=self._on_host if self._offloaded else self.now)
 
     def fresh(self) -> None:
-        """Count peaks and traffic anew."""
+        """Start new peaks and traffic from zero."""
         self.peaks.clear()
         self.sent.clear()
 

@@ -4,7 +4,7 @@ Two small depths are run, and the rest is extrapolated linearly.
 
 At a peak, each block adds the same amount, whatever the depth. So do the microbatches that GPipe holds, and what an
 interleaved schedule has sent. The trainer's own code is run: how it cuts the model, its engine, its optimizer. The
-depth of a model of one's own is not known, so such a model is run whole.
+depth of a custom model is not known, so such a model is run whole.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def _contents(config: TrainerConfig, stages: Sequence[StageLayers]) -> list[int]
 def memory(
     config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int, data: DataDescription | None = None
 ) -> RankMemory:
-    """Return the memory of one rank; `data` describes that of a model of one's own.
+    """Return the memory of one rank; `data` describes that of a custom model.
 
     Raises:
-        InvalidInput: When the world is no whole number of blocks, or a model of one's own can't be run.
+        InvalidInput: When the world is no whole number of blocks, or a custom model can't be run.
     """
     degrees = Degrees.of(parallelism, size)
     if data is not None:

@@ -1,7 +1,7 @@
-"""Steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
+"""Detection of steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
 
-Every rank judges the same agreed numbers, before weights are changed, so all do the same. The history of losses is two
-numbers, which are part of the saved state: a run that was interrupted judges as one that was not.
+Every rank judges the same agreed numbers before the weights are changed, so all ranks act alike. The history of losses
+is two numbers, which are part of the saved state: an interrupted run judges as an uninterrupted one does.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.training.shares import Shares, even, rebalanced
 
 WINDOW = 10
-"""Steps of a window. They are more than the batches prepared ahead, so a change is in effect before the next one."""
+"""Number of steps in a window. A window is longer than the batches that are prepared ahead, so a change of shares is in
+effect before the next window ends."""
 _SHOWN = 8
 
 

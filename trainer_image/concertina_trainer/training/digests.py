@@ -1,10 +1,10 @@
-"""Silent corruption: bits that should be equal and are not.
+"""Detection of silent data corruption: bits that should be equal and are not.
 
 With FSDP no weights are held twice, so two things can be compared every `corruption_check_steps` steps (decision
 "Silent corruption under FSDP"):
 
-- Gathered weights: the same weights reach all ranks, so a rank whose digest differs from the others' has them wrong, by
-  its memory or by its network.
+- Gathered weights: the same weights reach all ranks. If the digest of one rank differs from that of the others, its
+  memory or its network has corrupted them.
 - Resting state: a rank's own weights and moments must not change between the end of one step and the update of the
   next. This check needs no other rank.
 

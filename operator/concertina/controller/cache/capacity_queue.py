@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.2
 """Delay in seconds from a change until the queue is computed, so that a burst of changes needs one computation."""
 SLICE_SECONDS = 0.01
-"""Time in seconds for which jobs are judged without a break, before other work of the event loop has its turn."""
+"""Time in seconds for which jobs are judged without a break, before the event loop continues with other work."""
 
 ALONE = QueuePlace()
 

@@ -39,14 +39,16 @@ Its pods start within a second or two, with five events and a report each, and n
 them.
 """
 DECIDING, LONGEST_GAP_SECONDS = 0.25, 1.0
-"""Largest share of the time for the decisions of one job, and the longest gap in seconds that follows from it.
+"""Maximum share of the time that the decisions of one job may take, and the longest gap in seconds between its passes
+that follows from it.
 
 The agents of a thousand replicas answer at once, and a pass after each answer would delay the next answers (decision "A
 pass costs its job a pause").
 """
 
 REMEMBERED = 4096
-"""Number of deleted jobs to remember. Answers about jobs that were deleted earlier are no longer under way."""
+"""Number of deleted jobs to remember. A response of the API server about a job that was deleted before these can't
+arrive any more."""
 
 
 class ClusterCache:
@@ -79,9 +81,10 @@ class ClusterCache:
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         """Uids of the jobs that were deleted last."""
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
-        """Pods by uid, of jobs that are not known yet or no longer, by the job's uid and namespace."""
+        """Pods by uid whose job is not known (yet, or any more), by the job's uid and namespace."""
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
-        """Uid of the job by the pod's name, by namespace and the job's name that the pod's name contains."""
+        """Uids of jobs by the pod's name. The outer key is the namespace with the job's name that the pod's name
+        contains."""
         self._pods_since: dict[str, float] = {}
         """Time at which each pod was first seen, by uid, on the monotonic clock."""
         self._started_again: dict[str, float] = {}

@@ -103,11 +103,11 @@ class CachedJob:
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return the pods of torchrun that are gone, but that no complete pass saw going.
+        """Return the pods of torchrun that are gone, but whose end no complete pass has seen.
 
-        Their deletion and their end arrived in one burst. The next pass sees them as ended. Otherwise it would use
-        their names again, because they are in no status, as members are (decision "A pod of torchrun that goes in one
-        burst").
+        Their end and their deletion arrived in one burst. The next pass sees these pods as ended. Otherwise it would
+        use their names again, because the status lists members but not the pods of torchrun (decision "A pod of
+        torchrun that goes in one burst").
         """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []

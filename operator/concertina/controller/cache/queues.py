@@ -97,7 +97,7 @@ class QueueCache:
             self._changed(uid)
 
     def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Note for which Workload this one was preempted: news of that one concern the job of this one."""
+        """Record which Workload this one was preempted for: a change of the preemptor concerns this one's job."""
         if old is not None and old.preemptor_uid and old.uid in self._victims.get(old.preemptor_uid, ()):
             self._victims[old.preemptor_uid].discard(old.uid)
             if not self._victims[old.preemptor_uid]:
@@ -194,8 +194,8 @@ class QueueCache:
     def _queue_of(self, job: CachedJob) -> str:
         """Return the LocalQueue of a job.
 
-        A job that has Workloads keeps their queue without its label, so that removing the label frees no job of its
-        queue.
+        A job that has Workloads keeps their queue even without its label, so removing the label does not release a job
+        from its queue.
         """
         if self._service is Service.ABSENT:
             return ""

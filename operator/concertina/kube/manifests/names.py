@@ -11,7 +11,7 @@ JOB_UID = "concertina.dev/job-uid"
 INDEX = "concertina.dev/replica-index"
 ATTEMPT = "concertina.dev/attempt"
 ROUND = "concertina.dev/round"
-"""Labels. ROUND is the rendezvous of torchrun that a pod was created for."""
+"""The five constants above are labels. ROUND is the rendezvous of torchrun that a pod was created for."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "concertina"}
 SELECTOR = "app.kubernetes.io/managed-by=concertina"
 """Selector of all pods that the operator created."""

@@ -13,10 +13,11 @@ from concertina.plan.observed import GangApi, JobView, PodGroup
 
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-"""Annotations of pods. The group's has Kubernetes' prefix, and is Volcano's."""
+"""The two constants above are annotations of pods. Both are Volcano's, although the first has the prefix of
+Kubernetes."""
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 KAI_QUEUE = "kai.scheduler/queue"
-"""Labels of pods."""
+"""The two constants above are labels of pods."""
 SCHEDULERS = {GangApi.VOLCANO: "volcano", GangApi.KAI: "kai-scheduler"}
 """Name of the scheduler for a template that names none. Coscheduling is a plugin of whatever scheduler it runs in."""
 

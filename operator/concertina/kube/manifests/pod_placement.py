@@ -51,9 +51,11 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
 
 
 def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) -> Raw:
-    """Place all pods of the job in one domain, by a rule or by a wish that outweighs the other ones.
+    """Return the affinity with a term that places all pods of the job in one domain.
 
-    The scheduler exempts the first pod from the rule, because no pod of the job is anywhere yet.
+    The term is a requirement, or a preference that outweighs the other ones.
+
+    The scheduler exempts the first pod from the requirement, because no pod of the job is anywhere yet.
     """
     # The pod of torchrun's store has no index, and may be anywhere.
     of_job = {"matchLabels": {JOB_UID: job.uid}, "matchExpressions": [{"key": INDEX, "operator": "Exists"}]}

@@ -26,24 +26,26 @@ API_VERSION = "kueue.x-k8s.io/v1beta2"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
 PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"
-"""Labels of a job."""
+"""The three constants above are labels of a job."""
 JOB_UID = "kueue.x-k8s.io/job-uid"
 POD_SET = "kueue.x-k8s.io/podset"
-"""Labels of a Workload, and of a pod."""
+"""The two constants above are labels of a Workload, and of a pod."""
 FINALIZER = "kueue.x-k8s.io/resource-in-use"
 ELASTIC = "kueue.x-k8s.io/elastic-job"
 REPLACEMENT_FOR = "kueue.x-k8s.io/workload-slice-replacement-for"
 SLICE_NAME = "kueue.x-k8s.io/workload-slice-name"
-"""Annotations of Kueue."""
+"""The three constants above are annotations of Kueue."""
 NUMBER = "concertina.dev/slice"
 REQUEST_HASH = "concertina.dev/request-hash"
 JOB_GENERATION = "concertina.dev/job-generation"
 SHRUNK_FOR = "concertina.dev/shrunk-for"
 SHRUNK_AT = "concertina.dev/shrunk-at"
 PAUSED = "concertina.dev/paused"
-"""Annotations of this operator. PAUSED says that it deactivated the Workload itself."""
+"""The six constants above are annotations of this operator. PAUSED says that the operator deactivated the Workload
+itself."""
 PREFIX, HASH = 57, 5
-"""Numbers of characters of a name before its hash, and of the hash. A name becomes the value of a label."""
+"""Maximum length of a name before its hash, and length of the hash, in characters. A name is also used as a label's
+value."""
 _POD_FIELDS = (
     "affinity", "nodeSelector", "overhead", "priorityClassName", "resourceClaims", "resources", "runtimeClassName",
     "tolerations",

@@ -45,7 +45,7 @@ class Api:
         return self._call(connection, method, path, body, timeout)
 
     def _call(self, connection: http.client.HTTPSConnection, method: str, path: str, body: Any, timeout: float) -> Any:
-        """Send one request on a connection.
+        """Send one request on a connection, and return the decoded response.
 
         Raises:
             ControlPlaneError: When the API server refuses the request.
@@ -77,7 +77,7 @@ class Api:
     def exists(self, path: str) -> bool:
         """Return whether such an object exists now.
 
-        Return False too while the API server does not respond or does not know the client yet.
+        The result is also False while the API server does not respond, or does not know the client yet.
         """
         try:
             self.call("GET", path)

@@ -1,7 +1,7 @@
-"""Guardian that tears a folder down when its owner is gone.
+"""Guardian process that ends a cluster's processes and deletes its files when the command that owns it is gone.
 
-Usage: python -m concertina.local.state.guardian NAME < pipe of the owner. The kernel closes the pipe when the owner
-ends, even by SIGKILL, and regardless of the thread that started the cluster.
+Usage: python -m concertina.local.state.guardian NAME < PIPE. The owner holds the other end of the pipe. The kernel
+closes that end when the owner ends, even by SIGKILL, and regardless of the thread that started the cluster.
 """
 
 import sys
@@ -10,7 +10,7 @@ from concertina.local.state import lifetime
 
 
 def main() -> None:
-    """Wait until the owner ends, and tear its folder down."""
+    """Wait until the owner ends, then kill the cluster's processes and delete its files."""
     sys.stdin.read()
     lifetime.end(sys.argv[1])
 

@@ -153,7 +153,7 @@ def end(name: str) -> None:
 
 @contextlib.contextmanager
 def guarded(name: str) -> Iterator[None]:
-    """Tear the folder down after the block. When this process is killed meanwhile, a guardian process does it."""
+    """Tear the folder down after the block. If this process is killed before that, a guardian process tears it down."""
     only_here(state.directory(name))
     command = [sys.executable, "-m", "concertina.local.state.guardian", name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:

@@ -1,4 +1,8 @@
-"""A functools.cached_property without its lock, which it has up to Python 3.11: one pass owns an observation."""
+"""Cached properties without a lock.
+
+Up to Python 3.11, functools.cached_property takes a lock. None is needed here, because an observation belongs to one
+pass.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ RECONNECT = 0.5
 FIRST_CONTACT = SILENCE_SECONDS + 1.0
 """Time for a stream that this operator never had open (after a restart) before its agent is in doubt."""
 UNHEARD = 30.0
-"""Time without contact to its coordinator after which a round is reported as unreachable: a person may have to act."""
+"""Time without contact to its coordinator after which a round is reported as unreachable, because a person may have to
+act."""
 WAITING_BEAT = 5.0
 """Time between two reports of an agent whose job waits for its first round."""
 UNREACHABLE = SILENCE_SECONDS
@@ -23,15 +24,15 @@ UNREACHABLE = SILENCE_SECONDS
 UNREACHABLE_BEFORE = SILENCE_SECONDS / REPORT_SECONDS * WAITING_BEAT
 """The same before the first round.
 
-The loss of a waiting replica's stream is noticed this late (`agents.streams.silence`), and until then it would seem
-that others can be reached.
+The loss of a waiting replica's stream is noticed only after this time (`agents.streams.silence`). Until then, other
+replicas would seem reachable although their connections are lost too.
 """
 AGENT_START = 120.0
 """Time from a running container to an agent that listens."""
 AGENT_GIVE_UP = AGENT_START + 15.0
 """The same if nothing shows that it is this replica's fault (`startup`)."""
 FIND_AGAIN = 5.0
-"""Time for an operator that finds the claim of a first round to find its candidates as well."""
+"""Time for an operator that was just started, and finds the claim of a first round, to find the candidates too."""
 RETRY = 0.5
 """Time before a failed call is repeated."""
 ACKNOWLEDGE = 3.0
@@ -43,8 +44,8 @@ DRAIN_DURABLE = 300.0
 SAVE = 1.0
 """Time for a drained round's last snapshot, if none has been measured yet."""
 SETTLED = 30.0
-"""Minimum age of a replica outside of the round before a notice causes its replacement: if pods tolerate the taint, the
-next one may be placed on such a node again."""
+"""Minimum age of a replica outside of the round before a notice causes its replacement. If pods tolerate the taint, the
+successor may be placed on such a node again."""
 CREATE_RETRY = 5.0
 """Time between attempts to create pods that the API server refused (quota, admission)."""
 FIRST_START = 30.0
@@ -58,16 +59,16 @@ instead. The operator may have been away for a while."""
 STEADY = 60.0
 """Time between two passes over a job to which nothing happens."""
 COUNT_TIME = 60.0
-"""Time between two counts of the time and the cost of a running job whose status does not change otherwise: its script
-is silent."""
+"""Time between two counts of the time and the cost of a running job whose script reports nothing, so that the status
+does not change otherwise."""
 UNSCHEDULED = 5.0
 """Time for a pod that no scheduler has looked at, before the status says which scheduler is awaited."""
 SLOW_START = 30.0
 """Time for a pod that has a node and reports nothing, before the status says where to look."""
 
 STRAGGLER_FACTOR = 2.0
-"""Ratio of a straggler's own work in a step to that of the others. A busy neighbour or a warm GPU stays below it;
-whatever exceeds it is worth a report for any model."""
+"""Ratio of a straggler's own work in a step to that of the others. A busy neighbour or a warm GPU stays below it, and
+any rank above it is worth a report for any model."""
 
 
 CROWD = 64
@@ -83,7 +84,7 @@ def crowd(replicas: int) -> float:
 
 
 RELAYED = 4.0
-"""Time to relay calls in a large round: the operator itself asks the replicas that a silent agent was to ask."""
+"""Time that a silent agent has to relay calls in a large round. The operator then makes the relayed calls itself."""
 
 
 SKEW = 10.0

@@ -116,10 +116,10 @@ class JobContext:
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
 
     def age(self, pod: PodView) -> float:
-        """Return the age of a pod in seconds.
+        """Return the age of a pod in seconds, as this operator has observed it.
 
-        The age is not measured from `created`, which is by another clock: a clock that is an hour off would make each
-        pod late, or none. A new operator counts from its start.
+        The age is not measured from `created`, because the API server wrote that time by its own clock. If the clocks
+        were an hour apart, either every pod or no pod would be late. A new operator counts from its own start.
         """
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 

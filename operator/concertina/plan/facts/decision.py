@@ -32,7 +32,7 @@ class Reason(enum.StrEnum):
     HANG = "Hang"
     """One worker is behind: its pod is replaced."""
     COLLECTIVE_HANG = "CollectiveHang"
-    """All workers wait alike: only a new round can help."""
+    """All workers wait in the same way: only a new round can help."""
     STRAGGLER = "Straggler"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     AGENT_NEVER_STARTED = "AgentNeverStarted"

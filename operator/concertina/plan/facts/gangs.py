@@ -21,7 +21,8 @@ from concertina.plan.observed import GangApi, JobView, PodGroup, PodView
 @dataclass(frozen=True)
 class _Mechanism:
     alternatives: tuple[tuple[GangApi, ...], ...]
-    """APIs that must be served together, the preferred ones first. The first of them has the pod groups."""
+    """Sets of APIs, of which one must be served as a whole, in order of preference. The first API of a set has the pod
+    groups."""
     remedy: str
 
 
@@ -37,7 +38,7 @@ MECHANISMS: Mapping[Gang, _Mechanism] = {
     ),
 }
 MUTABLE = frozenset({GangApi.POD_GROUP, GangApi.VOLCANO, GangApi.COSCHEDULING})
-"""APIs whose pod groups may get another minimum."""
+"""APIs that allow a change of the minimum of an existing pod group."""
 BY_SCHEDULER: Mapping[str, Gang] = {
     "default-scheduler": Gang.POD_GROUP,
     "volcano": Gang.VOLCANO,
@@ -65,7 +66,7 @@ def _has_pods(ctx: JobContext) -> bool:
 
 
 def _with_minimum(ctx: JobContext, last: GangMark) -> GangMark:
-    """Return the mark with the job's present minimum, where its pod group may get another one."""
+    """Return the mark with the job's present minimum, if the API allows the pod group's minimum to change."""
     needed_count = sizes.least(ctx.spec)
     if last.min_count == needed_count or _api(last) not in MUTABLE:
         return last

@@ -41,9 +41,9 @@ class EvidenceSource(enum.Enum):
     HOST = enum.auto()
     """The host reports that no agent listens."""
     MEMBERS = enum.auto()
-    """The members that the replica coordinates have lost it, or are in contact with it."""
+    """The members report that they lost this replica, which coordinates them, or that they are in contact with it."""
     DRAIN = enum.auto()
-    """The members that the replica coordinated have stopped where it told them to, so that it was alive then."""
+    """The members have stopped at the step that this replica, their coordinator, announced, so it was alive then."""
     SILENCE = enum.auto()
     """There is no source: the replica is silent."""
 
@@ -102,7 +102,8 @@ class Health:
         """Judge a pod by the contact with its agent. For members of a round under way, the coordinator knows more."""
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
-            # Bound before the failure was known: when a crowd dies, pods are replaced on nodes that died with it.
+            # The pod was bound before the failure of its node was known: when many nodes die together, successors may
+            # be placed on a node that has died too.
             return _dead(EvidenceSource.NODE, f"waits to start on node {pod.node}, which is not ready")
         if view.alive or pod.phase is not PodPhase.RUNNING or self._is_in_good_standing(pod.name):
             return ALIVE
@@ -112,7 +113,8 @@ class Health:
         if age is not None and (restarted_for := self.observed.started_again_for.get(pod.uid, age)) < age:
             age, is_first = restarted_for, True  # until the restart, the previous container was the one that was silent
         age = None if age is None else min(age, self._since_planned_claim)
-        # For a first contact: members have answered before; others may still be starting their agent.
+        # The first contact takes longer: members have answered before, but other replicas may still be starting their
+        # agent.
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
         patience = first if is_first else lost
@@ -180,7 +182,7 @@ class Health:
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
     def _word_of_members(self) -> HealthVerdict | None:
-        """Return the verdict of the connected members on a coordinator that is silent; None if no member can tell.
+        """Return the verdict of the connected members on a coordinator that is silent; None if no member has evidence.
 
         A member's part in the round ends soon after it has lost its coordinator: while it trains, it is in contact.
         """

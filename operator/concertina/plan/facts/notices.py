@@ -29,8 +29,8 @@ class NoticeInput(NamedTuple):
 
     pod: PodView
     node: NodeView
-    told: float | None
-    """Seconds of grace that the agent was given with a SIGTERM; None if it got none."""
+    grace_seconds: float | None
+    """Seconds of grace that the agent got with a SIGTERM; None if it got none."""
     now: float
 
 
@@ -72,9 +72,9 @@ def _node_ends(notice_input: NoticeInput) -> PodNotice | None:
 
 
 def _asked_to_stop(notice_input: NoticeInput) -> PodNotice | None:
-    if notice_input.told is None:
+    if notice_input.grace_seconds is None:
         return None
-    return PodNotice(f"was told to stop within {notice_input.told:g} s", notice_input.told)
+    return PodNotice(f"was told to stop within {notice_input.grace_seconds:g} s", notice_input.grace_seconds)
 
 
 def _cordoned(notice_input: NoticeInput) -> PodNotice | None:

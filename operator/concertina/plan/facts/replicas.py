@@ -189,9 +189,10 @@ class Replicas:
 
     @cached
     def coming_back(self) -> frozenset[str]:
-        """Members whose agents were restarted and still import.
+        """Members whose agents were restarted and are not ready yet, because they are still importing PyTorch.
 
-        The remaining members do not wait for them. If no member remains, all go on together.
+        The round continues without these members if any other member remains. Otherwise the result is empty, so that
+        the round waits for all of them.
         """
         members = {name: member for name, member in self.round.members.items() if name in self.pods}
         restarted, any_stays = set(), False

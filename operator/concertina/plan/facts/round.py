@@ -66,7 +66,7 @@ class Round:
 
     @property
     def disbanded(self) -> bool:
-        """Whether no round goes on and none is being formed.
+        """Whether there is no current round, and none is being formed.
 
         Either there was no round so far, or no round follows the last claim. (Rounds of torchrun have no members.)
         """

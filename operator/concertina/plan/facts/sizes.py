@@ -31,7 +31,10 @@ def fitting(available: int, spec: JobSpec) -> int:
 
 
 def rounding(spec: JobSpec) -> str:
-    """Return why the most is not spec.replicas, in a sentence with the nearest valid sizes; empty if it is."""
+    """Return a sentence on why the largest valid size is not spec.replicas, with the nearest valid sizes.
+
+    The sentence is empty if spec.replicas is valid.
+    """
     if most(spec) == spec.replicas:
         return ""
     near_sizes = " and ".join(map(str, nearest_sizes(spec.replicas, spec.replica_step)))
@@ -59,8 +62,8 @@ def _without_cut_links(
 ) -> tuple[str, ...]:
     """Return the largest island without the replicas that miss links to others of it.
 
-    The replica that misses the most links is dropped until no link is missing; ties go against the junior. The exact
-    answer is NP-hard. Partitions are mostly clean cuts, in which each side is an island.
+    The replica that misses the most links is dropped until no link is missing; of equal ones the later replica is
+    dropped. The exact answer is NP-hard. Most partitions are clean cuts, in which each side is an island.
     """
     cut: dict[str, list[str]] = {name: [] for name in seniority}
     for name, unreachable_names in _unreachable(replies).items():
@@ -85,9 +88,9 @@ def _largest_island(
 ) -> list[str]:
     """Return the largest set of replicas that reach each other, directly or through others.
 
-    Of two sets of the same size, it is the one with more old members, which hold the state, or else the one with the
-    senior replica. In a large world each replica was asked about a part of the others only, so that two sides of a cut
-    may not know of each pair that it parts.
+    Of two sets of the same size, the function returns the one with more old members, which hold the state, or else the
+    one with the earliest replica. In a large world each replica checks only some of the others, so the replies may not
+    show every link that a partition cuts.
     """
     links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():

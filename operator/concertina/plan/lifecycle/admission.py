@@ -120,9 +120,10 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
 
 
 def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
-    """Return a RequeueState by which other jobs go first from now on.
+    """Return the RequeueState of a job that has released its room, so that other jobs go first from now on.
 
-    A job that room does not help has had its turn as well: it gets the next one only after the others have had theirs.
+    A job that more room would not help has had its turn as well: it gets the next one only after the others have had
+    theirs.
     """
     requeue_state = ctx.status.internal.requeue_state
     had = f"only {waiting_job.held} of the {waiting_job.least} replicas needed found room"
@@ -157,7 +158,7 @@ def _without_pods(requeue_state: RequeueState) -> Decision:
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
 ) -> BlockedBy | None:
-    """Return the hindrance of a job that waits for room; None if it has none.
+    """Return why more room would not help a job that waits for it; None if it would help.
 
     Args:
         least: Number of pods that the job needs.

@@ -1,4 +1,4 @@
-"""Policies about gang scheduling: jobs whose mechanism is not served, and pod groups that must be made anew."""
+"""Policies about gang scheduling: jobs whose mechanism is not served, and pod groups that must be created again."""
 
 from __future__ import annotations
 

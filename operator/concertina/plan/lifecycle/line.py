@@ -32,7 +32,7 @@ class Waiting:
     namespace: str
     name: str
     priority: int
-    """Priority of its pods."""
+    """Priority of the job's pods."""
     trained: bool
     """Whether the job has trained before, and waits for a replacement."""
     created: float
@@ -43,13 +43,13 @@ class Waiting:
     away: bool
     """Whether the job holds no pods until its turn comes."""
     turn: bool
-    """Whether its status says that it is its turn."""
+    """Whether the job's status says that it is the job's turn."""
     passed: float
-    """When its last turn ended without a start; 0 if it has had none."""
+    """When the job's last turn ended without a start; 0 if none has."""
     passed_fitting: bool
-    """Whether the room held by the waiting jobs seemed enough for it at that time."""
+    """Whether the room held by the waiting jobs seemed enough for the job at that time."""
     newest_pod: float = field(compare=False)
-    """When the newest pod was created: nothing has changed since."""
+    """When the job's newest pod was created; the job's pods have not changed since."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Requests of one pod; empty if unknown."""
     hindrance: BlockedBy | None = None

@@ -21,7 +21,7 @@ def first_round(ctx: JobContext) -> Decision | None:
     """Claim the first round once all wanted replicas are ready, or enough of them after a while.
 
     This is the last policy, so it returns a decision for every status without a committed round. That includes a status
-    with members but without their claim, because somebody else wrote to it.
+    that has members but lacks their claim, because another program wrote to it.
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)

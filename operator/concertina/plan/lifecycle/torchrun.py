@@ -38,8 +38,8 @@ SIGNALLED = 128
 def succeeded(ctx: JobContext) -> Decision | None:
     """Complete the job once every member has ended with 0, as torchrun does when all workers everywhere have.
 
-    In an elastic job, pending pods do not count: they were in no world of the others, and would find the rendezvous
-    closed. At a fixed size they do count.
+    In an elastic job, pending pods do not count: they never joined the others, and would find the rendezvous closed. At
+    a fixed size they do count.
     """
     fixed = ctx.spec.elastic is None
     members = [pod for pod in _members(ctx) if fixed or pod.phase is not PodPhase.PENDING]
@@ -112,7 +112,7 @@ def running(ctx: JobContext) -> Decision:
 
 
 def _over(ctx: JobContext) -> RoundTrigger | None:
-    """Return why this round can't go on, or None."""
+    """Return why this round can't continue, or None."""
     members, store = _members(ctx), torchrun_pods.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated

@@ -49,7 +49,7 @@ def _filled(ctx: JobContext, index: int) -> bool:
 
 
 def _bumped(ctx: JobContext, wanted_indexes: frozenset[int]) -> tuple[int, ...]:
-    """Return attempts that are beyond the newest dead pod of each wanted index, and beyond members that are gone."""
+    """Return the attempts, advanced past the newest dead pod of each wanted index and past members that are gone."""
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: the name isn't used again
         parsed = parse(name)

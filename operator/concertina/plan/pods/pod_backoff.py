@@ -52,7 +52,7 @@ LONGEST = 30.0
 
 
 def next_round(ctx: JobContext) -> float:
-    """Return the seconds to wait before the next round, by the failures at this step that earlier rounds answered."""
+    """Return the seconds to wait before the next round, from the number of earlier rounds that failed at this step."""
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     answered = [entry for entry in ctx.recent if unix_seconds(entry.at) <= since]
     if not answered:

@@ -94,7 +94,7 @@ def _is_outdated(ctx: QuotaContext, workload: WorkloadView) -> bool:
 
 
 def _waiting(ctx: QuotaContext) -> Lending:
-    """Ask for quota, and hold no pods until there is some."""
+    """Return the lending of a job that asks for quota, and that may have no pods until it is admitted."""
     queue = ctx.quota.queue
     if failed := ctx.workloads.failed_to_start(ctx.observed.job.generation):
         condition = failed.condition(ConditionName.FINISHED)
@@ -311,7 +311,7 @@ def _dropped(observed: JobObservation, quota: QuotaView) -> tuple[Action, ...]:
 
 
 def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
-    """Return the end of Workloads that have no use any more: finished ones, and those that somebody deleted."""
+    """Return the end of Workloads that have no use any more: finished ones, and those that another client deleted."""
     drops = [
         DropWorkload(key(workload), pods_left=None, delete=replaced)
         for workload in ctx.workloads.finished

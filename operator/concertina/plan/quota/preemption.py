@@ -36,7 +36,7 @@ They do not begin with the lowering of the counts: the operator may have been re
 down no slice can be created.
 """
 MESSAGE_SECONDS = 2.0
-"""Seconds after a preemption within which Kueue says in the preemptor's Workload how much that lacks."""
+"""Seconds after a preemption within which Kueue writes into the preemptor's Workload how much quota it lacks."""
 
 
 def evicted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
@@ -95,8 +95,8 @@ def is_marked(holder: WorkloadView) -> bool:
 def _first_size(ctx: QuotaContext, holder: WorkloadView, options: tuple[Size, ...]) -> Size | None:
     """Return the largest size that leaves the preemptor enough, as far as that is known.
 
-    Kueue's message in the preemptor's Workload says how much that lacks. Without the message, the preemptor's whole
-    request is the upper bound. Without the Workload, the job gives up one step at a time.
+    Kueue's message in the preemptor's Workload says how much quota the preemptor lacks. Without the message, the
+    preemptor's whole request is the upper bound. Without the Workload, the job gives up one step at a time.
     """
     granted, preemptor = granted_size(holder), ctx.quota.preemptor
     if preemptor is None:
@@ -112,7 +112,7 @@ def _first_size(ctx: QuotaContext, holder: WorkloadView, options: tuple[Size, ..
 
 
 def _pods_needed(holder: WorkloadView, preemptor: WorkloadView) -> int:
-    """Return how many pods of the job use as much as the preemptor lacks, or as it asks for in all."""
+    """Return how many pods of the job use as much quota as the preemptor lacks, or else as it requests in total."""
     assignment = (holder.admission or {}).get(PodSet.TRAINER)
     if assignment is None:
         return 1
@@ -122,7 +122,9 @@ def _pods_needed(holder: WorkloadView, preemptor: WorkloadView) -> int:
             lacking[resource] = max(missing, lacking.get(resource, Decimal(0)))
     if not lacking or preemptor.victims is None:
         lacking = dict(preemptor.requests)
-    pods = [math.ceil(missing / each) for name, missing in lacking.items() if (each := assignment.per_pod(name)) > 0]
+    pods = [
+        math.ceil(missing / amount) for name, missing in lacking.items() if (amount := assignment.per_pod(name)) > 0
+    ]
     return max(pods, default=1)
 
 

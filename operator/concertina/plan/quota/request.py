@@ -10,9 +10,10 @@ from concertina.plan.facts.lending import Size
 from concertina.plan.kueue import ConditionName, Counts, PodSet, Request, WorkloadView, wanted_sets
 
 SHORT_OF_QUOTA = "insufficient"
-"""Word in Kueue's messages ("insufficient unused quota for cpu ...") that a smaller request may help against."""
+"""Word in Kueue's messages ("insufficient unused quota for cpu ...") about a refusal that a smaller request may
+avoid."""
 AWAITS_PREEMPTION = "Pending the preemption"
-"""Words in Kueue's message about a request that fits once others have been preempted for it."""
+"""Words in Kueue's message about a request that fits once other Workloads have been preempted for it."""
 
 
 def full(spec: JobSpec) -> Size:

@@ -80,7 +80,7 @@ def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | 
 
 
 def broken(ctx: JobContext) -> RoundTrigger | None:
-    """Return why the committed round can't go on: the first trigger that applies, or None."""
+    """Return why the committed round can't continue: the first trigger that applies, or None."""
     return next((trigger for check in CHECKS if (trigger := check(ctx))), None)
 
 
@@ -215,7 +215,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def recheck(ctx: JobContext) -> float:
-    """Return the seconds until time alone could change the answers above."""
+    """Return the seconds until time alone could change whether the round can continue."""
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
         return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6
@@ -225,7 +225,11 @@ def recheck(ctx: JobContext) -> float:
 
 
 def _at_work(ctx: JobContext, report: protocol.Report) -> str:
-    """Say that replicas train only if steps are known: those of the bundled trainer, or those that a script reports."""
+    """Return a phrase that says how many replicas are at work.
+
+    The phrase says that the replicas train only if steps are known: from the bundled trainer, or from a script that
+    reports them.
+    """
     size = f"{len(ctx.world.members)} of {ctx.spec.replicas} replicas"
     if ctx.spec.bundled or ctx.status.progress or report.progress:
         return f"{size} train in round {report.round}"
@@ -233,12 +237,12 @@ def _at_work(ctx: JobContext, report: protocol.Report) -> str:
 
 
 def running(ctx: JobContext) -> Decision | None:
-    """Report what a committed round that goes on is doing."""
+    """Report the progress of a committed round that continues."""
     if not ctx.round.committed:
         return None
     report, total = ctx.round.report, len(ctx.world.members)
     if report is None or report.state == protocol.State.PREPARED:
-        # Just assigned, or the operator has just started: the status stays until something is known.
+        # The round was just assigned, or the operator has just started: the status stays until something is known.
         return replace(
             as_before(ctx.status), recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT
         )

@@ -110,7 +110,10 @@ def _uses(action: str, entries: tuple[Restart, ...]) -> int:
 
 
 def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
-    """Return whether more than a new round could help; not if storage does not give the state to start from."""
+    """Return whether a stronger action than a new round could help.
+
+    No action helps if storage fails to return the state that the round has to start from.
+    """
     base = ctx.world.base
     from_storage = base is not None and base.source == RestoreSource.STORAGE
     return failed.counted and not (failed.reason == FailureReason.RESTORE_FAILED and from_storage)
@@ -303,7 +306,7 @@ def restarts_after(
 
 
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
-    """Return what the end of a pod adds to the entry of the failure that it was answered as."""
+    """Return the fields of a failure's entry that change once the pod of the failed replica has ended."""
     node = ctx.node(pod)
     if pod_backoff.ended_by_itself(pod):
         return {"counted": True}

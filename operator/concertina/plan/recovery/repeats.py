@@ -21,7 +21,7 @@ EARLY = 120.0
 TRIES = 3
 """Number of equal failures without progress between them that make a bug."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""Signals that somebody sent: they say nothing about the script."""
+"""Signals from outside of the worker: they say nothing about the script."""
 OF_THE_WORKER = frozenset(
     {
         FailureReason.WORKER_FAILED,

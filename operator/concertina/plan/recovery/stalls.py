@@ -40,7 +40,7 @@ def hung(ctx: JobContext) -> Failure | None:
 
 
 def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:
-    """Report a round that hangs as Stalled and in an event, if the decision lets it go on."""
+    """Report a round that hangs as Stalled and in an event, if the decision lets the round continue."""
     report = ctx.round.report
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
@@ -107,7 +107,8 @@ def _frame(line: str) -> str:
 
 MOST_STRAGGLERS = 16
 STRAGGLER_REPLACEMENTS = 3
-"""Replacements of one replica within failurePolicy.windowSeconds: slowness on so many nodes is not the nodes' fault."""
+"""Maximum number of replacements of one replica within failurePolicy.windowSeconds. If it is still slow after that, on
+several nodes, the nodes are not at fault."""
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
@@ -154,7 +155,7 @@ def straggler_sentence(mark: StragglerMark) -> str:
 
 
 def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
-    """Delete the pod of a straggler, if the spec asks for it and the job can go on without it.
+    """Delete the pod of a straggler, if the spec asks for it and the job can continue without the straggler.
 
     The deletion drains the round, so no step is lost. The entry among the restarts makes new pods avoid the node
     (decision "Stragglers by own work").

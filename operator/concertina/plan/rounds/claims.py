@@ -24,10 +24,11 @@ from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
 LEAP = 1000
-"""Number of rounds beyond those of the status that an agent may have seen, as after etcd was restored from a backup.
+"""Maximum distance between the status's round and a round that an agent may have seen, as after etcd was restored from
+a backup.
 
-An agent that reports more is passed in several claims: otherwise an unbounded number would make a round that
-`agents.bounds` lets nobody report.
+If an agent reports a higher round, several claims are made to get beyond it. Without a limit, one report could lead to
+a round that is too high for `agents.bounds`, so that no agent could report it.
 """
 
 
@@ -114,8 +115,8 @@ def next_first_claim(ctx: JobContext, decision: Decision) -> str:
 def last_claim(ctx: JobContext, reason: str) -> Claim:
     """Return a claim that no round follows, for the end of the job or of its rounds.
 
-    An operator that has not heard of the claim then fails the precondition of everything that it writes (decision "A
-    claim says whether it is committed").
+    An operator that does not know the claim then fails the precondition of everything that it writes (decision "A claim
+    says whether it is committed").
     """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
@@ -130,7 +131,7 @@ def world_after(ctx: JobContext, decision: Decision) -> World:
 
 
 def disbanded(ctx: JobContext, reason: str) -> World:
-    """Return the world without its members, so that no round goes on; unchanged if no round goes on already."""
+    """Return the world without its members, so that it has no round; unchanged if it has none already."""
     world = ctx.world
     if ctx.round.disbanded:
         return world
@@ -138,7 +139,7 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """Return the highest round that anybody is known to have seen, capped at LEAP beyond the status."""
+    """Return the highest round that any agent or status is known to have seen, capped at LEAP beyond the status."""
     own_round = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
     rounds = [own_round]
     for view in ctx.observed.agents.values():

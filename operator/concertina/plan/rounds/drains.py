@@ -54,7 +54,7 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     if report.state == protocol.State.DRAINED:
         return RoundTrigger(Reason.DRAINED, "the round has been drained")
     if report.state == protocol.State.DRAINING:
-        # Also if another operator, or the coordinator itself, began the drain: it is sent again, so that its time limit
+        # The drain is sent even if another operator, or the coordinator itself, began it, so that its time limit
         # applies here too (decision "No wait for a part that went with its member").
         return RoundTrigger("Draining", "members change")
     return None
@@ -67,7 +67,7 @@ def _sentence(ctx: JobContext, names: list[str]) -> str:
 
 
 def _moving(ctx: JobContext) -> list[str]:
-    """Return the members on cordoned nodes whose successor is ready, once all have one or nobody gets one any more."""
+    """Return the members on cordoned nodes whose successors are ready, once no other successor is expected."""
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
     seats, pods = ctx.replicas.pod_by_index, ctx.replicas.pods
     ready = [name for name in cordoned if (index := pods[name].index) is not None and seats.get(index, name) != name]

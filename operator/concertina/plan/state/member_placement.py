@@ -74,7 +74,7 @@ def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequenc
 
 
 def _every_other(names: Iterable[str], count: int) -> list[str]:
-    """Return a ring that separates members that stand side by side in `names`, where no group fills more than half."""
+    """Return a ring in which neighbours in `names` are apart. No group has more than half of the members."""
     seats = [*range(0, count, 2), *range(1, count, 2)]
     return [name for _, name in sorted(zip(seats, names, strict=True))]
 

@@ -2,13 +2,13 @@
 
 The reason is in decision "Whether snapshots fit is known first".
 
-A rank's snapshot holds its part of the weights, and of AdamW's two moments of those that are trained, in float32. A
-replica keeps three snapshots of each of its workers, one more while that is being copied to storage, and two of the
-previous replica; with one replica there is no previous one. They are in nine tenths of the container's memory (`room`).
-A round that starts from memory begins with two of its own and two of the previous replica's
-(`concertina_agent.core.snapshot_index`), and with one of each as soon as all have restored. The agent's own files
-(PROGRAM) and each shard's header (HEADER) use the same memory, and so does the spool of a tracked job, with what its
-tracker has not accepted yet.
+A rank's snapshot holds its part of the weights, and the two moments of AdamW for the weights that are trained, all in
+float32. For each of its workers, a replica keeps three snapshots, one more while a snapshot is being copied to storage,
+and two copies of the previous replica's snapshots. With one replica there is no previous replica. Snapshots may use
+nine tenths of the container's memory (`room`). A round that starts from memory begins with two snapshots of its own and
+two of the previous replica's (`concertina_agent.core.snapshot_index`), and with one of each as soon as all ranks have
+restored. The agent's own files (PROGRAM) and the header of each shard (HEADER) use the same memory. So does the spool
+of a tracked job, with the data that its tracker has not accepted yet.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
-    """Return the bytes for the weights, with `trained` more for each weight that is trained.
+    """Return the bytes for the weights, plus `trained` bytes for each weight that is trained.
 
     The result is 0 for a custom model without `weights`: only its image knows how many it has.
     """

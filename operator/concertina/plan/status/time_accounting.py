@@ -117,7 +117,7 @@ class Account:
 
     @cached
     def late(self) -> float:
-        """Seconds of this count after what broke the round: nobody trained, and the operator did not know yet."""
+        """Seconds of this count between the failure that broke the round and the operator's knowledge of it."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
         failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
         return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0

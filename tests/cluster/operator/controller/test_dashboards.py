@@ -1,4 +1,4 @@
-"""Every query of every dashboard, asked of a real Prometheus that scrapes a real operator and pods that train."""
+"""Every query of every dashboard, evaluated by a real Prometheus that scrapes a real operator and training pods."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ for step in itertools.count(1):
     trainingjob.report(step=step, steps=10**6, loss=1.0, tokens=64 * step, tokens_per_second=1e3, metrics={"mine": 2.0})
 """
 JOBS = ("trained", "script")
-"""Which train."""
+"""Jobs that train, one of each kind."""
 NOT_HERE = {
     r"concertina_gpu_": "there is no GPU",
     r"mfu_ratio": "a processor's peak is not known",
     r"ALERTS": "a run of a minute raises none",
     r"reconcile_aborted": "no answer of the API server ended a pass",
 }
-"""Queries that need not give a series here, and why."""
+"""Queries that need not return a series here, with the reason."""
 SOMETIMES = {"local_rank", "reason"}
-"""Labels of legends that not all series have: of workers where each is asked for; of a job that is not stalled."""
+"""Labels of legends that not all series have, such as the worker if metrics are per pod."""
 
 
 @pytest.fixture
 def metrics(installed: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """Of an operator: its address."""
+    """Yield the address of an operator's metrics."""
     [port] = processes.free_ports("127.0.0.1", 1)
     address = f"127.0.0.1:{port}"
     operator = Operator(tmp_path, installed)
@@ -55,7 +55,7 @@ def metrics(installed: dict[str, str], tmp_path: Path) -> Iterator[str]:
 
 
 def scrapes(operator: str, pods: list[str]) -> list[dict[str, Any]]:
-    """As docs/metrics.md asks a plain Prometheus to."""
+    """Return the scrape configuration of docs/metrics.md for a plain Prometheus."""
     agents = [f"{address}:{POD_PORT}" for address in pods]
     return [
         {
@@ -69,18 +69,18 @@ def scrapes(operator: str, pods: list[str]) -> list[dict[str, Any]]:
 
 
 def queries() -> dict[str, Query]:
-    found = {
+    expressions = {
         f"{board.name}, {panel.title}, {query.legend}": query
         for board in DASHBOARDS.values()
         for panel in board.panels
         for query in panel.queries
     }
-    assert len(found) == sum(len(panel.queries) for board in DASHBOARDS.values() for panel in board.panels)
-    return found
+    assert len(expressions) == sum(len(panel.queries) for board in DASHBOARDS.values() for panel in board.panels)
+    return expressions
 
 
 def filled(expression: str, namespace: str, job: str) -> str:
-    """With what a reader chooses, as Grafana puts it in."""
+    """Return a query with the variables filled in as Grafana does."""
     values = {"namespace": namespace, "trainingjob": job, "replica": ".+", "__rate_interval": "10s"}
     text = re.sub(r"\$(\w+)", lambda match: values[match[1]], expression)
     assert "$" not in text
@@ -88,7 +88,7 @@ def filled(expression: str, namespace: str, job: str) -> str:
 
 
 def series(prometheus: Prometheus, query: Query, namespace: str) -> list[dict[str, Any]]:
-    """For either job."""
+    """Return the series of either job."""
     return [each for job in JOBS for each in prometheus.ask(filled(query.expression, namespace, job))]
 
 

@@ -1,4 +1,4 @@
-"""What the operator and the pods of a job log: no secret, however the run goes."""
+"""Logs of the operator and of a job's pods: they contain no secret, whatever happens in the run."""
 
 from __future__ import annotations
 

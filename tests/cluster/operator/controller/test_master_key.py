@@ -1,4 +1,4 @@
-"""The master key of a real operator: made once, kept, switched, and missing. Agents are real, and so is their TLS."""
+"""Master key of a real operator: created once, kept, switched, and missing. Agents and their TLS are real."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SITE = """
 from concertina.plan.facts import constants
 constants.FIRST_CONTACT = 1.0
 """
-"""In the operator's Python: who is not heard is in doubt at once."""
+"""Patch for the operator's Python: an agent without a connection is in doubt at once."""
 Object = dict[str, Any]
 
 
 class Key:
-    """The Secret with the operator's master key."""
+    """Secret with the operator's master key."""
 
     def __init__(self, cluster: LocalCluster, operator: Operator) -> None:
         self.cluster = cluster
@@ -58,7 +58,7 @@ class Key:
 
 @pytest.fixture
 def key(cluster: LocalCluster, operator: Operator) -> Iterator[Key]:
-    """As it was again afterwards, and so is the operator."""
+    """Yield the master key, and restore the key and the operator afterwards."""
     found = Key(cluster, operator)
     before = found.get()
     yield found
@@ -86,7 +86,7 @@ def restarted(operator: Operator) -> None:
 
 
 class Together(Client):
-    """Of whom each finds out that there is no Secret before any of them makes one."""
+    """Barrier by which several operators all find that there is no Secret before any of them creates one."""
 
     barrier: asyncio.Barrier
 
@@ -135,7 +135,7 @@ def test_a_chart_applied_again_as_argo_cd_does_and_a_restart_change_no_round(
     jobs.wait_true("b", "Complete")
     after = jobs.get("a")
     assert (after["status"]["world"], uids(jobs.pods("a"))) == (before["status"]["world"], pods)
-    # It can be reached: a worker's failure is answered with the same pods.
+    # The job's agents can be reached: the operator answers a worker's failure with the same pods.
     jobs.kill_worker("a", "a-1-0")
     jobs.wait_training("a", 2, past=before["status"]["world"]["round"])
     assert uids(jobs.pods("a")) == pods
@@ -160,7 +160,7 @@ def test_running_jobs_go_on_with_their_key_after_a_switch(jobs: Jobs, operator: 
     jobs.create("b", STAY)
     assert of(jobs.wait_training("b", 1)) == id_of(OTHER)
     assert jobs.get("a")["status"]["world"] == before["status"]["world"]
-    # A pod made after the switch takes part: the job's Secret is of the old key, and so is what it is called with.
+    # A pod that is created after the switch takes part, because the job's Secret and its calls use the old key.
     jobs.kill_pod("a-1-0")
     after = jobs.wait("a", lambda job: "a-1-1" in jobs.members(job))
     assert of(after) == id_of(old)
@@ -193,7 +193,7 @@ def test_a_job_whose_key_is_gone_is_left_alone_until_it_is_back(
     operator.start(PYTHONPATH=str(tmp_path))
     after = jobs.wait_true("a", "Stalled")
     assert jobs.condition(after, "Stalled")["reason"] == "MasterKeyMismatch"
-    # Longer than it takes to be given up; another job runs from its start to its end meanwhile.
+    # This takes longer than giving an agent up. Another job runs from its start to its end meanwhile.
     jobs.create("b", "import time; time.sleep(4)")
     jobs.wait_true("b", "Complete")
     after = jobs.get("a")

@@ -1,4 +1,4 @@
-"""What a real operator says of itself, beside what others saw: the API server's own counts, the log, the jobs."""
+"""Metrics of a real operator, compared with other sources: the API server's own counts, the log, the jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN = "of the tests"
 
 
 class Scraped:
-    """An operator process, asked as Prometheus asks it."""
+    """Operator process whose metrics are scraped as Prometheus does."""
 
     def __init__(self, operator: Operator, faults: Path) -> None:
         (port,) = processes.free_ports("127.0.0.1", 1)
@@ -67,11 +67,11 @@ WRITES = (
     {"code": "201", "verb": "POST", "resource": "pods", "subresource": ""},
     {"code": "201", "verb": "POST", "resource": "secrets", "subresource": ""},
 )
-"""Which nobody but the operator makes here."""
+"""Kinds of writes that nothing but the operator makes here."""
 
 
 def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
-    """Of each kind, how many more the API server has counted since it began."""
+    """Return how many more writes of each kind the API server has counted since the operator started."""
     mine, others = parsed(scraped.ask()), parsed(cluster.kubectl("get", "--raw", "/metrics"))
     return [
         total(others, "apiserver_request_total", **labels)
@@ -87,7 +87,7 @@ def unseen_writes(cluster: LocalCluster, scraped: Scraped) -> list[float]:
 
 
 def settled(cluster: LocalCluster, scraped: Scraped) -> list[float]:
-    """The same, once the jobs of other tests are gone: the operator acts on them as well, and counts that.
+    """Delete the jobs of other tests and wait until they are gone: the operator's metrics would count them as well.
 
     After a restart of the API server, Kubernetes may try for a long time to delete a namespace.
     """
@@ -109,7 +109,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
     jobs.wait_true("a", "Complete")
 
     def agrees() -> list[str]:
-        """What does not (yet)."""
+        """Return the values that do not agree (yet)."""
         lines, rounds = scraped.operator.lines, "concertina_round_duration_seconds_count"
         now = parsed(scraped.ask())
         sent = [line for kind in ("prepare", "assign", "drain", "save") for line in lines(kind)]
@@ -124,7 +124,7 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
             ),
             "errors": (total(now, "controller_runtime_reconcile_errors_total"), 0),
             "jobs": (total(now, "concertina_trainingjobs", phase="Complete"), reasons["Complete"]),
-            # On a busy machine one may fail, and is made again.
+            # On a busy machine a call may fail, and is repeated.
             "calls": (total(now, "concertina_agent_calls_total"), len(sent)),
             "calls that were answered": (total(now, "concertina_agent_calls_total", result="answered") > 0, True),
             "streams": (total(now, "concertina_agent_streams"), 0),
@@ -142,32 +142,32 @@ def test_a_job_is_counted_as_others_saw_it(cluster: LocalCluster, jobs: Jobs, sc
 
 
 def of_pods(cluster: LocalCluster, namespace: str) -> dict[str, Samples]:
-    """What they tell who finds them by their annotations, by name; of those that answer."""
-    found = {}
+    """Return the metrics of pods that are found by their annotations, by name, for those that answer."""
+    metrics = {}
     for pod in json.loads(cluster.kubectl("-n", namespace, "get", "pods", "-o", "json"))["items"]:
         with contextlib.suppress(OSError, KeyError):
             annotations = {key.partition("/")[2]: value for key, value in pod["metadata"]["annotations"].items()}
             url = f"http://{pod['status']['podIP']}:{annotations['port']}{annotations['path']}"
             with urllib.request.urlopen(url, timeout=10) as answer:
-                found[pod["metadata"]["name"]] = parsed(answer.read().decode())
-    return found
+                metrics[pod["metadata"]["name"]] = parsed(answer.read().decode())
+    return metrics
 
 
 def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
     cluster: LocalCluster, jobs: Jobs, scraped: Scraped, data: Path
 ) -> None:
-    """The bundled trainer's, found as a plain Prometheus finds them; both sides name the job alike."""
+    """A job of the bundled trainer is found as a plain Prometheus finds it, and both sides name it alike."""
     trainer = endless(data)
     jobs.create("told", replicas=2, trainer=trainer, pod={"containers": [paced(PYTHONPATH=STAND_IN)]})
     jobs.wait_training("told", 2)
     labels = {"namespace": jobs.namespace, "trainingjob": "told"}
 
     def pods() -> bool:
-        found = of_pods(cluster, jobs.namespace)
+        metrics = of_pods(cluster, jobs.namespace)
         steps = [
-            name for name, each in found.items() if total(each, "concertina_training_step", replica=name, **labels)
+            name for name, each in metrics.items() if total(each, "concertina_training_step", replica=name, **labels)
         ]
-        workers = sum(total(each, "concertina_worker_running", **labels) for each in found.values())
+        workers = sum(total(each, "concertina_worker_running", **labels) for each in metrics.values())
         return workers == 2 and steps == [jobs.members(jobs.get("told"))[0]]
 
     until(pods, "two workers, and steps by the coordinator alone", lambda: of_pods(cluster, jobs.namespace))
@@ -186,8 +186,8 @@ def test_a_job_and_its_pods_are_told_of_until_they_are_gone(
 
 
 def everywhere(cluster: LocalCluster) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = cluster.api.call("GET", "/apis/concertina.dev/v1beta1/trainingjobs")["items"]
-    return found
+    items: list[dict[str, object]] = cluster.api.call("GET", "/apis/concertina.dev/v1beta1/trainingjobs")["items"]
+    return items
 
 
 @pytest.mark.parametrize("token", ["", "another"])
@@ -263,7 +263,7 @@ def test_watches_that_break_are_counted(cluster: LocalCluster, scraped: Scraped)
         now = parsed(scraped.ask())
         return [total(now, "concertina_watch_restarts_total", resource=each, reason="broken") for each in watched]
 
-    before = broken()  # of a role that the API server did not know yet, say
+    before = broken()  # For example, the API server may not know a role yet.
     no_answer = scraped.total("rest_client_requests_total", code="<error>", resource="nodes")
     cluster.kill_component("kube-apiserver")
     try:

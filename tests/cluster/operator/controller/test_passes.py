@@ -1,4 +1,4 @@
-"""A pass that raises, on a real API server: it is said on its job, tried again, and delays no other."""
+"""Pass that raises, on a real API server: it is reported on its job, repeated, and delays no other job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ GIVE_UP = 60.0
 
 
 class Broken:
-    """plan(), which raises for the job named `bad` while `on`; once it finds that another one was outdated."""
+    """Replacement of plan() that raises for the job named `bad` while `on`.
+
+    Once, it raises for another job as if its observation were outdated.
+    """
 
     on, outdated = True, False
 

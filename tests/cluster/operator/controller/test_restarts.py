@@ -1,4 +1,4 @@
-"""The operator killed and started again, at any moment: the same world, no pod doubled, no round without need."""
+"""The operator is killed and restarted at any moment: no pod is doubled, and no needless round begins."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_a_restart_changes_nothing(jobs: Jobs, operator: Operator) -> None:
     before, pods = jobs.wait_training("a", 3), uids(jobs.pods("a"))
     operator.end(signal.SIGKILL)
     operator.start()
-    # It has looked at the job when it has made another one after it run.
+    # Once the operator has run another job, it has also looked at this one.
     jobs.create("b", SAY)
     jobs.wait_true("b", "Complete")
-    time.sleep(4)  # longer than it waits for agents that it does not know yet
+    time.sleep(4)  # This is longer than the operator waits for agents that it does not know yet.
     after = jobs.get("a")
     assert uids(jobs.pods("a")) == pods
     assert after["status"]["world"] == before["status"]["world"]
@@ -63,17 +63,17 @@ def test_sigterm_ends_it_cleanly_and_gives_the_lease_back(jobs: Jobs, operator: 
         "GET", "/apis/coordination.k8s.io/v1/namespaces/concertina-tests/leases/tests-concertina-operator"
     )
     assert not lease["spec"].get("holderIdentity")
-    operator.start(POD_NAME="another-one")  # so it need not wait for the lease to expire
+    operator.start(POD_NAME="another-one")  # The new process need not wait until the Lease expires.
     operator.end(signal.SIGTERM)
     operator.start()
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long(law=KILLED)) for seed in (2, 3))])
 def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int, tmp_path: Path) -> None:
-    """A job that starts, loses a replica, grows back and ends, under an operator that is killed again and again."""
+    """A job starts, loses a replica, grows back and ends, under an operator that is killed again and again."""
     dice = random.Random(seed)
     marks = str(tmp_path)
-    # Ends by itself once all three have been in one world together after the second start of rank 0.
+    # The script ends once all three replicas have been in one world after the second start of rank 0.
     script = (
         "import os, time, pathlib; "
         f"p = pathlib.Path({marks!r}); "
@@ -85,7 +85,7 @@ def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int
     seen: dict[str, str] = {}
 
     def look() -> None:
-        """No two live pods of one replica at a time, and never two of one name."""
+        """Check that a replica has at most one live pod at a time, and that no name is used twice."""
         for pod in jobs.pods("a"):
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
             assert "deletionTimestamp" in pod["metadata"] or seen.setdefault(uid, name) == name
@@ -117,7 +117,7 @@ def test_killed_between_any_two_writes(jobs: Jobs, operator: Operator, seed: int
 def test_a_second_operator_takes_over_from_one_that_sleeps_which_then_ends(
     jobs: Jobs, operator: Operator, tmp_path: Path
 ) -> None:
-    """The first is stopped as a machine that hangs: when it wakes up it has lost the Lease, and does nothing more."""
+    """The first operator is stopped like a machine that hangs. When it continues, it has lost the Lease, and ends."""
     jobs.create("a", STAY, replicas=2)
     before = jobs.wait_training("a", 2)
     second = Operator(tmp_path, {**operator.environment, "POD_NAME": "second"})

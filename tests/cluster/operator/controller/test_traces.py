@@ -1,5 +1,7 @@
-"""A round of a real job as one trace at a real receiver, and whose id is where; and that a receiver which hangs takes
-nothing but traces."""
+"""Round of a real job as one trace at a real receiver, and the places of the trace's id.
+
+A receiver that hangs affects nothing but traces.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def collector() -> Iterator[Receiver]:
 
 @pytest.fixture
 def traced(installed: dict[str, str], tmp_path: Path, collector: Receiver) -> Iterator[tuple[Operator, str]]:
-    """An operator, and where it tells its metrics. It would wait for a collector for an hour."""
+    """Run an operator, and return the address of its metrics. It would wait an hour for a collector."""
     (port,) = processes.free_ports("127.0.0.1", 1)
     running = Operator(tmp_path, installed)
     running.start(
@@ -55,7 +57,7 @@ def asked(url: str, accept: str = "text/plain") -> str:
 
 
 def exemplars(url: str) -> set[tuple[str, str]]:
-    """Phases of rounds, and trace ids beside their durations: the last one of each bucket."""
+    """Return phases of rounds with the trace ids of their durations' exemplars: the last one of each bucket."""
     families = list(text_string_to_metric_families(asked(url, "application/openmetrics-text; version=1.0.0")))
     samples = (sample for family in families for sample in family.samples)
     return {(sample.labels["phase"], sample.exemplar.labels["trace_id"]) for sample in samples if sample.exemplar}
@@ -67,7 +69,7 @@ def total(url: str, result: str) -> float:
 
 
 def killed(jobs: Jobs, replicas: int) -> Object:
-    """The job as soon as it trains again after the death of a worker that is not the coordinator's."""
+    """Kill a worker of a member other than the coordinator, and return the job as soon as it trains again."""
     world = jobs.get("a")["status"]["world"]
     jobs.kill_worker("a", world["members"][-1]["replica"])
     return jobs.wait_training("a", replicas, past=world["round"])
@@ -104,7 +106,7 @@ def test_a_round_is_one_trace_whose_id_all_say(
 def test_a_collector_that_hangs_takes_traces_and_nothing_else(
     jobs: Jobs, traced: tuple[Operator, str], collector: Receiver
 ) -> None:
-    """A pass that waited for it would wait for longer than this test."""
+    """A pass that waited for the collector would take longer than this test."""
     operator, url = traced
     collector.manner = Manner.HANGS
     jobs.create("a", "import time; time.sleep(3600)", replicas=2)
@@ -121,7 +123,7 @@ def test_a_collector_that_hangs_takes_traces_and_nothing_else(
 
 
 def secrets(jobs: Jobs, operator: Operator) -> list[str]:
-    """All that this operator knew."""
+    """Return all secrets that this operator knew."""
     named = operator.environment["CONCERTINA_NAMESPACE"], operator.environment["CONCERTINA_MASTER_KEY_SECRET"]
     found = jobs.cluster.kubectl("-n", named[0], "get", "secret", named[1], "-o", "jsonpath={.data.key}")
     kubeconfig = yaml.safe_load(Path(operator.environment["KUBECONFIG"]).read_text())

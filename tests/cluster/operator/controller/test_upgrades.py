@@ -1,4 +1,4 @@
-"""An operator beside a CRD of another version, as an upgrade has it for a while."""
+"""Operator beside a CRD of another version, as during an upgrade."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def schema(crd: Object) -> Object:
 
 @pytest.fixture
 def install(cluster: LocalCluster) -> Iterator[Install]:
-    """Puts another CRD in place until the test is over; returns when the API server goes by it."""
+    """Install another CRD until the test is over; return when the API server uses it."""
 
     def put(crd: Object) -> None:
         version = cluster.api.call("GET", CRD)["metadata"]["resourceVersion"]
@@ -45,8 +45,8 @@ def install(cluster: LocalCluster) -> Iterator[Install]:
 
 
 def test_a_crd_that_is_newer_than_the_operator(jobs: Jobs, install: Install, operator: Operator) -> None:
-    """One more field, with a default, and one that a user sets: jobs run, and are told what is ignored."""
-    operator.end(signal.SIGTERM)  # a watch that is open tells of objects as the old CRD has them, for a moment
+    """The CRD has one more field with a default, and one that a user sets. Jobs run, and report the ignored fields."""
+    operator.end(signal.SIGTERM)  # For a moment, an open watch sends objects as the old CRD has them.
     crd = copy.deepcopy(OURS)
     spec = schema(crd)["spec"]["properties"]
     spec["failurePolicy"]["properties"]["patience"] = {"type": "string", "default": "Long"}
@@ -67,8 +67,10 @@ def test_a_crd_that_is_newer_than_the_operator(jobs: Jobs, install: Install, ope
 
 
 def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, operator: Operator) -> None:
-    """The API server prunes the fields of the status that it does not know. An event names each of them once in a
-    namespace, and jobs run."""
+    """The API server prunes the fields of the status that it does not know.
+
+    An event names each of them once in a namespace, and jobs run.
+    """
     crd = copy.deepcopy(OURS)
     status = schema(crd)["status"]["properties"]
     del status["restarts"]["properties"]["budget"]
@@ -81,15 +83,15 @@ def test_a_crd_that_is_older_than_the_operator(jobs: Jobs, install: Install, ope
     def of_budget() -> list[Object]:
         return [event for event in jobs.events(None, "OutdatedCRD") if "status.restarts.budget" in event["message"]]
 
-    # On the job whose status was written first: `before` may end meanwhile, and hold less of it than the other.
+    # The event is on the job whose status was written first: `before` may end meanwhile, with fewer fields.
     (event,) = until(of_budget, "an event of the field")
     assert "apply the crds/" in event["message"]
-    said = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]
-    assert sum("status.restarts.budget" in line["message"] for line in said) == 1
+    lines = [line for line in operator.lines("outdated crd") if line["job"].startswith(f"{jobs.namespace}/")]
+    assert sum("status.restarts.budget" in line["message"] for line in lines) == 1
 
 
 def test_a_second_version_is_served_beside_the_stored_one(jobs: Jobs, install: Install) -> None:
-    """A rehearsal of the next version of the API: a job that is written in it runs under this operator."""
+    """A job that is written in the next version of the API runs under this operator."""
     crd = copy.deepcopy(OURS)
     (stored,) = crd["spec"]["versions"]
     crd["spec"]["versions"].append({**copy.deepcopy(stored), "name": "v1", "storage": False})
@@ -109,7 +111,7 @@ def test_a_second_version_is_served_beside_the_stored_one(jobs: Jobs, install: I
 
 
 def created(jobs: Jobs, path: str, body: Object) -> bool:
-    """Whether the API server took it; it serves a version some moments after it names it."""
+    """Return whether the API server accepts the object. It serves a version some moments after it lists it."""
     try:
         return bool(jobs.cluster.api.call("POST", path, body))
     except ControlPlaneError:

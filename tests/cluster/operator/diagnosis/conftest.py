@@ -1,4 +1,4 @@
-"""What runs with planted problems have in common: an operator, a namespace, somebody's shell, and a Prometheus."""
+"""Common fixtures of the planted problems: an operator, a namespace, a user's shell, and a Prometheus."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from concertina.local.host import processes
 
 @pytest.fixture(scope="module")
 def metrics() -> str:
-    """The operator's address of them."""
+    """Return the address of the operator's metrics."""
     [port] = processes.free_ports("127.0.0.1", 1)
     return f"127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")
 def operator(installed: dict[str, str], metrics: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    """One that serves metrics, and whose pods do."""
+    """Run an operator that serves metrics, and whose pods do."""
     running = Operator(tmp_path_factory.mktemp("operator"), installed)
     running.start(CONCERTINA_METRICS=metrics, CONCERTINA_POD_METRICS="9400")
     yield running
@@ -39,7 +39,7 @@ def operator(installed: dict[str, str], metrics: str, tmp_path_factory: pytest.T
 
 @pytest.fixture(scope="module")
 def jobs(cluster: LocalCluster, operator: Operator) -> Iterator[Jobs]:
-    """Of a namespace for all tests of a file: runs go on side by side, and pause most of the time."""
+    """Yield a namespace's jobs for all tests of a file. Runs are concurrent, and pause most of the time."""
     namespace = f"t-{uuid.uuid4().hex[:8]}"
     cluster.create_namespace(namespace)
     yield Jobs(cluster, namespace)
@@ -48,7 +48,7 @@ def jobs(cluster: LocalCluster, operator: Operator) -> Iterator[Jobs]:
 
 @pytest.fixture(scope="module")
 def shell(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """The environment of somebody whose context is this namespace, with both commands on the path."""
+    """Return the environment of a user whose context is this namespace, with both commands on the path."""
     folder = tmp_path_factory.mktemp("shell")
     kubeconfig = folder / "kubeconfig"
     kubeconfig.write_text(jobs.cluster.kubeconfig.read_text())
@@ -61,7 +61,7 @@ def shell(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, 
 
 
 def scrapes(operator: str, jobs: Jobs) -> list[dict[str, Any]]:
-    """The operator, and all pods of the namespace that have metrics, as Kubernetes says."""
+    """Return the targets to scrape: the operator, and all pods with metrics that Kubernetes lists in the namespace."""
     pods = {
         "role": "pod",
         "kubeconfig_file": str(jobs.cluster.kubeconfig),
@@ -76,7 +76,7 @@ def scrapes(operator: str, jobs: Jobs) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alerts(jobs: Jobs, metrics: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alerts]:
-    """Of a Prometheus with the rules of the chart, whose time is cut."""
+    """Yield the alerts of a Prometheus with the chart's rules, whose times are shortened."""
     folder = tmp_path_factory.mktemp("prometheus")
     with serve(folder, scrapes(metrics, jobs), shortened(RULES, DIVISOR, folder / "rules.yaml")) as prometheus:
         yield Alerts(prometheus, jobs)

@@ -1,5 +1,7 @@
-"""Problems that are planted in real runs, each found by the commands of docs/diagnosis.md and told by its alert; and a
-run without any."""
+"""Problems that are planted in real runs: the commands of docs/diagnosis.md find each of them, and its alert fires.
+
+One run has no problem.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ for step in range(1, 10**6):
 
 @pytest.fixture(scope="module")
 def planted(jobs: Jobs, data: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Jobs:
-    """Those of the gate, all begun at once, under the eyes of Prometheus where there is one."""
+    """Start the gate's planted jobs at once, observed by Prometheus if it is installed."""
     if PROMETHEUS:
         request.getfixturevalue("alerts")
     faults = tmp_path_factory.mktemp("faults")
@@ -58,23 +60,23 @@ GATE = {
     ),
     "The loss is not finite": ("explodes", lambda jobs: jobs.wait_true("explodes", "Failed")),
 }
-"""By heading: the job, and how it is waited for."""
+"""Jobs by heading, each with the condition to wait for."""
 ALERT_OF = {
     "reads-slowly": Problem.INPUT_BOTTLENECK,
     "one-is-slow": Problem.STRAGGLER,
     "explodes": Problem.LOSS_NAN,
     "tells-nan": Problem.LOSS_NAN,
 }
-"""By job."""
+"""Alert of each job."""
 TELLS_NAN = ("tells-nan", lambda jobs: past(jobs, "tells-nan", 40))
 
 
 def diagnosed(shell: Mapping[str, str], what: str) -> Object:
     done = run(shell, f"concertina diagnose {what} --seconds {SECONDS} --json")
     assert done.stdout, done.stderr
-    found: Object = json.loads(done.stdout)
-    assert done.returncode == (FOUND if found["findings"] else 0)
-    return found
+    diagnosis: Object = json.loads(done.stdout)
+    assert done.returncode == (FOUND if diagnosis["findings"] else 0)
+    return diagnosis
 
 
 def problems(found: Object) -> list[str]:
@@ -82,7 +84,7 @@ def problems(found: Object) -> list[str]:
 
 
 def reads_jobs_alone(jobs: Jobs, shell: Mapping[str, str], file: Path) -> Mapping[str, str]:
-    """The environment of somebody who may read TrainingJobs, and nothing else."""
+    """Return the environment of a user who may read TrainingJobs and nothing else."""
     for command in (
         "create serviceaccount reader",
         "create role reader --verb=get --resource=trainingjobs.concertina.dev",
@@ -97,7 +99,7 @@ def reads_jobs_alone(jobs: Jobs, shell: Mapping[str, str], file: Path) -> Mappin
 
 
 def written(shell: Mapping[str, str], file: Path) -> str:
-    """The page about the slow reader."""
+    """Return the page about the slow reader."""
     done = run(shell, f"concertina report reads-slowly --out {file} --seconds {SECONDS}")
     assert done.returncode == 0, done.stderr
     return file.read_text()
@@ -106,13 +108,13 @@ def written(shell: Mapping[str, str], file: Path) -> str:
 @dataclass(frozen=True)
 class Asked:
     ready: float
-    """Unix seconds: by then all trained, or had failed."""
+    """Unix time in seconds by which all jobs trained, or had failed."""
     found: Mapping[str, Future[Any]]
 
 
 @pytest.fixture(scope="module")
 def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
-    """What tests of the gate ask for, all at once: most of it is waiting."""
+    """Run all commands of the gate's tests at once, because most of their time is waiting."""
     folder = tmp_path_factory.mktemp("asked")
     reader = reads_jobs_alone(planted, shell, folder / "reader")
 
@@ -122,14 +124,14 @@ def asked(planted: Jobs, shell: Mapping[str, str], tmp_path_factory: pytest.Temp
     (slow, _), (healthy, _), (nan, _) = GATE["A slow reader"], GATE["Nothing is wrong"], TELLS_NAN
     coordinator = planted.members(planted.get(slow))[0]
     with ThreadPoolExecutor(len(GATE) + 5) as beside:
-        found: dict[str, Future[Any]] = {
+        futures: dict[str, Future[Any]] = {
             section: beside.submit(follow, shell, section, name, coordinator) for section, (name, _) in GATE.items()
         }
         for key, name in {"healthy": healthy, "slow": slow, "nan": nan}.items():
-            found[key] = beside.submit(diagnosed, shell, name)
-        found["reader"] = beside.submit(diagnosed, reader, slow)
-        found["page"] = beside.submit(written, shell, folder / "page.html")
-        yield Asked(at, found)
+            futures[key] = beside.submit(diagnosed, shell, name)
+        futures["reader"] = beside.submit(diagnosed, reader, slow)
+        futures["page"] = beside.submit(written, shell, folder / "page.html")
+        yield Asked(at, futures)
 
 
 @pytest.mark.parametrize("section", GATE)
@@ -145,7 +147,7 @@ def test_its_alert_fires_and_no_other(asked: Asked, alerts: Alerts, name: str) -
 
 @needed
 def test_a_healthy_run_of_the_same_length_raises_none(asked: Asked, alerts: Alerts) -> None:
-    """From when on no rule looks back at its start, which is no shorter for rules whose time is cut."""
+    """The check begins once no rule looks back at the run's start, which is not shortened as the rules are."""
     since = asked.ready + LOOK_BACK
     for name, problem in ALERT_OF.items():
         alerts.wait(name, problem)
@@ -156,7 +158,7 @@ def test_a_healthy_run_of_the_same_length_raises_none(asked: Asked, alerts: Aler
 def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
     asked: Asked, jobs: Jobs, shell: Mapping[str, str], tmp_path: Path
 ) -> None:
-    """Both what kubectl writes, and what the command itself wrote: with its two readings."""
+    """The file may be written by kubectl, or by the command itself with its two readings."""
     healthy, slow, nan = (asked.found[key].result() for key in ("healthy", "slow", "nan"))
     assert [problems(each) for each in (healthy, slow, nan)] == [[], [Problem.INPUT_BOTTLENECK], [Problem.LOSS_NAN]]
     assert any(sentence.startswith("time of the last ") for sentence in healthy["saw"])
@@ -171,14 +173,14 @@ def test_what_was_seen_is_told_and_a_file_of_it_tells_the_same(
 
 
 def test_who_may_read_the_job_alone_is_told_what_is_missing(asked: Asked) -> None:
-    found = asked.found["reader"].result()
-    assert problems(found) == [Problem.INPUT_BOTTLENECK]
-    assert any("the job's pods could not be listed" in sentence for sentence in found["saw"])
-    assert any("the log of reads-slowly-0-0 could not be read" in sentence for sentence in found["saw"])
+    answer = asked.found["reader"].result()
+    assert problems(answer) == [Problem.INPUT_BOTTLENECK]
+    assert any("the job's pods could not be listed" in sentence for sentence in answer["saw"])
+    assert any("the log of reads-slowly-0-0 could not be read" in sentence for sentence in answer["saw"])
 
 
 class Elements(HTMLParser):
-    """Of a page: tags, attributes that load something, and text."""
+    """Elements of a page: tags, attributes that load something, and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -196,12 +198,12 @@ class Elements(HTMLParser):
 
 
 def test_a_page_about_a_run(asked: Asked, jobs: Jobs) -> None:
-    found = Elements(asked.found["page"].result())
-    assert not found.loads
-    assert not {"script", "link", "img", "iframe", "object"} & set(found.tags)
-    assert found.tags.count("polyline") == 3, "world, loss and seconds of steps"
+    elements = Elements(asked.found["page"].result())
+    assert not elements.loads
+    assert not {"script", "link", "img", "iframe", "object"} & set(elements.tags)
+    assert elements.tags.count("polyline") == 3, "world, loss and seconds of steps"
     for text in (f"Run {jobs.namespace}/reads-slowly", "InputBottleneck", "Training was never interrupted", "input"):
-        assert text in found.text
+        assert text in elements.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""More problems that are planted in real runs, found by the commands of docs/diagnosis.md and told by their alerts."""
+"""Further planted problems in real runs, found by the commands of docs/diagnosis.md and reported by their alerts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAW = "tests/cluster/operator/diagnosis/test_planted.py::test_its_alert_fires_an
 pytestmark = [pytest.mark.timeout(600), pytest.mark.long(law=LAW), needed]
 
 LARGER = {"layers": 2, "dim": 128, "heads": 4, "vocabSize": 256, "sequenceLength": 128}
-"""Model whose steps are arithmetic for the most part, which is what a throttled rank is slow at."""
+"""Model whose steps are mostly arithmetic, which is slow on a throttled rank."""
 
 # --- those that keep a processor busy, one after the other ------------------------------------------------------------
 
@@ -46,13 +46,13 @@ def test_a_rank_that_gets_little_processor_time(
     with throttled(jobs.worker("throttled", slow), 0.05):
         alerts.wait("throttled", Problem.STRAGGLER, frozenset({Problem.EXPOSED_COMMUNICATION}))
         jobs.wait("throttled", lambda job: job["status"].get("stragglers"))
-        # Its own collectives are slow too, which is communication.
+        # The slow rank's own collectives are slow too, which counts as communication.
         follow(shell, "A slow rank", "throttled", alone=False)
     jobs.delete("throttled")
 
 
 def test_workers_that_are_killed(jobs: Jobs, data: Path, shell: Mapping[str, str], alerts: Alerts) -> None:
-    """Again and again until the alert fires: what it looks at is soon over."""
+    """Workers are killed until the alert fires, because the failures soon leave the window that it looks at."""
     bundled(jobs, data, "killed", failurePolicy={"maxRestarts": 100})
 
     def told(round: int) -> bool:
@@ -84,7 +84,7 @@ RUNS = {
     "A tracker that hangs": Run("untracked", Problem.TRACKER_UNREACHABLE),
     "Memory that grows": Run("leaks", Problem.MEMORY_GROWS),
 }
-"""By heading."""
+"""Runs by heading."""
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def planted(jobs: Jobs, data: Path, alerts: Alerts, folder: Path) -> Iterator[Jobs]:
-    """All of RUNS, begun at once; they train, or have failed."""
+    """Start all of RUNS at once, and wait until they train, or have failed."""
     with contextlib.ExitStack() as healed:
         bundled(jobs, data, "saved", checkpoint={"uri": saved(folder), "everySteps": 5}, trainer={"steps": 10})
         bundled(jobs, data, "far-apart", replicas=2, environment={"LINE_DELAY": "0.05"})
@@ -145,7 +145,7 @@ def slow_store(jobs: Jobs, data: Path, folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracker_that_hangs(jobs: Jobs, data: Path) -> Iterator[None]:
-    """Connections are taken, by the kernel, and nobody ever answers."""
+    """Serve a tracker whose connections the kernel accepts, and that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         tracking = {"backend": "MLflow", "uri": f"http://127.0.0.1:{hanging.getsockname()[1]}"}
         bundled(jobs, data, "untracked", tracking=tracking, environment={"MLFLOW_HTTP_REQUEST_TIMEOUT": "2"})
@@ -157,7 +157,7 @@ Looked = Mapping[str, Future[None]]
 
 @pytest.fixture(scope="module")
 def looked(planted: Jobs, shell: Mapping[str, str], alerts: Alerts, folder: Path) -> Iterator[Looked]:
-    """For all of them at once, first for the alert and then by the commands: most of it is waiting."""
+    """Wait for all alerts at once, then run the commands, because most of the time is waiting."""
 
     def look(section: str, run: Run) -> None:
         alerts.wait(run.name, run.problem)

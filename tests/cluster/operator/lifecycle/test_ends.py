@@ -1,4 +1,4 @@
-"""What is left of a job that has ended: its pods with their logs, and what the status says of the last failure."""
+"""Remains of a job that has ended: its pods with their logs, and the last failure in its status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Object = dict[str, Any]
 
 
 def status(jobs: Jobs, name: str) -> str:
-    """What `concertina status` prints."""
+    """Return the output of `concertina status`."""
     command = [CONCERTINA, "status", name, "-n", jobs.namespace]
     environment = os.environ | {"KUBECONFIG": str(jobs.cluster.kubeconfig)}
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=60).stdout
@@ -38,7 +38,7 @@ def phases(jobs: Jobs, name: str) -> dict[str, str]:
 
 
 def wait_ended(jobs: Jobs, name: str) -> Object:
-    """The job as soon as none of its pods runs."""
+    """Return the job as soon as none of its pods runs."""
     return jobs.wait(name, lambda _: set(phases(jobs, name).values()) <= {"Succeeded", "Failed"})
 
 
@@ -103,7 +103,7 @@ def test_a_complete_job_keeps_its_pods_and_other_policies_keep_none_or_all(jobs:
     jobs.create("all", "print('done')", cleanPodPolicy="All")
     jobs.wait_true("all", "Complete")
     jobs.wait("all", lambda _: not jobs.pods("all"))
-    # All pods of a job that ended later are gone by now.
+    # All pods of the job that ended later are gone by now.
     assert phases(jobs, "done") == {"done-0-0": "Succeeded", "done-1-0": "Succeeded"}
     assert "done" in jobs.logs("done-0-0")
     assert phases(jobs, "none") == {"none-0-0": "Running"}

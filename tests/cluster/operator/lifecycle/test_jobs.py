@@ -1,4 +1,4 @@
-"""The life of jobs with a small command of their own: run, fail, suspend, scale, lose replicas, grow back, end."""
+"""Life of jobs with a small command of their own: run, fail, suspend, scale, lose replicas, grow back, end."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_suspend_and_resume(jobs: Jobs) -> None:
 def test_a_template_that_changes_between_a_suspend_and_a_resume_that_nobody_saw_is_what_runs(
     jobs: Jobs, operator: Operator
 ) -> None:
-    """The operator hears of all three as one change, while the pods of the old template run."""
+    """The operator receives suspend, change and resume as one event, while the pods of the old template run."""
     made = jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     jobs.wait_training("a", 2)
     template = made["spec"]["template"]
@@ -175,8 +175,8 @@ def test_a_deadline_fails_the_job_and_ends_its_pods(jobs: Jobs) -> None:
 def test_the_secret_has_the_agents_identity_and_nothing_else(jobs: Jobs) -> None:
     jobs.create("a", STAY)
     jobs.wait_training("a", 1)
-    found = json.loads(jobs.cluster.kubectl("get", "secrets", "-n", jobs.namespace, "-o", "json"))["items"]
-    (secret,) = (each for each in found if each["metadata"]["name"].startswith("a-concertina-"))
+    secrets = json.loads(jobs.cluster.kubectl("get", "secrets", "-n", jobs.namespace, "-o", "json"))["items"]
+    (secret,) = (each for each in secrets if each["metadata"]["name"].startswith("a-concertina-"))
     assert set(secret["data"]) == {"ca.crt", "tls.crt", "tls.key"}
     assert base64.b64decode(secret["data"]["tls.key"]).startswith(b"-----BEGIN PRIVATE KEY")
 

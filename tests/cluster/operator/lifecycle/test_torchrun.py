@@ -1,4 +1,4 @@
-"""launcher: Torchrun, with the real one on gloo: members come and go, the store is lost, the job ends."""
+"""Real torchrun on gloo (`launcher: Torchrun`): members come and go, the store is lost, the job ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ while not (shared / "stop").exists():
         told.write(f"{os.environ['WORLD_SIZE']} {socket.gethostname()}\\n")
     time.sleep(0.2)
 """
-"""For where torchrun alone is the subject: its workers begin at once."""
+"""Script without torch for tests of torchrun alone, so that its workers begin at once."""
 
 
 def create(jobs: Jobs, shared: Path, script: str = SCRIPT, **spec: Any) -> None:
@@ -54,7 +54,7 @@ def create(jobs: Jobs, shared: Path, script: str = SCRIPT, **spec: Any) -> None:
 
 
 class Told:
-    """What the workers have written since the last time it was asked."""
+    """Lines that the workers have written since the last call."""
 
     def __init__(self, jobs: Jobs, shared: Path) -> None:
         self.jobs, self.file = jobs, shared / "told"
@@ -63,7 +63,7 @@ class Told:
         self.file.write_text("")
 
     def wait(self, *lines: str) -> None:
-        """Until all of these lines, `world size` and `pod`, were written."""
+        """Wait until all of these lines (`world size` and `pod`) were written."""
 
         def told() -> bool:
             return self.file.exists() and set(lines) <= set(self.file.read_text().splitlines())
@@ -76,25 +76,25 @@ class Told:
 
 
 def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs, tmp_path: Path) -> None:
-    told = Told(jobs, tmp_path)
+    lines = Told(jobs, tmp_path)
     create(jobs, tmp_path, replicas=2, elastic={"minReplicas": 1})
-    told.wait("2 a-0-0", "2 a-1-0")
+    lines.wait("2 a-0-0", "2 a-1-0")
     job = jobs.wait_reason("a", "Training")
     assert "members" not in job["status"]["world"] or not job["status"]["world"]["members"], "nobody can know them"
     assert job["status"]["replicas"] == 2
 
     jobs.kill_pod("a-0-0")
-    told.wait("2 a-0-1")
+    lines.wait("2 a-0-1")
     assert jobs.get("a")["status"]["world"]["round"] == 1, "torchrun took it in by itself"
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=3", "-n", jobs.namespace)
-    told.wait("3 a-2-0")
+    lines.wait("3 a-2-0")
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=2", "-n", jobs.namespace)
     jobs.wait_gone("pod/a-2-0")
 
-    told.forget()
+    lines.forget()
     jobs.kill_pod("a-rendezvous-1")
     job = jobs.wait("a", lambda job: job["status"]["world"].get("round", 0) == 2)
-    until(lambda: "2 " in told.file.read_text(), "a world of two", told.describe)
+    until(lambda: "2 " in lines.file.read_text(), "a world of two", lines.describe)
     assert jobs.events("a", "RendezvousLost")
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")
@@ -108,10 +108,10 @@ def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs
 def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     jobs: Jobs, operator: Operator, tmp_path: Path
 ) -> None:
-    """Deletion and end are heard in one burst, as where the operator is slow."""
-    told = Told(jobs, tmp_path)
+    """The operator learns of the deletion and the end in one burst, as when it is slow."""
+    lines = Told(jobs, tmp_path)
     create(jobs, tmp_path, WITHOUT_TORCH, replicas=2, elastic={"minReplicas": 1})
-    told.wait("2 a-0-0", "2 a-1-0")
+    lines.wait("2 a-0-0", "2 a-1-0")
     assert operator.process is not None
     operator.process.send_signal(signal.SIGSTOP)
     try:
@@ -119,7 +119,7 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
         jobs.wait_gone("pod/a-0-0")
     finally:
         operator.process.send_signal(signal.SIGCONT)
-    told.wait("2 a-0-1")
+    lines.wait("2 a-0-1")
     assert jobs.get("a")["status"]["internal"]["attempts"] == [1]
     assert "was deleted" in jobs.events("a", "ReplicaReplaced")[0]["message"]
 
@@ -128,12 +128,12 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     law="tests/cluster/operator/lifecycle/test_torchrun.py::test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes"
 )
 def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
-    """torchrun can't change a fixed size: all its pods are replaced, in a rendezvous of their own."""
-    told = Told(jobs, tmp_path)
+    """torchrun can't change a fixed size, so all pods are replaced, in a rendezvous of their own."""
+    lines = Told(jobs, tmp_path)
     create(jobs, tmp_path, WITHOUT_TORCH, replicas=2)
-    told.wait("2 a-0-0", "2 a-1-0")
+    lines.wait("2 a-0-0", "2 a-1-0")
     jobs.cluster.kubectl("scale", "tj", "a", "--replicas=1", "-n", jobs.namespace)
-    told.wait("1 a-0-1")
+    lines.wait("1 a-0-1")
     jobs.wait_gone("pod/a-1-0")
     world = jobs.get("a")["status"]["world"]
     assert (world["round"], world["claim"]["round"], world["claim"]["committed"]) == (2, 2, True)
@@ -143,7 +143,7 @@ def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Job
     jobs.wait("a", lambda _: not jobs.pods("a"))
     assert jobs.get("a")["status"]["world"]["claim"]["round"] == 3, "no round follows it"
     jobs.patch("a", {"suspend": False})
-    told.wait("1 a-0-2")
+    lines.wait("1 a-0-2")
     assert jobs.get("a")["status"]["world"]["round"] == 4
     (tmp_path / "stop").touch()
     job = jobs.wait_true("a", "Complete")
@@ -169,7 +169,7 @@ def test_a_script_that_always_fails_uses_up_the_budget(jobs: Jobs) -> None:
 
 
 def test_torchrun_in_a_file_under_the_agent_is_told_and_stops_nothing(jobs: Jobs, tmp_path: Path) -> None:
-    """The operator can't see into the file; the agents see the processes that it starts."""
+    """The operator can't read the script's file, but the agents see the processes that it starts."""
     (tmp_path / "train.py").write_text(WITHOUT_TORCH)
     (tmp_path / "run.sh").write_text("torchrun --nproc_per_node=1 /shared/train.py\n")
     container = {

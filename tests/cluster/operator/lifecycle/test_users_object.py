@@ -1,4 +1,4 @@
-"""The operator writes nothing into a user's object but its status."""
+"""A user's object, of which the operator writes nothing but the status."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ OF_EACH_WRITE = {"resourceVersion", "managedFields"}
 
 
 def written(job: Object) -> Object:
-    """What the user has written, and what the API server has made of it."""
+    """Return what the user has written, as the API server has stored it."""
     metadata = {name: value for name, value in job["metadata"].items() if name not in OF_EACH_WRITE}
     return {**job, "metadata": metadata, "status": None}
 
 
 def fields(job: Object, subresource: str = "") -> list[Object]:
-    """The fields that each manager has set."""
+    """Return the fields that each manager has set."""
     return [each for each in job["metadata"]["managedFields"] if each.get("subresource", "") == subresource]
 
 

@@ -1,4 +1,4 @@
-"""Gangs under the real scheduler, with the feature gates that Kubernetes leaves off: two jobs of which one fits.
+"""Gang scheduling by the real scheduler, with feature gates that Kubernetes leaves off: two jobs of which one fits.
 
 The cluster enforces permissions for owner references, as OpenShift does: the operator needs them for pods, Secrets and
 PodGroups. That admission does not know a new CRD for up to 30 s, so the first job's creates are refused for a while.
@@ -39,7 +39,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates"
 
 @dataclass(frozen=True)
 class Gangs:
-    """A cluster of three nodes with a GPU each, whose scheduler knows gangs, and an operator."""
+    """Cluster of three nodes with a GPU each, with a scheduler that supports gangs, and an operator."""
 
     cluster: LocalCluster
     api: str
@@ -72,7 +72,7 @@ def jobs(gangs: Gangs) -> Iterator[Jobs]:
 
 
 def create(jobs: Jobs, name: str, gang: str | None, replicas: int = 2, **spec: Any) -> None:
-    """Return a job whose replicas take a node's only GPU each."""
+    """Create a job whose replicas take a node's only GPU each."""
     container = {
         "name": "trainer", "image": "concertina/trainer:test", "command": ["python3", "-uc", STAY],
         "resources": {"limits": {GPU: "1"}},
@@ -87,10 +87,10 @@ def nodes(jobs: Jobs, name: str) -> list[str]:
 
 
 def groups(jobs: Jobs, api: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = jobs.cluster.api.call("GET", f"/apis/{api}/namespaces/{jobs.namespace}/podgroups")[
+    items: list[dict[str, Any]] = jobs.cluster.api.call("GET", f"/apis/{api}/namespaces/{jobs.namespace}/podgroups")[
         "items"
     ]
-    return found
+    return items
 
 
 def group_of(jobs: Jobs, name: str, api: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def test_auto_takes_a_beta_and_no_alpha(gangs: Gangs, jobs: Jobs) -> None:
 
 def test_objects_of_other_schedulers_are_stored_and_a_missing_one_is_refused_by_name(gangs: Gangs, jobs: Jobs) -> None:
     create(jobs, "volcano", "Volcano")
-    pods = until(lambda: found if len(found := jobs.pods("volcano")) == 2 else None, "pods for Volcano")
+    pods = until(lambda: listed if len(listed := jobs.pods("volcano")) == 2 else None, "pods for Volcano")
     group = group_of(jobs, "volcano", "scheduling.volcano.sh/v1beta1")
     assert group["spec"] == {"minMember": 2, "queue": "default"}
     assert {pod["spec"]["schedulerName"] for pod in pods} == {"volcano"}
@@ -175,7 +175,7 @@ def test_objects_of_other_schedulers_are_stored_and_a_missing_one_is_refused_by_
         lambda: group_of(jobs, "volcano", "scheduling.volcano.sh/v1beta1")["spec"]["minMember"] == 1, "the new minimum"
     )
     create(jobs, "plugin", "Coscheduling")
-    jobs.wait_training("plugin", 2)  # the default scheduler has no such plugin, and schedules its pods one by one
+    jobs.wait_training("plugin", 2)  # The default scheduler lacks the plugin, and schedules pods one by one.
     assert group_of(jobs, "plugin", "scheduling.x-k8s.io/v1alpha1")["spec"] == {"minMember": 2}
     create(jobs, "kai", "KAI")
     job = jobs.wait_true("kai", "Stalled")

@@ -1,4 +1,4 @@
-"""Where the scheduler puts pods of a layout. The nodes are objects alone: what is bound to them starts nowhere."""
+"""Placement of a layout's pods by the scheduler. The nodes are only objects: their pods do not start."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from concertina.local.control_plane.api import Api
 pytestmark = pytest.mark.usefixtures("operator")
 DOMAIN, ZONE, GPU = "example.com/nvlink-domain", "topology.kubernetes.io/zone", "example.com/gpu"
 ONLY = "example.com/planned"
-"""Of these nodes: no other test's pods come here, and none of ours goes elsewhere."""
+"""Label and taint of these nodes: no other test's pods come here, and none of these tests' pods goes elsewhere."""
 TAINT = {"key": ONLY, "effect": "NoSchedule"}
 
 
 @pytest.fixture(params=[1])
 def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Of each of 12 nodes, for one pod or as many as the parameter says: four domains of three nodes, two to a zone."""
-    # Each test has nodes of its own names: with no kubelet, deleted pods of the test before stay on theirs for a while.
-    found = {f"{jobs.namespace}-{number}": f"d{number // 3}" for number in range(12)}
+    """Yield the domain of each of 12 nodes: four domains of three nodes, two in each zone.
+
+    Each node has room for one pod, or for as many as the parameter says.
+    """
+    # Each test has nodes with names of its own: without a kubelet, deleted pods of the previous test stay on their
+    # nodes for a while.
+    domain_by_node = {f"{jobs.namespace}-{number}": f"d{number // 3}" for number in range(12)}
     api = jobs.cluster.api
     nodes = []
-    for number, (name, domain) in enumerate(found.items()):
+    for number, (name, domain) in enumerate(domain_by_node.items()):
         named = {DOMAIN: domain, ZONE: f"z{number // 6}", ONLY: "true", "kubernetes.io/hostname": name}
         node = api.call("POST", "/api/v1/nodes", {
             "metadata": {"name": name, "labels": named},
@@ -39,17 +43,17 @@ def domains(jobs: Jobs, request: pytest.FixtureRequest) -> Iterator[dict[str, st
     over = threading.Event()
     beats = threading.Thread(target=keep_ready, args=(api, nodes, request.param, over))
     beats.start()
-    until(lambda: all(api.call("GET", f"/api/v1/nodes/{name}")["spec"]["taints"] == [TAINT] for name in found),
+    until(lambda: all(api.call("GET", f"/api/v1/nodes/{name}")["spec"]["taints"] == [TAINT] for name in domain_by_node),
           "all nodes ready")  # fmt: skip
-    yield found
+    yield domain_by_node
     over.set()
     beats.join()
-    for name in found:
+    for name in domain_by_node:
         api.call("DELETE", f"/api/v1/nodes/{name}")
 
 
 def keep_ready(api: Api, nodes: list[dict[str, Any]], gpus: int, over: threading.Event) -> None:
-    """Report them as a kubelet does: the cluster takes a node that says nothing for 8 s for lost."""
+    """Report the nodes as a kubelet does, because the cluster takes a node that is silent for 8 s for lost."""
     room = {"cpu": "64", "memory": "64Gi", "pods": "9", "ephemeral-storage": "64Gi", GPU: str(gpus)}
     while not over.is_set():
         stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -68,7 +72,7 @@ def pod() -> dict[str, Any]:
 
 
 def create(jobs: Jobs, *labels: str) -> None:
-    """Eight replicas in pairs, whose domains these name."""
+    """Create eight replicas in pairs, with these labels as domains."""
     jobs.create("laid", replicas=8, parallelism={"tensor": 2, "shard": 2}, topology={"labels": list(labels)}, pod=pod())
 
 
@@ -86,7 +90,7 @@ def test_pods_of_a_tensor_group_come_into_one_domain_and_a_replacement_to_its_gr
 
 @pytest.mark.parametrize("domains", [4], indirect=True)
 def test_pairs_that_ask_for_a_node_have_one_each(jobs: Jobs, domains: dict[str, str]) -> None:
-    """Though there are free ones, on which each pod would be alone."""
+    """There are enough free nodes for each pod to be alone."""
     create(jobs, "kubernetes.io/hostname")
     places = until(lambda: placed(jobs, {name: name for name in domains}, 8), "8 pods that have a node")
     assert together(places) == [1, 1, 1, 1], places
@@ -94,18 +98,18 @@ def test_pairs_that_ask_for_a_node_have_one_each(jobs: Jobs, domains: dict[str, 
 
 
 def placed(jobs: Jobs, domains: dict[str, str], count: int, without: str = "") -> dict[int, str]:
-    """The domain of each replica's pod, once all have one."""
+    """Return the domain of each replica's pod, once all have one."""
     pods: list[dict[str, Any]] = jobs.pods("laid")
-    found = {
+    nodes = {
         int(pod["metadata"]["labels"]["concertina.dev/replica-index"]): domains[pod["spec"]["nodeName"]]
         for pod in pods
         if pod["spec"].get("nodeName") and pod["metadata"]["uid"] != without
     }
-    return found if len(found) == count else {}
+    return nodes if len(nodes) == count else {}
 
 
 def together(places: dict[int, str]) -> list[int]:
-    """In how many domains each pair is."""
+    """Return in how many domains each pair is."""
     return [len({places[at], places[at + 1]}) for at in range(0, len(places), 2)]
 
 
@@ -113,7 +117,10 @@ def together(places: dict[int, str]) -> list[int]:
 def test_all_replicas_are_in_one_domain_as_far_as_they_fit(
     jobs: Jobs, domains: dict[str, str], mode: str, with_a_node: int
 ) -> None:
-    """Four replicas ask for a domain that has three nodes: the rule leaves one pending, the wish does not."""
+    """Four replicas ask for a domain that has three nodes.
+
+    The requirement leaves one pending, the preference does not.
+    """
     topology = {"key": DOMAIN, "mode": mode}
     jobs.create("laid", replicas=4, elastic={"minReplicas": 2}, scheduling={"topology": topology}, pod=pod())
 

@@ -1,4 +1,4 @@
-"""What pods may ask for, on the real API server (strict about fields) and, where nodes here can give it, running."""
+"""Fields of pods, on the real API server (strict about fields) and, if nodes here can provide them, in running pods."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ ASKED: dict[str, Object] = {
 
 @pytest.fixture
 def classes(jobs: Jobs) -> str:
-    """A priority class and a runtime class; the former's name is the test's own."""
+    """Create a priority class and the runtime class `given`. Return the priority class's name, unique to the test."""
     name = f"given-{jobs.namespace}"
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 7}
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "given"}, "handler": "runc"}
@@ -111,8 +111,10 @@ def test_all_that_templates_ask_for_reaches_the_pods(jobs: Jobs, classes: str) -
 
 
 def contains(found: Any, wanted: Any) -> bool:
-    """Whether all of `wanted` is in there, whatever else the operator and the API server have added; but for what the
-    agent replaces, the command."""
+    """Return whether the object contains all of `wanted`, except for the command, which the agent replaces.
+
+    The operator and the API server may have added more.
+    """
     if isinstance(wanted, dict):
         return all(key == "command" or (key in found and contains(found[key], wanted[key])) for key in wanted)
     if isinstance(wanted, list) and wanted and isinstance(wanted[0], dict):

@@ -1,5 +1,7 @@
-"""Creates that the real API server refuses: what only a person can mend is said at once, the rest is tried again; and
-names that other pods hold stand in nobody's way."""
+"""Creates that the real API server refuses: those that need a person are reported at once, the others are retried.
+
+Names that other pods hold do not block a job.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ Object = dict[str, Any]
 
 
 def stalled(jobs: Jobs, name: str = "a", kind: str = "Stalled") -> Object:
-    """Its condition of that type, as soon as pods of it were refused for good."""
+    """Return the condition of that type, as soon as the job's pods were refused for good."""
     job = jobs.wait(name, lambda job: jobs.condition(job, kind).get("reason") == "PodRefused")
     condition = jobs.condition(job, kind)
     assert condition["status"] == "True"
@@ -38,7 +40,7 @@ def stalled(jobs: Jobs, name: str = "a", kind: str = "Stalled") -> Object:
 
 
 def test_a_value_that_no_pod_takes_stalls_the_job_until_it_is_mended(jobs: Jobs, operator: Operator) -> None:
-    """The schema of the template has the fields of a pod, and not the rules of the API server for their values."""
+    """The template's schema has the fields of a pod, but not the API server's rules for their values."""
     jobs.create("a", SAY, replicas=3, pod={"activeDeadlineSeconds": -1})
     assert "spec.activeDeadlineSeconds: Invalid value: -1" in stalled(jobs)["message"]
     assert jobs.condition(jobs.get("a"), "Ready")["reason"] == "Stalled"
@@ -87,7 +89,7 @@ def test_a_job_trains_on_while_a_replacement_is_refused(jobs: Jobs) -> None:
 
 
 class Conflicts(BaseHTTPRequestHandler):
-    """An admission webhook that answers the first create of each kind as a quota does when two writes meet."""
+    """Admission webhook that answers the first create of each kind as a quota does when two writes conflict."""
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["request"]
@@ -104,12 +106,12 @@ class Conflicts(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def log_message(self, *_: object) -> None:
-        """In silence."""
+        """Log nothing."""
 
 
 @pytest.fixture
 def conflicts(jobs: Jobs, tmp_path: Path) -> Iterator[set[str]]:
-    """The kinds of which it has refused one in the test's namespace, as soon as it is asked."""
+    """Yield the kinds of which the webhook has refused one in the test's namespace, as soon as it is called."""
     authority = ClusterAuthority.create(tmp_path / "ca")
     pair = authority.issue("webhook", "webhook", hosts=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -193,7 +195,7 @@ HELD = {"metadata": {"finalizers": ["concertina.test/held"]}}
 
 @pytest.fixture
 def held(jobs: Jobs) -> Iterator[None]:
-    """Lets go of the pods that the test has held."""
+    """Remove, at the end of the test, the finalizers that keep pods of the job `a` from being deleted."""
     yield
     for pod in jobs.pods("a"):
         if pod["metadata"].get("finalizers"):

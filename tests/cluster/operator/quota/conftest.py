@@ -1,4 +1,4 @@
-"""The real Kueue beside the operator, and queues for one test."""
+"""Fixtures of the real Kueue beside the operator, and of queues for one test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from concertina.local.cluster import LocalCluster
 
 @pytest.fixture(scope="module")
 def kueue(cluster: LocalCluster, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
-    """Kueue for the tests of a module."""
+    """Run Kueue for the tests of a module."""
     with serving(Kueue(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue"))) as running:
         yield running
 
@@ -30,7 +30,7 @@ def client(cluster: LocalCluster) -> Client:
 
 @pytest.fixture
 def queued(kueue: Kueue, client: Client, jobs: Jobs, data: Path) -> Iterator[QueuedJobs]:
-    """Jobs of the test's namespace, with queues of the same name; no unit of quota is used twice during the test."""
+    """Yield jobs of the test's namespace with queues of the same name, and check that no quota is used twice."""
     use = QuotaUse(client)
     with use.recording():
         jobs_with_queues = QueuedJobs(jobs, client, data)

@@ -26,7 +26,7 @@ TAINT = {"key": "pool", "value": "spot", "effect": "NoSchedule"}
 
 
 def unharmed(job: Object) -> None:
-    """No step was lost, and nothing counts as a failure."""
+    """Check that no step was lost, and that nothing counts as a failure."""
     status = job["status"]
     assert status.get("stepsReplayed", 0) == 0, status["world"]
     assert status.get("restarts", {}).get("inWindow", 0) == 0, status["restarts"]
@@ -41,7 +41,7 @@ def one_queue(queued: QueuedJobs, units: int = 4) -> str:
 
 @pytest.fixture
 def spot(queued: QueuedJobs) -> Iterator[str]:
-    """Return a node that only pods of a flavor may use."""
+    """Yield a node that only pods of a flavor may use."""
     kubectl = queued.jobs.cluster.kubectl
     node = str(queued.jobs.cluster.nodes()[0])
     kubectl("label", "node", node, "pool=spot")
@@ -52,7 +52,7 @@ def spot(queued: QueuedJobs) -> Iterator[str]:
 
 
 def test_a_job_is_admitted_trains_and_ends(queued: QueuedJobs, spot: str) -> None:
-    """Its pods are on the flavor's nodes, and its Workload says that they are ready."""
+    """The job's pods are on the flavor's nodes, and its Workload says that they are ready."""
     queued.create_flavor({"pool": "spot"}, **TAINT)
     shared = queued.create_queue("team", 4)
     queued.create("a", "team", 2)
@@ -80,7 +80,7 @@ def test_a_job_that_completes_finishes_its_workload(queued: QueuedJobs) -> None:
 
 
 def test_a_job_waits_without_pods_until_there_is_quota(queued: QueuedJobs) -> None:
-    """The job keeps its size: it has no minimum."""
+    """The job waits at its full size, because it has no minimum."""
     shared = one_queue(queued, 2)
     queued.create("a", "team", 3)
     queued.jobs.wait_reason("a", "Queued")
@@ -116,7 +116,7 @@ def test_an_elastic_job_starts_smaller_and_grows(queued: QueuedJobs) -> None:
 
 
 def preempted(queued: QueuedJobs, **elastic: Any) -> Object:
-    """Let four replicas train, and a job of high priority ask for three."""
+    """Let four replicas train and a job of high priority ask for three. Return the job that is evicted."""
     one_queue(queued)
     queued.create("a", "team", 4, elastic=ELASTIC | elastic)
     job = queued.wait_trains("a", 4)
@@ -126,7 +126,7 @@ def preempted(queued: QueuedJobs, **elastic: Any) -> Object:
 
 
 def shrinks_and_grows_back(queued: QueuedJobs, before: Object) -> None:
-    """4 -> 1 -> 4, and no step is lost. The seconds are printed."""
+    """Check that the job shrinks and grows, 4 -> 1 -> 4, without losing a step. The seconds are printed."""
     begun = time.monotonic()
     small = queued.wait_trains("a", 1, before["status"]["world"]["round"])
     queued.wait_trains("high", 3)
@@ -140,7 +140,7 @@ def shrinks_and_grows_back(queued: QueuedJobs, before: Object) -> None:
     print(f"from the preemptor's deletion to a step of all four: {time.monotonic() - begun:.1f} s")
     unharmed(grown)
     queued.wait_lent("a", 4)
-    # A slice that was replaced does not stay behind.
+    # The operator deletes slices that were replaced.
     until(lambda: len(queued.workloads("a")) == 1, "one Workload", lambda: queued.describe("a"))
 
 
@@ -149,7 +149,7 @@ def test_a_preempted_job_shrinks_and_grows_back(queued: QueuedJobs) -> None:
 
 
 def test_a_preempted_job_is_suspended_when_it_wants_that(queued: QueuedJobs) -> None:
-    """With `onPreemption: Suspend` all its pods go, and it waits in the queue."""
+    """With `onPreemption: Suspend`, all pods of the job are deleted, and it waits in the queue."""
     before = preempted(queued, onPreemption="Suspend")
     queued.wait_trains("high", 3)
     until(lambda: not queued.jobs.pods("a") or queued.lent("a") == 1, "room", lambda: queued.describe("a"))
@@ -170,7 +170,7 @@ def test_a_preemptor_that_needs_all_suspends_the_job(queued: QueuedJobs) -> None
 
 
 def test_a_team_reclaims_what_another_one_borrowed(queued: QueuedJobs) -> None:
-    """Both train meanwhile, and the borrower grows again when the other team is done."""
+    """Both jobs train meanwhile, and the borrower grows again when the other team's job has ended."""
     queued.create_flavor()
     for team in ("red", "blue"):
         queued.create_queue(team, 2, cohortName=queued.namespace)
@@ -217,7 +217,7 @@ def stop(queued: QueuedJobs, shared: str, policy: str) -> None:
 
 
 def test_a_deleted_job_leaves_no_workload(queued: QueuedJobs) -> None:
-    """Its quota is another job's only when its pods are gone."""
+    """The quota goes to another job only when the deleted job's pods are gone."""
     one_queue(queued)
     queued.create("a", "team", 4, elastic=ELASTIC)
     queued.wait_trains("a", 4)
@@ -247,7 +247,7 @@ def replaced(item: Object) -> bool:
 def test_the_operator_is_killed_while_a_job_shrinks(
     queued: QueuedJobs, operator: Operator, moment: Callable[[Object], bool]
 ) -> None:
-    """Killed in the very moment in which the Workload of `a` has that state."""
+    """The operator is killed at the moment at which the Workload of `a` has that state."""
     one_queue(queued)
     queued.create("a", "team", 4, elastic=ELASTIC)
     before = queued.wait_trains("a", 4)
@@ -270,7 +270,7 @@ def test_the_operator_is_killed_while_a_job_shrinks(
 
 
 def test_a_loss_does_not_evict_a_job_that_trains_on(queued: QueuedJobs, kueue: Kueue) -> None:
-    """Kueue evicts jobs whose pods are not ready again in time; an elastic job is ready with fewer."""
+    """Kueue evicts jobs whose pods are not ready again in time. An elastic job is ready with fewer pods."""
     kueue.end()
     kueue.configure(waitForPodsReady={"timeout": "60s", "recoveryTimeout": "3s"})
     kueue.start()

@@ -1,6 +1,6 @@
-"""The recordings of Kueue's answers, made anew from the real controller.
+"""Comparison of the recordings of Kueue's answers with the real controller.
 
-After a change of Kueue's version, `CONCERTINA_RECORD=write` writes them: read the difference.
+After a change of Kueue's version, `CONCERTINA_RECORD=write` writes the recordings anew. Review the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WRITE = os.environ.get("CONCERTINA_RECORD") == "write"
 
 @pytest.fixture(scope="module")
 def client(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Kueue with its queues, and a namespace of a fixed name."""
+    """Yield a client of Kueue with its queues, and a namespace of a fixed name."""
     client = Client.of_local(cluster)
     with serving(kueue.Kueue(cluster.kubeconfig, client, tmp_path_factory.mktemp("kueue"))):
         cluster.create_namespace(NAMESPACE)

@@ -18,7 +18,7 @@ Object = dict[str, Any]
 
 
 def recovery_actions(job: Object) -> dict[str, int]:
-    """Failures that each recovery action has answered."""
+    """Return how many failures each recovery action has answered."""
     return {use["action"]: use["inWindow"] for use in job["status"]["restarts"].get("recoveryActions", ())}
 
 
@@ -51,7 +51,7 @@ def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
     law="tests/cluster/operator/recovery/test_escalation.py::test_a_script_that_always_fails_the_same_way_is_a_bug"
 )
 def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path: Path) -> None:
-    """One token beyond the vocabulary that the manifest names: the same step fails whichever replica reads it."""
+    """One token is beyond the vocabulary that the manifest names, so the same step fails on any replica."""
     text = ("a" * 40 + "\n") * 150
     (tmp_path / "text").write_text(text[:3000] + "\x7f" + text[3000:])
     build_data(str(tmp_path / "data"), {}, source=tmp_path / "text")
@@ -74,7 +74,7 @@ def test_the_bundled_trainer_on_data_that_it_can_not_digest(jobs: Jobs, tmp_path
 
 
 def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path) -> None:
-    """Whatever runs on the node where the first worker came up fails."""
+    """Every worker fails on the node on which the first worker started."""
     script = (
         "import os, pathlib, time; "
         f"bad, node = pathlib.Path({str(tmp_path / 'bad')!r}), os.environ['CONCERTINA_NODE']; "
@@ -96,8 +96,10 @@ def test_a_bad_node_is_avoided_and_the_job_completes(jobs: Jobs, tmp_path: Path)
 
 @pytest.mark.long(law=f"{BAD_NODES}::test_a_job_that_can_not_run_otherwise_takes_its_bad_nodes_back")
 def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_path: Path) -> None:
-    """The template allows one node only, which the operator can't know: the pod finds no place, then the node is
-    forgiven."""
+    """The template allows one node only, which the operator can't know.
+
+    The pod finds no node, and then the node is forgiven.
+    """
     nodes = jobs.cluster.api.call("GET", "/api/v1/nodes")["items"]
     name = nodes[0]["metadata"]["name"]
     script = (
@@ -118,7 +120,7 @@ def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_pat
 def test_a_memory_that_cannot_be_restored_twice_leads_to_a_whole_restart(
     jobs: Jobs, data: Path, tmp_path: Path
 ) -> None:
-    """From the durable checkpoint, whatever is in node memory; the pods stay."""
+    """The restart is from the durable checkpoint, whatever is in node memory. The pods stay."""
     fault = tmp_path / "fault"
     checkpoint = {"uri": f"file://{tmp_path}/checkpoints", "everySteps": 10}
     jobs.create("a", **bundled(data, fault), replicas=2, checkpoint=checkpoint)

@@ -1,4 +1,4 @@
-"""Bad input and faults, on a real API server: nothing is lost, and the status says what to do."""
+"""Invalid input and faults, on a real API server: nothing is lost, and the status says what to do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_quota_that_refuses_a_pod_is_waited_for(jobs: Jobs) -> None:
 
 
 def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
-    """As under torchrun: success is every worker's exit 0. (The bundled trainer's workers may not leave early.)"""
+    """Success is exit code 0 of every worker, as under torchrun. (The bundled trainer's workers may not end early.)"""
     jobs.create("a", SAY + "; import time; time.sleep(3 * int(os.environ['RANK']))", replicas=2)
     coordinator = jobs.wait_training("a", 2)["status"]["world"]["coordinator"]
     jobs.wait("a", lambda _: '"event":"worker_ended"' in jobs.logs(coordinator))
@@ -57,7 +57,7 @@ def test_a_worker_that_exits_0_early_does_not_end_the_job(jobs: Jobs) -> None:
 
 
 def test_two_jobs_on_one_checkpoint_uri(jobs: Jobs) -> None:
-    """The one that has begun has it."""
+    """The job that has begun owns the URI."""
     checkpoint = {"uri": f"file:///tmp/{jobs.namespace}/run"}
     jobs.create("first", "import time; time.sleep(600)", checkpoint=checkpoint)
     jobs.wait_training("first", 1)
@@ -87,7 +87,7 @@ def test_an_image_that_cannot_be_had(jobs: Jobs) -> None:
     law="tests/cluster/operator/pods/test_refusals.py::test_a_job_trains_on_while_a_replacement_is_refused"
 )
 def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
-    """An admission webhook that is broken, as it is while its own pod is down."""
+    """An admission webhook is broken, as it is while its own pod is down."""
     webhook = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingWebhookConfiguration",
@@ -111,16 +111,16 @@ def test_a_job_recovers_while_no_pod_can_be_made(jobs: Jobs) -> None:
         jobs.kill_pod(before["coordinator"])
         job = jobs.wait_training("a", 1, past=before["round"])
         assert before["coordinator"] not in jobs.members(job)
-        told = jobs.condition(jobs.wait_true("a", "Degraded"), "Degraded")
-        assert told["reason"] == "PodRefused"
-        assert 'failed calling webhook "broken.example.com"' in told["message"]
+        condition = jobs.condition(jobs.wait_true("a", "Degraded"), "Degraded")
+        assert condition["reason"] == "PodRefused"
+        assert 'failed calling webhook "broken.example.com"' in condition["message"]
     finally:
         jobs.cluster.api.call("DELETE", f"{path}/{jobs.namespace}")
     jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
 
 
 def test_a_manifest_that_got_past_an_older_crd(jobs: Jobs) -> None:
-    """As if stored before the rule was there: the CRD is loosened, and made strict again."""
+    """The manifest is stored as if before the rule existed: the CRD is loosened, and made strict again."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingjobs.concertina.dev"
     kubectl = jobs.cluster.kubectl
     crd = json.loads(kubectl("get", "crd", "trainingjobs.concertina.dev", "-o", "json"))
@@ -149,7 +149,7 @@ def test_a_manifest_that_got_past_an_older_crd(jobs: Jobs) -> None:
 
 
 def test_manifests_that_are_nested_deeply_are_their_senders_own_affair(jobs: Jobs, operator: Operator) -> None:
-    """The API server takes them; Python's decoder gives up on the list or the event that one stands in."""
+    """The API server accepts them. Python's decoder fails for the list or the event that contains one."""
 
     depths = (90, 300, 900, 9000)
     for depth in depths:
@@ -175,7 +175,7 @@ def test_manifests_that_are_nested_deeply_are_their_senders_own_affair(jobs: Job
 
 
 def test_a_template_of_odd_values_is_its_senders_own_affair(jobs: Jobs, operator: Operator) -> None:
-    """The schema knows the types of a pod's fields. asyncTensor asks for the number of GPUs in the first look."""
+    """The schema has the types of a pod's fields. asyncTensor requests the number of GPUs in the first pass."""
 
     def job(name: str, resources: Any) -> str:
         container = {"name": "trainer", "image": "i", "resources": resources}
@@ -216,13 +216,13 @@ def test_a_job_that_is_deleted_while_it_starts(jobs: Jobs, operator: Operator) -
 
 
 async def what_an_operator_reads_first(jobs: Jobs, operator: Operator) -> set[str]:
-    """The master key, and all jobs: names of this namespace's."""
+    """Return what an operator reads first: the master key, and all jobs of this namespace by name."""
     settings = from_environment(operator.environment)
     async with Client(await access.load(str(jobs.cluster.kubeconfig)), give_up_after=0.5) as client:
         await master_keys.read(client, settings)
-        found = list[Raw]()
-        await list_jobs(client, None, found.append)
-    return {job["metadata"]["name"] for job in found if job["metadata"]["namespace"] == jobs.namespace}
+        objects = list[Raw]()
+        await list_jobs(client, None, objects.append)
+    return {job["metadata"]["name"] for job in objects if job["metadata"]["namespace"] == jobs.namespace}
 
 
 def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None:
@@ -238,7 +238,7 @@ def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None
         jobs.cluster.start_component("kube-apiserver")
         jobs.cluster.wait_api()
         assert started.result(timeout=60) == {"a"}
-    # It was waited out in process, and the round went on.
+    # The operator waited for the API server without a restart, and the round continued.
     jobs.create("b", SAY)
     jobs.wait_true("b", "Complete")
     assert operator.process.poll() is None
@@ -246,7 +246,7 @@ def test_an_api_server_that_is_restarted(jobs: Jobs, operator: Operator) -> None
     after = jobs.get("a")
     assert after["status"]["world"]["round"] == before["status"]["world"]["round"]
     assert jobs.members(after) == jobs.members(before)
-    # And what happened to the job meanwhile is seen.
+    # The operator also sees what happened to the job meanwhile.
     victim = jobs.members(after)[1]
     jobs.kill_pod(victim)
     jobs.wait("a", lambda job: job["status"]["world"].get("round", 0) > before["status"]["world"]["round"])
@@ -258,7 +258,7 @@ DIES = "tests/cluster/operator/recovery/test_faults.py::test_a_node_that_dies_wi
 
 @pytest.mark.parametrize("policy", ["OnFailure", pytest.param("Never", marks=pytest.mark.long(law=DIES))])
 def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs, policy: str) -> None:
-    """With OnFailure its pod starts again on it, under another address."""
+    """With OnFailure, the node's pod restarts there under another address."""
     cluster = jobs.cluster
     jobs.create("a", STAY, replicas=3, elastic=ELASTIC, pod={"restartPolicy": policy})
     before = jobs.wait_training("a", 3)
@@ -282,7 +282,7 @@ def test_a_node_that_dies_without_a_word_and_comes_back(jobs: Jobs, policy: str)
     law="tests/cluster/operator/recovery/test_faults.py::test_a_node_that_dies_without_a_word_and_comes_back"
 )
 def test_a_node_that_is_stopped_and_goes_on(jobs: Jobs) -> None:
-    """A partition: its agent wakes up in an old round, and has no say any more."""
+    """The fault is a partition. When the node's agent continues, it is in an old round, and is ignored."""
     cluster = jobs.cluster
     jobs.create("a", STAY, replicas=3, elastic=ELASTIC)
     before = jobs.wait_training("a", 3)

@@ -1,4 +1,4 @@
-"""Hangs and containers that are started again in place, on a real API server."""
+"""Hangs, and containers that are restarted in place, on a real API server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("operator")
     law="tests/simulation/stories/test_verdicts.py::test_a_hang_is_found_and_its_replica_replaced_or_only_reported"
 )
 def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jobs, data: Path, tmp_path: Path) -> None:
-    """First onHang is Report; the same hang after it was changed to Replace leads to a new pod."""
+    """With onHang: Report, the hang is reported. After a change to Replace, the same hang leads to a new pod."""
     fault = tmp_path / "fault"
     policy = {"hangTimeoutSeconds": 2, "onHang": "Report"}
     jobs.create("a", **bundled(data, fault), replicas=2, failurePolicy=policy)
@@ -46,7 +46,7 @@ def test_a_hang_is_reported_with_its_stack_and_then_its_pod_is_replaced(jobs: Jo
     law="tests/simulation/stories/test_verdicts.py::test_a_straggler_is_found_and_replaced_where_that_is_wanted"
 )
 def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs, data: Path, tmp_path: Path) -> None:
-    """Its pod leaves as after a notice; its node is avoided."""
+    """The straggler's pod leaves as after a notice, and its node is avoided."""
     fault = tmp_path / "fault"
     fault.write_text("1 slow 0.2")
     policy = {"onStraggler": "Replace"}
@@ -68,7 +68,7 @@ def test_a_straggler_is_replaced_on_another_node_and_nothing_is_lost(jobs: Jobs,
 
 
 def test_an_agent_that_dies_with_its_container_comes_back_in_place(jobs: Jobs) -> None:
-    """As when the kernel kills all of a container for want of memory: the pod and its volume stay."""
+    """The kernel kills all processes of a container for lack of memory. The pod and its volume stay."""
     jobs.create("a", "import time; time.sleep(3600)", replicas=2)
     job = jobs.wait_training("a", 2)
     before = jobs.members(job)

@@ -1,5 +1,8 @@
-"""Silence alone is no death: an operator that is cut off, stopped, or told another time leaves healthy rounds alone.
-The operator is a real process; what stands between it and agents is played in it (tests/programs/operator_faults)."""
+"""Silence alone is no death: an operator that is cut off, stopped, or has a wrong clock leaves healthy rounds alone.
+
+The operator is a real process, and the faults between it and the agents are injected in it
+(tests/programs/operator_faults).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ HEARD = "tests/unit/agents/test_connections.py"
 STAY = "import time; time.sleep(3600)"
 ELASTIC = {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}
 LONG_ENOUGH = 8.0
-"""Seconds: for streams to fall silent (3), to be opened again (1), and for UNHEARD (3 here)."""
+"""Seconds for streams to count as silent (3), to be reopened (1), and for UNHEARD (3 here)."""
 Object = dict[str, Any]
 
 
 class Faults:
-    """What is played in the operator's process, from now on."""
+    """Faults in the operator's process, from now on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -50,7 +53,7 @@ def address(jobs: Jobs, replica: str) -> str:
 
 
 def undisturbed(jobs: Jobs, before: Object) -> Object:
-    """The job, whose round and pods are the same as before."""
+    """Check that the job has the same round and pods as before, and return the job."""
     after = jobs.get("a")
     assert after["status"]["world"] == before["status"]["world"], jobs.describe("a")
     assert after["status"]["restarts"]["total"] == 0
@@ -75,12 +78,12 @@ def test_a_coordinator_that_the_operator_alone_does_not_hear_goes_on_until_a_mem
     before = jobs.wait_training("a", 3)
     coordinator, member = jobs.members(before)[0], jobs.members(before)[1]
     faults.cut(address(jobs, coordinator))
-    told = jobs.wait("a", degraded)
-    assert "its members hear it" in jobs.condition(told, "Degraded")["message"]
+    reported = jobs.wait("a", degraded)
+    assert "its members hear it" in jobs.condition(reported, "Degraded")["message"]
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)
     assert len(jobs.events("a", "AgentsUnreachable")) == 1
-    # A failure is answered all the same, by those who are heard; the coordinator takes part again once it is.
+    # The connected members still answer a failure. The coordinator takes part again once it is connected.
     jobs.kill_worker("a", member)
     shrunk = jobs.wait_training("a", 2, past=before["status"]["world"]["round"])
     assert coordinator not in jobs.members(shrunk)
@@ -92,10 +95,10 @@ def test_an_operator_that_hears_nobody_tears_nothing_down_and_heals(jobs: Jobs, 
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     before = jobs.wait_training("a", 2)
     faults.cut("*")
-    told = jobs.wait("a", stalled)
-    assert "no agent of this job has been reached" in jobs.condition(told, "Stalled")["message"]
-    assert jobs.condition(told, "Running")["status"] == "True"
-    jobs.create("b", STAY)  # whose agent is never heard
+    reported = jobs.wait("a", stalled)
+    assert "no agent of this job has been reached" in jobs.condition(reported, "Stalled")["message"]
+    assert jobs.condition(reported, "Running")["status"] == "True"
+    jobs.create("b", STAY)  # The agent of this pod is never connected.
     time.sleep(LONG_ENOUGH)
     undisturbed(jobs, before)
     faults.cut()

@@ -27,8 +27,8 @@ Object = dict[str, Any]
 
 
 def standby_replicas(job: Object) -> Object:
-    found: Object = job.get("status", {}).get("standbyReplicas", {})
-    return found
+    counts: Object = job.get("status", {}).get("standbyReplicas", {})
+    return counts
 
 
 def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> None:
@@ -41,7 +41,7 @@ def test_a_spare_joins_a_job_of_fixed_size_when_a_member_is_lost(jobs: Jobs) -> 
     jobs.kill_pod(lost)
     after = jobs.wait_training("a", 2, past=job["status"]["world"]["round"])
     assert set(jobs.members(after)) == {coordinator, spare}
-    # Another one takes the standby replica's place, without a round of its own.
+    # Another replica becomes the standby, without a round of its own.
     last = jobs.wait("a", lambda job: standby_replicas(job).get("ready") == 1)
     assert standby_replicas(last)["names"] not in ([spare], [lost])
     assert last["status"]["world"]["round"] == after["status"]["world"]["round"]
@@ -58,7 +58,7 @@ def test_growing_that_fails_is_not_tried_again_at_once(jobs: Jobs) -> None:
 
 
 def on(*nodes: str) -> Object:
-    """A pod with a GPU, of which each node has two, on one of these nodes."""
+    """Return the spec of a pod that needs one of the two GPUs of any of these nodes."""
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
     command = {"command": ["python3", "-uc", SHORT], "resources": {"limits": {"nvidia.com/gpu": 1}}}
@@ -71,13 +71,16 @@ def placed(jobs: Jobs, name: str) -> int:
 
 @pytest.mark.long(law=RIVALS)
 def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs: Jobs, pods: Pods) -> None:
-    """Both need four GPUs. The younger one holds three, one of which the older one lacks, and waits for one that
-    something else has; the older one holds two."""
+    """Both jobs need four GPUs, and neither has all of them.
+
+    The younger job holds three, one of which the older job lacks, and waits for one that another pod has. The older job
+    holds two.
+    """
     one, two, three = jobs.cluster.nodes()
     gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     pods.create("holder", STAY, gpu, nodeName=three)
     jobs.create("older", replicas=4, pod=on(one, two), suspend=True)
-    time.sleep(1.1)  # the API server's times of creation are whole seconds, and uids decide between equals
+    time.sleep(1.1)  # The API server's creation times are whole seconds, so uids decide between equal times.
     jobs.create("younger", replicas=4, pod=on(two, three))
     jobs.wait("younger", lambda _: placed(jobs, "younger") == 3)
     jobs.patch("older", {"suspend": False})
@@ -94,7 +97,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
 
 @pytest.fixture
 def elsewhere(cluster: LocalCluster, namespace: str) -> Iterator[list[Jobs]]:
-    """Three other namespaces."""
+    """Yield three other namespaces."""
     names = [f"{namespace}-{number}" for number in range(3)]
     for name in names:
         cluster.create_namespace(name)
@@ -104,7 +107,7 @@ def elsewhere(cluster: LocalCluster, namespace: str) -> Iterator[list[Jobs]]:
 
 @pytest.fixture
 def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
-    """A priority class that goes first and drives nobody out."""
+    """Create a priority class that comes first and preempts no pod."""
     path = "/apis/scheduling.k8s.io/v1/priorityclasses"
     made = {"metadata": {"name": namespace}, "value": 1000, "preemptionPolicy": "Never"}
     cluster.api.call("POST", path, made)
@@ -114,8 +117,11 @@ def urgent(cluster: LocalCluster, namespace: str) -> Iterator[str]:
 
 @pytest.mark.long(law=RIVALS)
 def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewhere: list[Jobs], urgent: str) -> None:
-    """No node fits the first; the second needs seven GPUs of six, and holds four; the third one's quota allows no pod.
-    All are in other namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all."""
+    """None of the three jobs can start: no node fits the first, the second needs more GPUs than there are, and so on.
+
+    The second one needs seven GPUs of six, and holds four; the third one's quota allows no pod. All are in other
+    namespaces, and ahead of a job that needs all six GPUs and finds one, then five, then all.
+    """
     one, two, three = jobs.cluster.nodes()
     pods.create("holder", STAY, {"resources": {"limits": {"nvidia.com/gpu": 1}}}, nodeName=three)
     nowhere, huge, refused = elsewhere
@@ -128,12 +134,12 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     huge.create("alien", replicas=7, pod=on(one, two))
     huge.wait("alien", lambda _: placed(huge, "alien") == 4)
     refused.wait("alien", lambda job: "exceeded quota: none" in jobs.condition(job, "Ready").get("message", ""))
-    time.sleep(1.1)  # as above
+    time.sleep(1.1)  # As above.
     jobs.create("able", replicas=6, pod=on(one, two, three))
-    told: list[Object] = []
+    conditions: list[Object] = []
 
     def tell(job: Object) -> bool:
-        told.append(job.get("status", {}))
+        conditions.append(job.get("status", {}))
         return True
 
     jobs.wait("able", lambda job: tell(job) and placed(jobs, "able") == 5)
@@ -142,8 +148,8 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     pods.delete("holder", gracePeriodSeconds=0)
     done = jobs.wait("able", lambda job: tell(job) and jobs.condition(job, "Complete").get("status") == "True")
     assert done["status"].get("rounds", 0) == 1
-    assert not any(status.get("internal", {}).get("requeueState", {}).get("count") for status in told if status)
-    assert "alien" not in json.dumps(told)
+    assert not any(status.get("internal", {}).get("requeueState", {}).get("count") for status in conditions if status)
+    assert "alien" not in json.dumps(conditions)
     message = huge.events("alien", "Requeued")[0]["message"]
     assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
     for each in elsewhere:
@@ -174,8 +180,8 @@ def test_what_the_scheduler_says_of_pods_that_no_node_would_take(cluster: LocalC
         seen["tainted"] = view("tainted")
     finally:
         cluster.kubectl("taint", "node", one, "concertina.dev/test-")
-    told = {name: view.waiting_message for name, view in seen.items()}
-    assert {name for name, view in seen.items() if not view.excluded} == {"behind-another"}, told
+    messages = {name: view.waiting_message for name, view in seen.items()}
+    assert {name for name, view in seen.items() if not view.excluded} == {"behind-another"}, messages
 
 
 @pytest.mark.long(
@@ -198,13 +204,13 @@ def test_the_horizontal_pod_autoscaler_grows_and_shrinks_a_job(jobs: Jobs, tmp_p
         metric.value = 20
         jobs.wait_training("a", 2)
         assert metric.asked > 0
-        # Of its own accord it changes nothing more: it sees as many replicas as it has asked for.
+        # The HPA changes nothing more by itself, because there are as many replicas as it has requested.
         hpa = jobs.cluster.api.call("GET", f"{path}/a")
         assert hpa["status"]["desiredReplicas"] == jobs.get("a")["spec"]["replicas"] == 2
 
 
 def autoscaler(metric: str) -> Object:
-    """One replica for each ten of the metric, at once."""
+    """Create an HPA with one replica for each ten of the metric, without delay."""
     target = {"type": "AverageValue", "averageValue": "10"}
     return {
         "metadata": {"name": "a"},

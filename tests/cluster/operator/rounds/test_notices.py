@@ -1,5 +1,7 @@
-"""Notices on a real control plane: replicas leave before their pods die, no step is lost. Where nothing is stored, a
-trainer without torch will do."""
+"""Termination notices on a real control plane: replicas leave before their pods die, and no step is lost.
+
+Tests in which nothing is stored use a trainer without torch.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ def node_names(jobs: Jobs) -> list[str]:
 
 @pytest.fixture
 def nodes(jobs: Jobs) -> Iterator[None]:
-    """Every node serves again after the test."""
+    """Yield the nodes, and make every node schedulable again after the test."""
     yield
     jobs.cluster.kubectl("patch", "nodes", *node_names(jobs), "--type=merge", "-p", json.dumps({"spec": SERVES}))
 
 
 def create(jobs: Jobs, data: Path, container: Object | None = None, grace: int = 30, **spec: Any) -> Object:
-    """The job `a` of three, once it trains; it continues for as long as the test needs."""
+    """Create the job `a` of three replicas, which trains for as long as the test needs; return it once it trains."""
     pod = {"containers": [container or paced(PYTHONPATH=STAND_IN)], "terminationGracePeriodSeconds": grace}
     elastic = {"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 0}}
     jobs.create("a", replicas=3, pod=pod, trainer=endless(data, globalBatchSize=12), elastic=elastic, **spec)
@@ -40,7 +42,7 @@ def create(jobs: Jobs, data: Path, container: Object | None = None, grace: int =
 
 
 def trains_without(jobs: Jobs, replicas: int, *gone: str, past: int = 0) -> Object:
-    """As soon as so many train that the named ones are not among, and a step of that round is done."""
+    """Return the status once this number of replicas train without the named ones, and have finished a step."""
     job = jobs.wait(
         "a",
         lambda job: (
@@ -55,19 +57,19 @@ def trains_without(jobs: Jobs, replicas: int, *gone: str, past: int = 0) -> Obje
 
 
 def unharmed(job: Object) -> None:
-    """No step was lost, and nothing counts as a failure."""
+    """Check that no step was lost, and that nothing counts as a failure."""
     status = job["status"]
     assert status.get("stepsReplayed", 0) == 0, status["world"]
     assert status["restarts"].get("inWindow", 0) == 0, status["restarts"]
 
 
 def member(job: Object, place: int) -> Object:
-    found: Object = job["status"]["world"]["members"][place]
-    return found
+    entry: Object = job["status"]["world"]["members"][place]
+    return entry
 
 
 def alone(job: Object) -> Object:
-    """A member that has its node for itself: what neighbours that leave together hold is a matter of its own."""
+    """Return a member that is alone on its node, because neighbours that leave together are another test's subject."""
     members = job["status"]["world"]["members"]
     nodes = [each["node"] for each in members]
     return next(each for each in members if nodes.count(each["node"]) == 1)
@@ -75,7 +77,7 @@ def alone(job: Object) -> Object:
 
 @pytest.mark.usefixtures("nodes")
 def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None:
-    """One after the other, each to another member, the coordinator among them."""
+    """The notices come one after the other, each to another member, the coordinator among them."""
     kubectl = jobs.cluster.kubectl
     job = create(jobs, data)
     coordinator = member(job, 0)
@@ -92,7 +94,7 @@ def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None
     kubectl("cordon", moved["node"])
     job = trains_without(jobs, 3, moved["replica"])
     unharmed(job)
-    # Made before broken: no round was smaller than the one before.
+    # The successor was created before the member left: no round was smaller than the previous one.
     assert {event["reason"] for event in jobs.events("a", "ReplicaMoving")} == {"ReplicaMoving"}
     kubectl("uncordon", moved["node"])
 
@@ -109,7 +111,7 @@ def test_a_taint_a_cordon_a_drain_and_a_deletion(jobs: Jobs, data: Path) -> None
 
 
 def test_a_replica_that_the_scheduler_preempts(jobs: Jobs, data: Path) -> None:
-    """Each replica has one of its node's two GPUs; a pod of a higher priority wants both of one node."""
+    """Each replica has one of its node's two GPUs. A pod of a higher priority requests both GPUs of one node."""
     cluster = jobs.cluster
     container = {**paced(PYTHONPATH=STAND_IN), "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     job = create(jobs, data, container, workersPerReplica=1)
@@ -151,13 +153,13 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
     job = trains_without(jobs, 3, *old)
     unharmed(job)
     assert job["status"]["lastCheckpoint"]["step"] > reached, "the last step was saved, not only one before"
-    # The first round without them; later ones grow from memory.
-    told = [event["message"] for event in jobs.events("a", "RoundCommitted")]
-    assert any("starts from the checkpoint of step" in message for message in told), told
+    # This is the first round without them; later rounds grow from memory.
+    messages = [event["message"] for event in jobs.events("a", "RoundCommitted")]
+    assert any("starts from the checkpoint of step" in message for message in messages), messages
 
 
 def test_neighbours_of_whom_one_coordinates_leave_together_without_storage(jobs: Jobs, data: Path) -> None:
-    """Those who stay are too few to go on, and don't hold all: successors take the state over within the grace."""
+    """The members that stay are too few, and don't hold all state: successors fetch it within the grace period."""
     job = create(jobs, data, grace=120)
     leaving = jobs.members(job)[:2]
     jobs.cluster.kubectl("delete", "pod", *leaving, "-n", jobs.namespace, "--wait=false")
@@ -168,7 +170,7 @@ def test_neighbours_of_whom_one_coordinates_leave_together_without_storage(jobs:
 
 @pytest.mark.usefixtures("nodes")
 def test_who_trains_alone_hands_its_state_over_without_storage(jobs: Jobs, data: Path) -> None:
-    """No neighbour has a copy: whoever takes its place fetches it from the one that goes."""
+    """No neighbour has a copy, so the successor fetches the state from the replica that leaves."""
     pod = {"containers": [paced(PYTHONPATH=STAND_IN)], "terminationGracePeriodSeconds": 60}
     jobs.create("a", replicas=1, pod=pod, trainer=endless(data, globalBatchSize=12))
     moved = member(trains_without(jobs, 1), 0)
@@ -205,7 +207,7 @@ def rounds_ended(jobs: Jobs, pod: str) -> int:
 
 
 def logs_while_there(jobs: Jobs, pod: str) -> str:
-    """The last output of a pod that may be gone by now: then it has left."""
+    """Return the last output of a pod that may be gone by now, which means that it has left."""
     try:
         return jobs.logs(pod)
     except Exception:

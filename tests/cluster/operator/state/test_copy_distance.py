@@ -1,4 +1,4 @@
-"""Where copies of snapshots are, on a real control plane: the zones are labels of its nodes."""
+"""Distance of snapshots' copies, on a real control plane: the zones are labels of its nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 @pytest.fixture
 def zones(jobs: Jobs) -> Iterator[dict[str, str]]:
-    """Of each node: the first has one for itself, the others share one."""
+    """Label the nodes with zones: the first node has a zone for itself, the others share one."""
     kubectl = jobs.cluster.kubectl
     nodes = sorted(kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split())
     zones = {node: "a" if node == nodes[0] else "b" for node in nodes}
@@ -27,7 +27,7 @@ def zones(jobs: Jobs) -> Iterator[dict[str, str]]:
 
 
 def test_copies_within_a_zone_are_told(jobs: Jobs, data: Path, zones: dict[str, str]) -> None:
-    """Three replicas, each on a node of its own."""
+    """Three replicas run on a node each."""
     one_a_node = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}
     alike = {"labelSelector": {"matchLabels": {"concertina.dev/job": "a"}}}
     jobs.create("a", replicas=3, **standing_in(data, topologySpreadConstraints=[{**one_a_node, **alike}]))

@@ -1,4 +1,4 @@
-"""A run that really turns bad goes back, leaves out what led there and completes; and checkpoints by Daly's clock."""
+"""Rollback of a run whose loss really jumps: it skips the cause and completes. Checkpoints follow Daly's interval."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Object = dict[str, Any]
     law="tests/simulation/stories/test_rollbacks.py::test_one_wrong_loss_costs_the_steps_that_the_policy_says"
 )
 def test_a_loss_that_jumps_is_undone_and_checkpoints_follow_the_clock(jobs: Jobs, data: Path, tmp_path: Path) -> None:
-    """Both jobs at the same time, as the second one waits for its clock."""
+    """Both jobs run at the same time, because the second one waits for its checkpoint interval."""
     checkpoint = {"uri": f"file://{tmp_path}/clock", "everySeconds": "Auto"}
     jobs.create("clock", trainer=endless(data), pod={"containers": [paced()]}, checkpoint=checkpoint)
     bad = strange(tmp_path)
@@ -31,7 +31,7 @@ def test_a_loss_that_jumps_is_undone_and_checkpoints_follow_the_clock(jobs: Jobs
 
 
 def follows_the_clock(jobs: Jobs) -> None:
-    """With `everySeconds: Auto` alone there is a checkpoint at all only by its clock."""
+    """Check that there is a checkpoint, which `everySeconds: Auto` alone has caused."""
     job = jobs.wait("clock", lambda job: job.get("status", {}).get("checkpointInterval", {}).get("saveSeconds"))
     status = job["status"]
     assert status["checkpointInterval"]["seconds"] == status["checkpointInterval"]["suggestedSeconds"] >= 10

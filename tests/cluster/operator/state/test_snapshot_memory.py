@@ -1,4 +1,4 @@
-"""A job whose pods have just the memory that admission asks for: it is enough, whatever becomes of the world."""
+"""Job whose pods have exactly the memory that the check requires: it is enough, however the world changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Object = dict[str, Any]
 
 
 def just_enough(spec: Object, replicas: int) -> str:
-    """Bytes of memory with which a container passes the check."""
+    """Return the memory in bytes with which a container passes the check."""
     return str(-(-snapshot_memory.needed(parse_spec({"spec": spec}), replicas) * 10 // 9))
 
 
@@ -26,7 +26,7 @@ def test_rounds_after_failures_fit_into_the_memory_that_was_checked(jobs: Jobs, 
     build_data(str(tmp_path / "data"), {})
     parts = bundled(tmp_path / "data", tmp_path / "no-fault")
     trainer = {**parts["trainer"], "snapshot": {"everySteps": 1}}
-    # A snapshot is larger than what is counted on for headers and the agent's files, which are few here.
+    # A snapshot is larger than the allowance for headers and the agent's files, which are few here.
     trainer["model"] = {**trainer["model"], "layers": 3, "dim": 256}
     checkpoint = {"uri": (tmp_path / "checkpoints").as_uri(), "everySteps": 5}
     spec = {"replicas": 2, "template": {"spec": {"containers": [{"name": "trainer", "image": "x"}]}},

@@ -1,4 +1,4 @@
-"""Where the time of scripts goes, with real processes that report their steps or do not."""
+"""Accounting of the time of scripts, with real processes that report their steps or do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares by speed, and evaluation, in a whole job: seen in its status and log, and again after a worker was killed."""
+"""Shares by speed, and evaluation, in a whole job: observed in its status and log, also after a worker was killed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]
 STEPS, EVERY, BATCH = 200, 25, 12
 BOUND = 2e-4
-"""Of losses, relatively. Another order of sums was seen to change the sixth digit at most; one sample in twelve that is
-left out after a change of shares makes 1e-3."""
+"""Maximum relative difference of losses. Another order of sums changes at most the sixth digit (measured). One sample
+in twelve that is left out after a change of shares makes a difference of 1e-3."""
 SHARES = re.compile(r"balance: sequences a step by rank are (\d+) (\d+);")
 ROUND_2 = "round 2 is at work"
 
@@ -43,16 +43,16 @@ def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_kill
     job = jobs.wait("balanced", slow_has_less)
     jobs.kill_worker("balanced", jobs.members(job)[1])
     jobs.wait("balanced", lambda job: job["status"]["world"].get("round", 0) == 2 and slow_has_less(job))
-    # The status may still be of the round before.
+    # The status may still show the previous round.
     until(lambda: SHARES.search(of_round_2(jobs)), "shares in round 2", lambda: of_round_2(jobs))
-    fault.unlink()  # the rest goes faster
+    fault.unlink()  # The remaining steps are faster.
     job, even = (jobs.wait_true(name, "Complete") for name in ("balanced", "even"))
     assert (job["status"].get("rounds", 0), job["status"]["restarts"].get("inWindow", 0)) == (2, 1)
     logs = {name: jobs.logs(jobs.members(each)[0]) for name, each in (("balanced", job), ("even", even))}
     for part in logs["balanced"].split(ROUND_2):
-        found = SHARES.search(part)
-        assert found
-        fast, slow = map(int, found.groups())
+        match = SHARES.search(part)
+        assert match
+        fast, slow = map(int, match.groups())
         assert fast + slow == BATCH
         assert slow < BATCH // 2
 
@@ -66,12 +66,12 @@ def test_a_slow_worker_has_less_and_nothing_else_is_other_also_when_one_was_kill
 
 
 def of_round_2(jobs: Jobs) -> str:
-    """Of the log of rank 0."""
+    """Return the part of rank 0's log about round 2."""
     return jobs.logs(jobs.members(jobs.get("balanced"))[0]).partition(ROUND_2)[2]
 
 
 def slow_has_less(job: Object) -> bool:
-    """Rank 1's replica, as far as the status says."""
+    """Return whether the status gives rank 1's replica the smallest share."""
     shares = job.get("status", {}).get("batchAssignment", ())
     if len(shares) != 2 or shares[0]["sequences"] == BATCH // 2:
         return False
@@ -81,8 +81,8 @@ def slow_has_less(job: Object) -> bool:
 
 
 def evaluations(log: str) -> dict[int, float]:
-    """By step, as logged; one that was done again gives the same."""
-    found: dict[int, float] = {}
+    """Return the logged evaluations by step; a repeated one must have the same result."""
+    loss_by_step: dict[int, float] = {}
     for step, loss in re.findall(r"step (\d+): evaluation loss ([\d.]+) \(mean of", log):
-        assert found.setdefault(int(step), float(loss)) == pytest.approx(float(loss), rel=BOUND)
-    return found
+        assert loss_by_step.setdefault(int(step), float(loss)) == pytest.approx(float(loss), rel=BOUND)
+    return loss_by_step

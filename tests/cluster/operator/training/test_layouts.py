@@ -1,4 +1,4 @@
-"""The bundled trainer in a layout: members are killed, fewer and more are asked for, and it computes as one worker."""
+"""The bundled trainer in a layout: members are killed, the size changes, and it computes the same as one worker."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from concertina.local.errors import LocalClusterError
 Object = dict[str, Any]
 pytestmark = pytest.mark.usefixtures("operator")
 RATE = 0.001
-"""With 0.003 rounding alone makes losses differ by 5e-4 after 120 steps, and by 8e-4 after 170."""
+"""Learning rate. With 0.003, rounding alone makes losses differ by 5e-4 after 120 steps, and by 8e-4 after 170."""
 BOUND = 2e-4
-"""Of losses, relatively, as in test_balance.py."""
+"""Maximum relative difference of losses, as in test_balance.py."""
 EVALUATION = re.compile(r"step (\d+): evaluation loss ([\d.]+) \(mean of")
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Blocks of two replicas."""
+    """Layout with blocks of two replicas."""
 
     parallelism: Object
     two: str
-    """Of two blocks what status.world.layout says."""
+    """Text of status.world.layout for two blocks."""
     one: str
     workers: int = 2
-    """Of each of four replicas."""
+    """Number of workers of each of four replicas."""
     model: Object = dataclasses.field(default_factory=dict)
     every: int = 3
-    """Steps from one evaluation to the next."""
+    """Number of steps from one evaluation to the next."""
 
 
 EXPERTS = {"count": 8, "activePerToken": 2, "hiddenDim": 32}
@@ -65,12 +65,12 @@ LAW = (
 
 
 def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:
-    """A job `cut` of two blocks. What it trains."""
+    """Create a job `cut` of two blocks, and return it with what it trains."""
     configured, pace = endless(data, **trainer), 0.1
     if case.workers > 1:
         model = {"layers": 4, "heads": 4, **case.model}
         configured |= {"globalBatchSize": 8, "model": {**configured["model"], **model}}
-        pace = 0.3 / case.parallelism.get("pipeline", 1)  # of each microbatch
+        pace = 0.3 / case.parallelism.get("pipeline", 1)  # For each microbatch.
     elif case.model:
         configured["model"] = case.model
     container = paced(PACE=pace, PYTHONPATH=os.pathsep.join(map(str, (FAULTS, AUDIO))))
@@ -84,7 +84,7 @@ def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:
 
 
 SLOW = pytest.mark.timeout(900)
-"""Eight ranks on two cores, with other tests beside them, take minutes for what waits for them."""
+"""Time limit in seconds: eight ranks on two cores, beside other tests, take minutes."""
 
 
 @SLOW
@@ -98,7 +98,7 @@ def test_blocks_are_killed_shrunk_and_grown_on_the_same_curve(jobs: Jobs, tmp_pa
 @SLOW
 @pytest.mark.long(law=LAW)
 def test_so_is_a_model_of_one_s_own_and_its_copies(jobs: Jobs, tmp_path: Path) -> None:
-    """The example's, on its features."""
+    """The custom model is the example's, on its features."""
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](tmp_path / "features", 60)
     build_data(str(tmp_path / "data"), {}, "--validation", "0.3", "--classes", "8", source=tmp_path / "features")
     check_one_curve(jobs, tmp_path / "data", OWN_MODEL)
@@ -120,7 +120,7 @@ def check_one_curve(jobs: Jobs, data: Path, case: Case) -> None:
     assert job["status"]["world"]["layout"] == case.one
     job = jobs.wait_training("cut", 4, past=2)
     assert job["status"]["world"]["layout"] == case.two
-    # In which order is the nodes' affair: the replacement may be on the node of one that is left.
+    # Their order depends on the nodes: the successor may be on the node of a remaining member.
     assert {broken[0], *whole} < set(jobs.members(job))
     logs.append(evaluations(jobs, "cut"))
     replayed = job["status"].get("stepsReplayed", 0)
@@ -167,15 +167,21 @@ def test_who_is_left_of_two_blocks_makes_one_at_once(jobs: Jobs, data: Path) -> 
 
 
 def evaluations(jobs: Jobs, name: str) -> dict[int, float]:
-    """By step, as the coordinators of all rounds have logged them so far, those apart whose pods are gone."""
+    """Return the evaluations by step, as the coordinators of all rounds have logged them so far.
+
+    Rounds whose pods are gone are left out.
+
+    Raises:
+        LocalClusterError: If the log can not be read for another reason than a missing pod.
+    """
     running = [pod["metadata"]["name"] for pod in jobs.pods(name) if pod["status"]["phase"] != "Pending"]
-    found: dict[int, float] = {}
+    loss_by_step: dict[int, float] = {}
     for pod in running:
         try:
             logs = jobs.logs(pod)
         except LocalClusterError as error:
             if "NotFound" not in str(error):
                 raise
-            continue  # it has gone meanwhile
-        found |= {int(step): float(loss) for step, loss in EVALUATION.findall(logs)}
-    return found
+            continue  # The pod was deleted meanwhile.
+        loss_by_step |= {int(step): float(loss) for step, loss in EVALUATION.findall(logs)}
+    return loss_by_step

@@ -1,4 +1,4 @@
-"""What the operator tells its pods for the lineage of checkpoints, and a job that trains one of them again."""
+"""Values that the operator passes to pods for the lineage of checkpoints, and a job that reproduces a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina_state.objects.prefix import ObjectPrefix
 
 pytestmark = pytest.mark.usefixtures("operator")
 STEPS = 100
-"""So many that one of the checkpoints on the way is in storage before the last one takes its place."""
+"""Number of steps, so that one of the checkpoints on the way is in storage before the last one replaces it."""
 
 
 @pytest.mark.long(
@@ -54,9 +54,9 @@ def test_a_checkpoint_is_trained_again_by_the_job_that_concertina_reproduce_writ
     step = first.id.step
     assert step < STEPS
     wanted = ["reproduce", uri, "--step", str(step), "--env", "TOKEN=", "-o", str(file)]
-    said = CliRunner().invoke(app, wanted)
-    assert said.exit_code == 0, said.output
-    assert "the digest of its image is not known" in " ".join(said.output.split())
+    result = CliRunner().invoke(app, wanted)
+    assert result.exit_code == 0, result.output
+    assert "the digest of its image is not known" in " ".join(result.output.split())
     name = yaml.safe_load(file.read_text())["metadata"]["name"]
     jobs.cluster.kubectl("apply", "-f", str(file))
     job = jobs.wait_true(name, "Complete")

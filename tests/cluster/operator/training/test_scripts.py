@@ -1,4 +1,4 @@
-"""Scripts of one's own under the operator: plain DDP with checkpoints of its own, and one that uses `trainingjob`."""
+"""Users' own scripts under the operator: plain DDP with checkpoints of its own, and one that uses `trainingjob`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ Object = dict[str, Any]
 
 
 def template(shared: Path, script: Path, *arguments: str) -> Object:
-    """A pod that appends what its script prints to a file of the shared folder, which all replicas see. It trains on
-    what processors others leave: nothing paces its steps."""
+    """Return a pod whose script appends its output to a file of the shared folder, which all replicas see.
+
+    It trains with the processor time that others leave, because its steps have no pace.
+    """
     line = f'exec nice -n 19 python3 -u "$0" "$@" >> {shared}/log 2>&1'
     container = {
         "name": "trainer",
@@ -42,19 +44,19 @@ def template(shared: Path, script: Path, *arguments: str) -> Object:
 def printed(shared: Path, pattern: str) -> list[tuple[int, ...]]:
     path = shared / "log"
     text = path.read_text(errors="replace") if path.exists() else ""
-    return [tuple(map(int, found if isinstance(found, tuple) else (found,))) for found in re.findall(pattern, text)]
+    return [tuple(map(int, match if isinstance(match, tuple) else (match,))) for match in re.findall(pattern, text)]
 
 
 def workers(script: Path, argument: str) -> dict[int, int]:
-    """Rank to pid of the processes that run this script with this argument."""
-    found = {}
+    """Return the pid by rank, of the processes that run this script with this argument."""
+    pids = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             if words[2:3] == [str(script)] and argument in words:
                 variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                found[int(next(v for v in variables if v.startswith("RANK="))[5:])] = int(pid)
-    return found
+                pids[int(next(v for v in variables if v.startswith("RANK="))[5:])] = int(pid)
+    return pids
 
 
 @pytest.mark.long(
@@ -93,7 +95,7 @@ def test_a_plain_ddp_script_goes_on_from_its_own_checkpoints(jobs: Jobs, tmp_pat
     jobs.patch("a", {"suspend": True})
     jobs.wait_true("a", "Suspended")
     jobs.wait("a", lambda _: not jobs.pods("a"))
-    last = torch.load(tmp_path / "checkpoints" / "latest.pt")["step"]  # saved, though killed before it could say so
+    last = torch.load(tmp_path / "checkpoints" / "latest.pt")["step"]  # The step was saved before the kill.
     assert last in (saved(), saved() + 10)
     jobs.patch("a", {"replicas": 3, "template": pod(last + 20)})
     jobs.patch("a", {"suspend": False})
@@ -129,7 +131,7 @@ def test_a_script_that_uses_trainingjob_has_progress_and_loses_no_step_to_a_chan
 
 
 def trains_on(jobs: Jobs, job: Object) -> None:
-    """Until the round of this job has got somewhere."""
+    """Wait until the current round of this job has finished some steps."""
     step = job["status"]["progress"]["step"]
     jobs.wait("a", lambda job: job["status"]["progress"]["step"] > step)
 

@@ -30,14 +30,14 @@ def trace(jobs: Jobs, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def steps_of(file: Path) -> dict[str, list[str]]:
-    """Marks of steps by the name of the process they stand in."""
+    """Return the marks of steps in a trace by the name of their process."""
     events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
-    found: dict[str, list[str]] = {}
+    marks: dict[str, list[str]] = {}
     for event in events:
         if event["ph"] == "X" and event["name"].startswith("step "):
-            found.setdefault(names[event["pid"]], []).append(event["name"])
-    return found
+            marks.setdefault(names[event["pid"]], []).append(event["name"])
+    return marks
 
 
 def trained(jobs: Jobs, step: int) -> None:

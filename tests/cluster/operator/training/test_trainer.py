@@ -1,4 +1,4 @@
-"""The bundled trainer under the operator: what is wrong with storage or data is said, and it continues once mended."""
+"""The bundled trainer under the operator: it reports problems with storage or data, and continues after a repair."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Server]:
 
 
 def secret(jobs: Jobs, storage: s3.Server, **changes: str) -> None:
-    """The Secret `s3` of the jobs' namespace."""
+    """Create the Secret `s3` in the jobs' namespace."""
     body = {"metadata": {"name": "s3"}, "stringData": {**storage.environment(), **changes}}
     jobs.cluster.api.call("POST", f"/api/v1/namespaces/{jobs.namespace}/secrets", body)
 
 
 def create(jobs: Jobs, data: Path, steps: int = 12, bucket: str = "", **trainer: Any) -> None:
-    """A job `a` of one replica that checkpoints every 4 steps into the bucket, where one is named."""
+    """Create a job `a` of one replica that writes a checkpoint every 4 steps into the bucket, if one is named."""
     model = {"layers": 1, "dim": 32, "heads": 2, "vocabSize": 256, "sequenceLength": 32}
     spec: Object = {"steps": steps, "model": model, "data": {"uri": str(data)}, "globalBatchSize": 4, **trainer}
     checkpoint = {"uri": f"s3://{bucket}/{jobs.namespace}", "everySteps": 4, "secretName": "s3"}
@@ -68,7 +68,7 @@ def test_storage_that_refuses_the_credentials(jobs: Jobs, storage: s3.Server, da
     job = jobs.wait_true("a", "Stalled")
     assert "credentials" in jobs.condition(job, "Stalled")["message"]
     assert jobs.condition(job, "Failed")["status"] == "False"
-    # Mended: the pods read the Secret when they start.
+    # The Secret is repaired. Pods read it when they start.
     jobs.cluster.kubectl("delete", "secret", "s3", "-n", jobs.namespace)
     secret(jobs, storage)
     for pod in jobs.pods("a"):
@@ -151,7 +151,10 @@ def test_data_whose_store_is_away_are_waited_for(jobs: Jobs, storage: s3.Server)
 def test_who_leaves_while_storage_is_away_leaves_its_snapshot_with_a_peer(
     jobs: Jobs, storage: s3.Server, data: Path
 ) -> None:
-    """Two replicas and no fewer: the round would be saved before it ends, but its grace is too short for that."""
+    """There are two replicas and no fewer.
+
+    The round would be saved before it ends, but its grace is too short for that.
+    """
     secret(jobs, storage)
     checkpoint = {"uri": f"s3://there/{jobs.namespace}", "everySteps": 1_000_000, "secretName": "s3"}
     pod = {"containers": [paced()], "terminationGracePeriodSeconds": 6}

@@ -1,5 +1,7 @@
-"""In pods that have the folder above on their PYTHONPATH, `tiny` is the bundled trainer: the real agent runs it under
-the name that it knows, and nothing imports torch."""
+"""Replacement of the bundled trainer by `tiny`, for pods with the folder above on their PYTHONPATH.
+
+The real agent runs it under the name that it knows, and nothing imports torch.
+"""
 
 from pathlib import Path
 

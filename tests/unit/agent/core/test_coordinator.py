@@ -1,4 +1,4 @@
-"""The rules of `core.machine` between coordinator and members: whose failure it is, and who is lost."""
+"""Rules of `core.machine` between coordinator and members: which failure is the cause, and which member is lost."""
 
 import pytest
 
@@ -237,6 +237,6 @@ def test_a_member_whose_worker_says_more_than_a_line_holds_can_still_tell_its_co
     driver.begun("a", "b")
     driver.say(w.Fault(p.FailureReason.INVALID_INPUT, "x" * p.MAX_LINE), rank=1)
     driver.ended(78, rank=1)
-    told = p.decode(p.encode(driver.core.member_state())).failure
-    assert (told.reason, told.permanent) == ("InvalidInput", True)
-    assert told.message.startswith("Rank 1 (exit code 78): xxx")
+    received = p.decode(p.encode(driver.core.member_state())).failure
+    assert (received.reason, received.permanent) == ("InvalidInput", True)
+    assert received.message.startswith("Rank 1 (exit code 78): xxx")

@@ -1,4 +1,4 @@
-"""How a round ends, drained or complete: copies, checkpoints, and members that have gone."""
+"""End of a round by a drain or by completion: copies, checkpoints, and members that have gone."""
 
 import dataclasses
 
@@ -62,7 +62,7 @@ def test_a_trace_goes_to_the_worker_that_is_asked_for_on_any_member():
     member = Driver("b")
     member.begun("a", "b")
     member.say(w.Hello(1, 7, traces=True), rank=1)
-    member.say(w.Hello(1, 7), rank=1)  # a command's, as its agent tells of it
+    member.say(w.Hello(1, 7), rank=1)  # The agent of a user's own command reports this.
     reply, sent = member.ask(p.Trace(UID, 1, 7, 2, "ab"))
     assert isinstance(reply.message, p.Accepted)
     assert sent == e.SendToWorker(1, w.TraceSteps(7, 2, "ab"))
@@ -174,7 +174,10 @@ def test_a_durable_drain_ships_a_last_commit_that_is_told_after_the_exit():
 
 
 def gone_before_its_part_was_shipped(outcome: str, state: str, complete: bool) -> Driver:
-    """A coordinator with its own part of the last checkpoint in storage; its member ended well, then fell silent."""
+    """Return a coordinator whose own part of the last checkpoint is in storage.
+
+    Its member ended well, then fell silent.
+    """
     driver = Driver(storage=p.Storage("Ready"))
     driver.begun("a", "b")
     driver.ask(join("b"))
@@ -216,7 +219,7 @@ def test_a_member_that_comes_back_in_time_is_waited_for():
 
 @pytest.mark.parametrize(("told", "lacking"), [((), ["b"]), ((1,), ["b"]), ((1, 2), [])])
 def test_who_has_gone_has_shipped_when_the_parts_of_all_its_workers_are_there(told, lacking):
-    """Seed 1013061 of the simulation: of two workers' parts one was told of, and the coordinator waited for ever."""
+    """In seed 1013061 of the simulation, the coordinator had heard of one of two workers' parts, and waited forever."""
     message = assignment("a", "b")
     a, b = message.members
     coordinator = Coordinator(dataclasses.replace(message, members=(a, dataclasses.replace(b, workers=2))), 0.0)

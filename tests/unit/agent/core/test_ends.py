@@ -1,4 +1,4 @@
-"""The rules of `concertina_agent.core.machine` about ends: how workers end, and when a round has succeeded."""
+"""Rules of `concertina_agent.core.machine` about ends: how workers end, and when a round has succeeded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Hangs and stopped workers: who is behind, and when that is said."""
+"""Hangs and stopped workers: which ranks are behind, and when that is reported."""
 
 import concertina_protocol as p
 from builders.agent import UID, Driver, assignment, kinds
@@ -14,7 +14,7 @@ def ticked(
 
 
 def hanging() -> Driver:
-    """The coordinator of a and b, of which both stand still for 10 s."""
+    """Return the coordinator of a and b, both of which have made no progress for 10 s."""
     driver = Driver()
     driver.prepared(1)
     message = assignment("a", "b")

@@ -1,4 +1,4 @@
-"""What an agent makes of a SIGTERM, and a coordinator of its members'."""
+"""Reaction of an agent to a SIGTERM, and of a coordinator to the notices of its members."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def drain(durable: bool = False, grace: float = 30) -> p.Drain:
 
 
 def leaving(*names: str) -> e.CoordinatorMessage:
-    """The coordinator's beat."""
+    """Return the coordinator's heartbeat with leaving members."""
     return e.CoordinatorMessage(1, "claim-1", p.MemberState("a", "a-1", 1, "claim-1", "draining", leaving=names))
 
 
@@ -37,7 +37,7 @@ def test_a_noticed_member_says_so_and_stays_until_its_snapshot_is_on_its_peer():
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_noticed_member_that_is_through_says_success_only_where_its_coordinator_did(whole):
-    """Exit code 0 tells the operator that the job is complete: its last checkpoint may be on its way."""
+    """Exit code 0 tells the operator that the job is complete, although its last checkpoint may still be on its way."""
     driver = Driver("b")
     driver.begun("a", "b")
     driver.say(w.Done("complete", 6), rank=1)
@@ -62,7 +62,7 @@ def test_a_noticed_member_that_is_through_says_success_only_where_its_coordinato
     ],
 )
 def test_who_leaves_beside_another_stays_for_what_only_they_hold(others, durable, leaves):
-    """Of a, b, c and d, whose snapshots go to the next one. Where all leave it is up to the operator."""
+    """The members a, b, c and d copy their snapshots to the next one. If all leave, the operator decides."""
     driver = Driver("b")
     driver.begun("a", "b", "c", "d")
     driver.tell(e.TerminationNotice(30))
@@ -104,7 +104,7 @@ def test_an_agent_that_has_succeeded_leaves_with_0():
 
 
 def asked(effects: list[e.Effect]) -> list[bool]:
-    """Whether members are asked to drain: durably or not."""
+    """Return, for each request to the members to drain, whether it is durable."""
     return [x.message.durable for x in effects if isinstance(x, e.Broadcast) and isinstance(x.message, p.Drain)]
 
 

@@ -1,4 +1,4 @@
-"""Whom an agent pings before a round."""
+"""Candidates that an agent pings before a round."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_in_a_large_one_each_asks_the_first_its_neighbours_and_some_others() -> 
 
 
 def test_whoever_is_there_still_is_asked_again() -> None:
-    """Connections that are kept cost no handshake in the next round."""
+    """Connections that are kept open need no handshake in the next round."""
     before, after = (set(asked(1000, 500, without=gone)) for gone in (None, 3))
     assert before - {"r3"} <= after | {"r499", "r501"}
     assert after == set(asked(1000, 500, without=3))

@@ -1,4 +1,4 @@
-"""Whatever arrives, in whatever order: the rules of the protocol hold for one agent (hypothesis, stateful)."""
+"""Rules of the protocol for one agent: they hold for any messages in any order (hypothesis, stateful)."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ ROUNDS = st.integers(1, 4)
 CLAIMS = st.sampled_from(["x", "y"])
 CANDIDATES = st.sampled_from([("a",), ("a", "b")])
 MEMBERS = st.sampled_from([(("a", 1), ("b", 1)), (("b", 1), ("a", 1)), (("a", 0),), (("b", 1),), (("a", 1),)])
-"""(replica, start of its agent), the coordinator first."""
+"""Pairs of the replica and the start of its agent, the coordinator first."""
 
 
 class Agent(RuleBasedStateMachine):
@@ -32,7 +32,7 @@ class Agent(RuleBasedStateMachine):
         self.open: dict[int, p.Prepare | p.Assign | p.Drain | p.Join] = {}
         self.killing: set[int] = set()
         self.killed = -1
-        """No worker of a round below this one is left."""
+        """Round below which no worker is left."""
         self.running: tuple[int, str] | None = None
         self.started: set[tuple[int, str]] = set()
 
@@ -68,7 +68,7 @@ class Agent(RuleBasedStateMachine):
         self.running = key
 
     def on_Reply(self, effect: e.Reply) -> None:
-        request = self.open.pop(effect.request)  # exactly one answer each
+        request = self.open.pop(effect.request)  # Each request has exactly one answer.
         answer = effect.message
         if isinstance(answer, p.Refused):
             assert (answer.round, answer.claim) == self.core.seen

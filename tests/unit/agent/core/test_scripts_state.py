@@ -1,5 +1,4 @@
-"""A script that keeps its state (`trainingjob.State`): from when it says so, the agent treats its snapshots as it
-treats the bundled trainer's."""
+"""Script that uses `trainingjob.State`: from its first report on, its snapshots are those of the bundled trainer."""
 
 import dataclasses
 
@@ -82,7 +81,7 @@ def test_a_last_commit_that_is_told_after_the_exit_is_shipped_too():
 
 @pytest.mark.parametrize("step", [7, 10])
 def test_a_member_that_has_shipped_its_part_of_the_last_snapshot_may_go(step):
-    """Of a script that lies before the last step that was told, where the last commit was none."""
+    """The snapshot is of a step before the last reported one, because the last commit took no snapshot."""
     driver = script("a", "b", storage_named=True)
     last = snapshot(1, 7, 2)
     driver.say(w.KeepsState(0))
@@ -110,7 +109,7 @@ def test_a_member_that_went_without_its_part_of_the_last_snapshot_is_lost():
 
 
 def through(driver: Driver, *steps: int, rank: int = 0) -> list[e.Effect]:
-    """Its worker has committed these, and exits."""
+    """Let the worker commit the snapshots of these steps and exit. Return the effects of the exit."""
     driver.say(w.KeepsState(rank), rank=rank)
     driver.tell(e.StorageSeen(p.Storage(p.StorageHealth.READY)))
     for step in steps:
@@ -140,7 +139,7 @@ def test_where_ranks_have_different_last_snapshots_the_newest_that_all_have_is_t
 
 
 def beats(driver: Driver, name: str, saved: tuple[int, ...], parts: tuple[p.Part, ...] = ()) -> list[e.Effect]:
-    """A member that is through says so again, and time goes by."""
+    """Let a member that has finished send heartbeats for 0.25 s, and return the effects."""
     driver.member_says(name, "succeeded", saved=saved, durable_parts=parts)
     return driver.wait(0.25)
 

@@ -1,4 +1,4 @@
-"""The table of an agent's states: every arrow in it is taken, none beside it, and the documentation shows the same."""
+"""Table of an agent's states: each of its transitions occurs, no other one does, and the docs show the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ended(driver: Driver, rank: int, outcome: str) -> None:
 
 
 def uncopied(driver: Driver, rank: int) -> None:
-    """Its worker has stopped, and the peer lacks the last snapshot."""
+    """Bring an agent into the state in which its worker has stopped and its peer lacks the last snapshot."""
     running(driver, rank)
     driver.say(w.Committed(snapshot(1, 6, 2), rank, "slot-0"), rank=rank)
     driver.say(w.Done("drained", 6), rank=rank)
@@ -87,11 +87,11 @@ SITUATIONS: dict[str, Callable[[Driver, int], object]] = {
     "succeeded": lambda driver, rank: ended(driver, rank, "complete"),
     "failed": lambda driver, rank: (running(driver, rank), driver.ended(1, rank=rank)),
 }
-"""How an agent of rank 0 (coordinator) or 1 gets there."""
+"""Events by which an agent of rank 0 (coordinator) or 1 gets into a situation."""
 
 
 def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
-    """Seconds later, these events; it is the last that is looked at."""
+    """Yield pairs of seconds and the events that follow; the transition of the last event is checked."""
     id, failure = snapshot(1, 7, 2), p.Failure("b", "WorkerFailed", "")
     other = "b" if rank == 0 else "a"
     drain = p.Drain(UID, 1, "claim-1", "scale", True, 5.0)
@@ -123,14 +123,14 @@ def happenings(rank: int) -> Iterator[tuple[float, list[e.Event]]]:
     copied = (e.PeerCopied(id, rank), e.PeerCopied(snapshot(1, 6, 2), rank), e.CopyHeld(id, 1 - rank))
     for event in (*copied, shipped, published, e.StorageSeen(p.Storage("Ready")), e.Warm(), e.StacksCollected(1, {})):
         yield 0.0, [event]
-    for seconds in (0.0, 0.3, 60.0):  # heard of nothing, but awake: the last tick alone comes late
+    for seconds in (0.0, 0.3, 60.0):  # Nothing has arrived, but the agent was running: only the last tick comes late.
         yield seconds, [e.Tick()]
     yield 0.0, [e.Tick(stopped=((rank, 5),)), e.Tick(stopped=((rank, 5),))]
     yield 0.0, [e.TerminationNotice(30)]
 
 
 def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[OwnState, OwnState, type]]:
-    """All that can be seen of the machine."""
+    """Yield all transitions that the machine makes."""
     for rank, name in enumerate((COORDINATOR, MEMBER)):
         for bring in SITUATIONS.values():
             for seconds, events in happenings(rank):
@@ -147,7 +147,7 @@ def arrows(bundled: bool, storage: p.Storage | None) -> Iterator[tuple[OwnState,
 
 
 def late_coordinator(name: str, bring: Callable[[Driver, int], object]) -> tuple[OwnState, OwnState, type]:
-    """A member's tick that finds its coordinator silent: one tick before, it is not yet."""
+    """Return the transition of the first tick at which a member finds its coordinator silent."""
     driver = Driver(name)
     bring(driver, 1)
     while True:
@@ -193,7 +193,7 @@ def test_the_documentation_shows_the_table():
 
 
 def test_states_are_the_words_of_the_wire():
-    """All but `preparing`, which is `prepared` to who asks."""
+    """The only exception is `preparing`, which is reported as `prepared`."""
     driver = Driver()
     driver.ask(prepare())
     assert (driver.core.state, driver.report.state, driver.core.member_state().state) == (

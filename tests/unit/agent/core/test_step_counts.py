@@ -1,4 +1,4 @@
-"""Counted optimizer steps of a script that does not report: progress, and signs of life."""
+"""Counted optimizer steps of a script that does not report: progress, and evidence that it is alive."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Who tells that workers train in worlds of their own, and from when on."""
+"""Reports that workers train in worlds of their own: by whom, and from when on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards on the volume: what is damaged is found when it is read, and is not offered again."""
+"""Shards in the volume: a damaged one is found when it is read, and is not offered again."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def test_what_has_taken_the_place_of_a_shard_that_was_read_too_late_stays(tmp_pa
 
 @pytest.mark.parametrize("size", [-1, 2**63, 10**30])
 def test_a_shard_of_an_impossible_size_is_damaged(tmp_path: Path, size: int) -> None:
-    """As a peer announces it: any other error ends the agent."""
+    """A peer may announce such a size. An error other than Damaged would end the agent."""
     with pytest.raises(Damaged, match="can't be of"):
         fill(tmp_path / "slot-0", p.ShardHeader(ID, 0, size, 0), io.BytesIO(DATA).readinto)
 
 
 def test_a_shard_that_is_cut_off_after_any_byte_does_not_count(tmp_path: Path) -> None:
-    """On its way, and in the volume; the older one beside it is found all the same."""
+    """The shard is cut off on its way or in the volume. The older one beside it is still found."""
     older = held(tmp_path, dataclasses.replace(ID, step=3))
     path, header = older.path.with_name("slot-1"), p.ShardHeader(ID, 0, len(DATA), zlib.crc32(DATA))
     for end in range(0, len(DATA), 13):

@@ -1,4 +1,4 @@
-"""Slots of snapshots on the agent's volume."""
+"""Slots of snapshots in the agent's volume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port of a pod's metrics under whoever may reach it: real sockets."""
+"""Port of a pod's metrics with any clients that reach it, over real sockets."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_who_reads_nothing_holds_no_place(monkeypatch: pytest.MonkeyPatch) -> No
         return b"x" * (64 << 20)
 
     with raw(serve(answer=much), b"GET /metrics HTTP/1.1\r\n\r\n") as connection:
-        time.sleep(2.0)  # nothing shows that it is given up until it is read: ten times as long, for a busy machine
+        time.sleep(2.0)  # A closed connection shows only when it is read: ten times the limit, for a busy machine.
         read = 0
         with contextlib.suppress(ConnectionError):
             while part := connection.recv(1 << 20):

@@ -1,4 +1,4 @@
-"""GPUs, by a small library in NVML's place, built here; NVIDIA's own was not run."""
+"""GPUs, with a small library in the place of NVML that is built here; NVIDIA's own library was not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of real processes: their own time and memory, and that of what they start."""
+"""Resources of real processes as the kernel reports them: their own time and memory, and that of their children."""
 
 from __future__ import annotations
 

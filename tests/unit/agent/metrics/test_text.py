@@ -1,4 +1,4 @@
-"""Prometheus' own parser reads back what the agent writes, whatever labels and numbers there are."""
+"""Text format of the metrics: Prometheus' own parser reads back any labels and numbers that the agent writes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def key(name: str, /, **labels: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 @given(st.text(), st.floats(allow_nan=False) | st.integers())
 def test_any_label_and_number_is_read_back(label: str, value: float) -> None:
-    found = read([MetricSample(f.METRIC, value, (label,))])
+    records_read = read([MetricSample(f.METRIC, value, (label,))])
     shown = label[:LONGEST_VALUE].encode("utf-8", "replace").decode()
     try:
         expected = float(value)
     except OverflowError:
         expected = math.inf
-    assert found == {key("concertina_training_metric", name=shown): pytest.approx(expected, rel=1e-15)}
+    assert records_read == {key("concertina_training_metric", name=shown): pytest.approx(expected, rel=1e-15)}
 
 
 def test_what_is_no_number_is_one_for_prometheus() -> None:
@@ -74,6 +74,6 @@ def test_promtool_finds_nothing_to_say_of_the_names() -> None:
         for each in f.ALL
     ]
     done = promtool("check", "metrics", stdin=render(samples, BASE))
-    said = (done.stdout + done.stderr).decode().splitlines()
-    dcgm = [line for line in said if line.startswith("concertina_gpu_") and "camelCase" in line]  # its labels are so
-    assert said == dcgm
+    output = (done.stdout + done.stderr).decode().splitlines()
+    dcgm = [line for line in output if line.startswith("concertina_gpu_") and "camelCase" in line]  # its labels are so
+    assert output == dcgm

@@ -1,4 +1,4 @@
-"""What rank 0 tells becomes counters that only grow, and gauges of the present round."""
+"""Reports of rank 0 as counters that only grow, and gauges of the current round."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_seconds_of_rounds_add_up_and_never_fall() -> None:
         (1, 1.0, {"forward": 2.0}),
         (1, 3.0, {"forward": 5.0, "of a newer trainer": 1.0, "and another": 1.0}),
         (2, 0.5, {"forward": 0.5}),
-        (2, 0.25, {"forward": math.nan}),  # a worker that says such things harms nobody
-        (1, 99.0, {"forward": 99.0}),  # of a round that is over
+        (2, 0.25, {"forward": math.nan}),  # A worker with such reports does no harm.
+        (1, 99.0, {"forward": 99.0}),  # The report is of a round that is over.
     ):
         training.on_progress(
             round, told(2, stalled_seconds=waited, checkpoint_seconds=2 * waited, seconds=seconds), 0.0
@@ -135,8 +135,8 @@ def test_whatever_a_worker_says_is_taken_and_can_be_read_by_prometheus(said: lis
     training = Training()
     for round, progress in said:
         training.on_progress(round, progress, 0.0)
-    told = render(training.samples(said[-1][1], p.Busy(1.0, math.nan, math.inf), 1.0), (("replica", "r"),))
-    samples = [sample for family in parse(told.decode()) for sample in family.samples]
+    text = render(training.samples(said[-1][1], p.Busy(1.0, math.nan, math.inf), 1.0), (("replica", "r"),))
+    samples = [sample for family in parse(text.decode()) for sample in family.samples]
     assert samples
     assert len({(sample.name, *sorted(sample.labels.items())) for sample in samples}) == len(samples)
     counters = [sample for sample in samples if sample.name.endswith(("_total", "_bucket", "_count"))]

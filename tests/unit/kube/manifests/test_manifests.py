@@ -1,5 +1,7 @@
-"""All that the operator makes, word for word as it was when golden/manifests.json was written: what is meant to change
-is changed there by hand."""
+"""Manifests that the operator makes, compared with golden/manifests.json.
+
+An intended change is made in that file by hand.
+"""
 
 from __future__ import annotations
 
@@ -76,22 +78,22 @@ CREATES = {
 
 
 def view(spec: Raw) -> JobView:
-    found = job_view(job(spec, "demo"))
-    assert found.spec is not None, found.spec_error
-    return found
+    observed_view = job_view(job(spec, "demo"))
+    assert observed_view.spec is not None, observed_view.spec_error
+    return observed_view
 
 
 def pod(spec: Raw, create: CreatePod) -> Raw:
-    found = view(spec)
-    assert found.spec is not None
-    create = replace(create, snapshot_memory=snapshot_memory.room(found.spec))
-    return pod_manifest(found, found.spec, create, PodSettings("registry/agent:1"))
+    observed_view = view(spec)
+    assert observed_view.spec is not None
+    create = replace(create, snapshot_memory=snapshot_memory.room(observed_view.spec))
+    return pod_manifest(observed_view, observed_view.spec, create, PodSettings("registry/agent:1"))
 
 
 def rendezvous(spec: Raw) -> Raw:
-    found = view(spec)
-    assert found.spec is not None
-    return rendezvous_manifest(found, found.spec, CreateRendezvous(3))
+    observed_view = view(spec)
+    assert observed_view.spec is not None
+    return rendezvous_manifest(observed_view, observed_view.spec, CreateRendezvous(3))
 
 
 def manifests() -> Raw:
@@ -117,7 +119,7 @@ def manifests() -> Raw:
 
 def test_manifests_are_as_they_were() -> None:
     made = manifests()
-    for each in made.values():  # the trainer's configuration is the trainer's and the API's to test
+    for each in made.values():  # Other tests cover the trainer's configuration.
         for container in each.get("spec", {}).get("containers", ()):
             for entry in container.get("env", ()):
                 if entry["name"] in ("CONCERTINA_TRAINER", "CONCERTINA_CHECKPOINT"):

@@ -1,4 +1,4 @@
-"""What the operator puts into a pod, and that everything else stays as the user wrote it."""
+"""Fields that the operator adds to a pod; everything else stays as the user wrote it."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_a_command_of_ones_own_runs_under_the_agent() -> None:
 def test_the_bundled_trainer_gets_its_configuration_and_memory() -> None:
     pod = made(job(BUNDLED))
     assert container(pod)["command"] == ["python3", "/concertina/agent.pyz", "run", "--bundled"]
-    said = json.loads(environment(pod)["CONCERTINA_TRAINER"])
-    assert said["steps"] == 10
-    assert "warmupSteps" not in said["optimizer"], "an absent field stays absent"
+    parsed = json.loads(environment(pod)["CONCERTINA_TRAINER"])
+    assert parsed["steps"] == 10
+    assert "warmupSteps" not in parsed["optimizer"], "an absent field stays absent"
     assert json.loads(environment(pod)["CONCERTINA_CHECKPOINT"])["uri"] == "s3://bucket/run"
     assert environment(pod)["CONCERTINA_WARM_START"] == "null"
     assert container(pod)["envFrom"] == [{"secretRef": {"name": "s3"}}]
@@ -63,8 +63,8 @@ def test_the_bundled_trainer_gets_its_configuration_and_memory() -> None:
 def test_the_bundled_trainer_is_told_of_parallelism_where_there_is_any() -> None:
     assert "CONCERTINA_PARALLELISM" not in environment(made(job({**BUNDLED, "parallelism": {"tensor": 1}})))
     assert "CONCERTINA_PARALLELISM" not in environment(made(job({**OWN, "parallelism": {"tensor": 2}})))
-    told = environment(made(job({**BUNDLED, "parallelism": {"tensor": 2, "shard": 2}})))["CONCERTINA_PARALLELISM"]
-    assert ParallelismConfig.model_validate_json(told) == ParallelismConfig(tensor=2, shard=2)
+    variables = environment(made(job({**BUNDLED, "parallelism": {"tensor": 2, "shard": 2}})))["CONCERTINA_PARALLELISM"]
+    assert ParallelismConfig.model_validate_json(variables) == ParallelismConfig(tensor=2, shard=2)
 
 
 def test_environment_of_the_agent() -> None:
@@ -77,8 +77,8 @@ def test_environment_of_the_agent() -> None:
     assert values["CONCERTINA_TRAINER"] == "{}"
     assert values["CONCERTINA_CHECKPOINT"] == "null"
     assert json.loads(values["CONCERTINA_WARM_START"]) == {"enabled": True, "preload": []}
-    told = environment(made(job({**OWN, "warmStart": {"enabled": False, "preload": ["torch"]}})))
-    assert json.loads(told["CONCERTINA_WARM_START"]) == {"enabled": False, "preload": ["torch"]}
+    variables = environment(made(job({**OWN, "warmStart": {"enabled": False, "preload": ["torch"]}})))
+    assert json.loads(variables["CONCERTINA_WARM_START"]) == {"enabled": False, "preload": ["torch"]}
     assert "CONCERTINA_STEP_DETECTION" not in values
     off = environment(made(job({**OWN, "stepDetection": {"enabled": False}})))
     assert off["CONCERTINA_STEP_DETECTION"] == "false"
@@ -135,7 +135,7 @@ def test_all_else_of_the_template_is_as_the_user_wrote_it() -> None:
     assert first == template["initContainers"][0]
     assert agent["command"] == ["concertina-agent", "install", "--storage-client", "/concertina"]
     assert agent["image"] == "registry/agent:1"
-    # What admits the trainer admits it too, and it takes no GPU.
+    # A policy that admits the trainer admits the init container too, which takes no GPU.
     assert agent["securityContext"]["runAsNonRoot"] is True
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert agent["resources"] == {"limits": {"memory": "1Gi"}, "requests": {"cpu": "1"}}

@@ -1,4 +1,4 @@
-"""Where a pod's agent serves its metrics, how Prometheus finds that, and what keeps it from doing so."""
+"""Port of a pod's metrics, how Prometheus finds it, and what prevents metrics."""
 
 from __future__ import annotations
 
@@ -45,32 +45,32 @@ def scraped(made_pod: Raw) -> dict[str, str]:
 
 
 def served(made_pod: Raw) -> agent_settings.MetricsSettings | None:
-    """As the agent reads it."""
+    """Return the settings of the metrics as the agent reads them."""
     values = {name: value if isinstance(value, str) else "x" for name, value in environment(made_pod).items()}
     return agent_settings.read({**values, "CONCERTINA_VOLUME": "/tmp"}, ("x",)).metrics
 
 
 def test_a_pod_says_where_its_metrics_are_and_the_agent_hears_of_it() -> None:
-    found = pod()
-    assert ports(found) == {"concertina": 29400, "agent-metrics": 9400}
-    assert scraped(found) == SCRAPED
-    assert served(found) == agent_settings.MetricsSettings("n", "j", "x", 9400)
-    view = pod_view({**found, "metadata": {**found["metadata"], "uid": "u", "namespace": "n",
+    manifest = pod()
+    assert ports(manifest) == {"concertina": 29400, "agent-metrics": 9400}
+    assert scraped(manifest) == SCRAPED
+    assert served(manifest) == agent_settings.MetricsSettings("n", "j", "x", 9400)
+    view = pod_view({**manifest, "metadata": {**manifest["metadata"], "uid": "u", "namespace": "n",
                                            "creationTimestamp": "2026-01-01T00:00:00Z"}}).view  # fmt: skip
     assert view.port == 29400
 
 
 def test_without_the_operators_setting_there_is_nothing_of_it() -> None:
-    found = pod(PodSettings("agent"))
-    assert ports(found) == {"concertina": 29400}
-    assert scraped(found) == {}
-    assert "CONCERTINA_METRICS" not in environment(found)
-    assert served(found) is None
+    manifest = pod(PodSettings("agent"))
+    assert ports(manifest) == {"concertina": 29400}
+    assert scraped(manifest) == {}
+    assert "CONCERTINA_METRICS" not in environment(manifest)
+    assert served(manifest) is None
 
 
 def test_a_monitor_needs_no_annotations() -> None:
-    found = pod(PodSettings("agent", AgentMetrics(9500)))
-    assert (ports(found)["agent-metrics"], scraped(found)) == (9500, {})
+    manifest = pod(PodSettings("agent", AgentMetrics(9500)))
+    assert (ports(manifest)["agent-metrics"], scraped(manifest)) == (9500, {})
 
 
 @pytest.mark.parametrize("theirs", [{"prometheus.io/scrape": "false"}, {"prometheus.io/port": "8000"}])
@@ -79,9 +79,9 @@ def test_the_templates_own_words_to_prometheus_take_the_place_of_all_of_ours(the
 
 
 def test_a_port_of_the_templates_own_is_left_to_it() -> None:
-    found = pod(trainer={"ports": [{"name": "mine", "containerPort": 9400}]})
-    assert ports(found) == {"mine": 9400, "concertina": 29400}
-    assert (scraped(found), served(found)) == ({}, None)
+    manifest = pod(trainer={"ports": [{"name": "mine", "containerPort": 9400}]})
+    assert ports(manifest) == {"mine": 9400, "concertina": 29400}
+    assert (scraped(manifest), served(manifest)) == ({}, None)
 
 
 def test_a_job_may_have_none_or_those_of_each_worker() -> None:
@@ -103,11 +103,11 @@ def test_in_the_hosts_network_the_port_depends_on_the_replica_and_is_the_hosts()
 
 
 def test_a_token_comes_from_a_secret_of_the_namespace_that_may_be_missing() -> None:
-    found = pod(PodSettings("agent", AgentMetrics(9400, token_secret="mine")))
+    manifest = pod(PodSettings("agent", AgentMetrics(9400, token_secret="mine")))
     key = {"name": "mine", "key": "token", "optional": True}
-    assert environment(found)["CONCERTINA_METRICS_TOKEN"] == {"secretKeyRef": key}
-    assert json.loads(environment(found)["CONCERTINA_METRICS"])["token"] is True
-    values = {name: value for name, value in environment(found).items() if isinstance(value, str)}
+    assert environment(manifest)["CONCERTINA_METRICS_TOKEN"] == {"secretKeyRef": key}
+    assert json.loads(environment(manifest)["CONCERTINA_METRICS"])["token"] is True
+    values = {name: value for name, value in environment(manifest).items() if isinstance(value, str)}
     pods_own = {"CONCERTINA_REPLICA": "r", "CONCERTINA_POD_IP": "10.0.0.1", "CONCERTINA_VOLUME": "/tmp"}
     missing = agent_settings.read({**values, **pods_own}, ("x",)).metrics
     there = agent_settings.read({**values, **pods_own, "CONCERTINA_METRICS_TOKEN": "s3cret\n"}, ("x",))
@@ -119,9 +119,9 @@ def test_a_token_comes_from_a_secret_of_the_namespace_that_may_be_missing() -> N
 
 
 def test_torchruns_pods_have_no_agent_and_no_metrics() -> None:
-    found = pod(create=CreatePod(0, 0, rendezvous=Rendezvous("a:1", 1, 1)), more={"launcher": "Torchrun"})
-    assert "CONCERTINA_METRICS" not in environment(found)
-    assert scraped(found) == {}
+    manifest = pod(create=CreatePod(0, 0, rendezvous=Rendezvous("a:1", 1, 1)), more={"launcher": "Torchrun"})
+    assert "CONCERTINA_METRICS" not in environment(manifest)
+    assert scraped(manifest) == {}
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "65536", "29400", "9400.0"])

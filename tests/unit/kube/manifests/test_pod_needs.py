@@ -1,4 +1,4 @@
-"""What pods need: ports, shared memory, a mesh kept out, the image's own Python, an init container of few rights."""
+"""Requirements of pods: ports, shared memory, no service mesh, the image's Python, an unprivileged init container."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pod_of(create: CreatePod = CreatePod(0, 0), trainer: Raw | None = None, **fi
 
 
 def seen(pod: Raw) -> Any:
-    """As the operator sees it once it is stored."""
+    """Return the view of the pod as the operator reads it once it is stored."""
     metadata = {**pod["metadata"], "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "namespace": "n"}
     return pod_view({**pod, "metadata": metadata}).view
 
@@ -47,7 +47,7 @@ def test_in_the_hosts_network_no_two_replicas_of_an_attempt_share_a_port(two: li
         assert seen(pod).port in HOST_PORTS
         ports.append(seen(pod).port)
     (first, attempt), (second, other) = two
-    if attempt == other or first == second:  # of one attempt; or one replica's next ones
+    if attempt == other or first == second:  # Several replicas of one attempt, or several attempts of one replica.
         assert ports[0] != ports[1]
 
 

@@ -1,4 +1,4 @@
-"""The spec that is handed on for lineage: whole, but without values."""
+"""Spec that is passed on for lineage: complete, but without values of variables."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_names_and_references_stay_and_values_go() -> None:
     ]
     text = recorded(spec(**given))
     assert "hunter" not in text
-    found = json.loads(text)
-    pod = found["template"]["spec"]
+    parsed = json.loads(text)
+    pod = parsed["template"]["spec"]
     assert pod["containers"][0]["env"] == [{"name": "A"}, {"name": "B", "valueFrom": reference}]
     assert pod["containers"][0]["livenessProbe"]["httpGet"]["httpHeaders"] == [{"name": "Authorization"}]
     assert pod["initContainers"] == [{"name": "i", "image": "j", "env": [{"name": "C"}], "args": ["http://host/x@y"]}]
-    assert found["replicas"] == 3
-    assert "trainer" not in found, "pods are told it besides"
+    assert parsed["replicas"] == 3
+    assert "trainer" not in parsed, "pods are told it besides"
 
 
 def test_what_is_too_large_for_a_variable_is_left_out() -> None:

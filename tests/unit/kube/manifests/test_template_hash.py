@@ -1,4 +1,4 @@
-"""What a pod says that it was made of: as long as the user says the same it is the same."""
+"""Hash of a pod's template: it stays the same as long as the user's fields do."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_does_not_go_into_pods_and_what_is_as_it_is_unsaid_makes_the_same(o
 
 @pytest.mark.parametrize("trainer", [None, {"steps": 10, "data": {"uri": "/data"}}])
 def test_defaults_that_an_api_server_fills_in_make_no_difference(trainer: Raw | None) -> None:
-    """A newer CRD has more of them, and fills them into stored objects as they are read."""
+    """A newer CRD has more defaults, and fills them into stored objects as they are read."""
     spec = SPEC if trainer is None else {**changed(command=[]), "trainer": trainer}
     view = job_view(job(spec))
     assert view.spec is not None
@@ -87,7 +87,7 @@ def test_what_this_version_does_not_know_is_nothing_to_judge_by() -> None:
 
 
 def test_parallelism_goes_into_pods_of_the_bundled_trainer_alone() -> None:
-    """Scripts are not told of it, so a change must not start them anew."""
+    """Scripts do not get the parallelism, so a change of it must not restart them."""
     bundled = {**changed(command=[]), "trainer": {"steps": 10, "data": {"uri": "/data"}}}
     assert template_hash({**bundled, "parallelism": {"tensor": 2}}) != template_hash(bundled)
     assert template_hash({**bundled, "parallelism": {"tensor": 1}}) == template_hash(bundled)

@@ -1,4 +1,4 @@
-"""The pods of `launcher: Torchrun`."""
+"""Pods of `launcher: Torchrun`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def rendezvous(trainer: dict[str, Any], **pod: Any) -> dict[str, Any]:
 
 
 def test_the_store_finds_torch_where_the_members_do() -> None:
-    """In a volume perhaps, which variables of the template name; no other variable of theirs is its business."""
+    """torch may be in a volume that variables of the template name.
+
+    The store's pod takes no other variable of the template.
+    """
     env = [{"name": "PYTHONPATH", "value": "/site"}, {"name": "NCCL_DEBUG", "value": "INFO"}]
     mount = {"name": "site", "mountPath": "/site", "readOnly": True}
     volume = {"name": "site", "hostPath": {"path": "/opt/site"}}

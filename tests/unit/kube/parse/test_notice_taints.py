@@ -1,4 +1,4 @@
-"""The operator's list of notice taints, as its environment gives it."""
+"""Operator's list of notice taints, from its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler and quotas say: whether room would help."""
+"""Messages of the scheduler and of quotas: whether more room would help."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SELECTOR = "node(s) didn't match Pod's node affinity/selector"
         (f"0/3 nodes are available: 1 Too many pods, 2 {SELECTOR}. {MIXED}", False),
         (f"0/3 nodes are available: 3 node(s) didn't have free ports for the requested pod ports. {NO_VICTIMS}", False),
         (f"0/3 nodes are available: 3 node(s) didn't match pod anti-affinity rules. {NO_VICTIMS}", False),
-        # Of devices that another pod has claimed, too, it is said that preemption would not help.
+        # The scheduler also says of devices that another pod has claimed that preemption would not help.
         (f"0/3 nodes are available: 3 cannot allocate all claims. {NOT_HELPFUL}", False),
         (f"0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. {NOT_HELPFUL}", False),
         ("0/3 nodes are available: 3 node(s) didn't satisfy plugin(s) [NodeAffinity VolumeBinding]. x", False),

@@ -1,4 +1,4 @@
-"""Raw objects to what plan() sees."""
+"""Conversion of raw objects to the views that plan() reads."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_of_a_newer_versions_status_all_is_kept_that_can_be_read() -> None:
     assert status.world.claim is not None
     assert (status.world.claim.claim_id, status.world.copies, status.world.base) == ("c", "", None)
     assert (status.rounds, status.checkpoint_request) == (3, None)
-    assert NEWER["world"]["copies"] == "Galaxy"  # what the API server sent is as it was
+    assert NEWER["world"]["copies"] == "Galaxy"  # The API server's object is unchanged.
 
 
 @pytest.mark.parametrize("status", [{"conditions": "x"}, {"world": 7, "rounds": 2}, {"world": {"members": [{}, {}]}}])

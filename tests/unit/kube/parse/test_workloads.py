@@ -1,4 +1,4 @@
-"""Views of Kueue's objects: what plan() reads of them, and that nothing in them is unbounded."""
+"""Views of Kueue's objects: the fields that plan() reads, all of them bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which gang mechanism a job uses, what the status says of it, and when its pod group is written and deleted."""
+"""Gang mechanism of a job, its status, and the writes and deletions of its pod group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence of life: who is alive, silent or dead, on whose word, and since when."""
+"""Evidence of life: which replicas are alive, silent or dead, by which evidence, and since when."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ GONE = {**CUT_OFF, "closed": True, "refusal": ConnectionRefusal.NOT_LISTENING}
 def seen(
     replica: int, pod: dict[str, Any], agent: dict[str, Any], node: dict[str, Any], others: bool
 ) -> JobObservation:
-    """A round of three, of which one replica's pod, agent and node are as given; whether others are heard."""
+    """Return the observation of a round of three replicas, with these fields of one replica's pod, agent and node.
+
+    The agents of the other replicas are connected or not.
+    """
     before, name = jobs.running(jobs.spec()), f"demo-{replica}-0"
     agents = {each: view if others else replace(view, connected=False) for each, view in before.agents.items()}
     agents[name] = replace(before.agents[name], **agent)
@@ -119,7 +122,10 @@ def test_of_a_coordinator_that_is_not_heard_its_members_are_asked(
 
 
 def outside(agent: dict[str, Any], node: dict[str, Any], others: bool, **besides: Any) -> HealthVerdict:
-    """Of a replica that is no member: the fourth, which has come late. `besides`: of what is observed."""
+    """Return the verdict on a replica that is no member, the fourth, which has come late.
+
+    `besides` are further fields of the observation.
+    """
     before = seen(0, {}, {}, {}, others)
     if not others:
         before = replace(before, agents={name: replace(view, connected=False) for name, view in before.agents.items()})
@@ -161,7 +167,7 @@ def test_a_replica_outside_of_the_round_is_judged(
 
 
 def test_a_coordinator_that_drained_its_world_was_alive_until_then_however_long_the_operator_did_not_hear_it() -> None:
-    """Its pod holds a part of the state."""
+    """The coordinator's pod holds a part of the state."""
     found = seen(0, {}, LONG_AGO, {}, True)
     drained = jobs.report("demo-1-0", **{**OF_ROUND, "state": "drained"})
     found = replace(found, agents={**found.agents, "demo-1-0": jobs.agent("demo-1-0", report=drained)})
@@ -191,7 +197,7 @@ def test_a_member_whose_coordinator_says_nothing_bad_of_it_lives_however_silent_
 
 
 def test_who_waits_for_the_first_round_is_waited_for_longer() -> None:
-    """Until then streams are lost later, and it would seem that others can be reached."""
+    """Before the first round, lost streams are noticed later, so other replicas would seem reachable."""
     pods = tuple(jobs.pod(index) for index in range(3))
     lost_at = NOW - constants.UNREACHABLE
     agents = {pod.name: jobs.agent(pod.name) for pod in pods}

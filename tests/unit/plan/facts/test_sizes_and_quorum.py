@@ -48,7 +48,7 @@ def test_a_size_that_is_rounded_down_says_why() -> None:
 
 
 def replies(**reachable: str) -> dict[str, Prepared]:
-    """a="abc": a reaches a, b and c."""
+    """Return replies; a="abc" means that a reaches a, b and c."""
     return {name: Prepared(name, f"i-{name}", 1, "c", 1, "s", tuple(found)) for name, found in reachable.items()}
 
 
@@ -72,7 +72,10 @@ def test_members_reach_each_other_and_old_ones_stay(links: dict[str, str], membe
 
 
 def probed(count: int, there: Callable[[int, int], bool]) -> dict[str, Prepared]:
-    """The answers of a large world, in which each has asked only some; `there`: whether one reaches another."""
+    """Return the replies of a large world, in which each replica pinged only some.
+
+    `there` says whether one reaches another.
+    """
     candidates = tuple(Candidate(f"r{i}", f"r{i}:1") for i in range(count))
     found = {}
     for me, candidate in enumerate(candidates):
@@ -85,7 +88,7 @@ def probed(count: int, there: Callable[[int, int], bool]) -> dict[str, Prepared]
 
 @pytest.mark.parametrize("first", [600, 500, 400], ids=["more", "as many", "fewer"])
 def test_of_a_large_world_that_is_cut_in_two_the_larger_side_goes_on(first: int) -> None:
-    """Of two as large, that of the old members; nobody of the other side with it, though few pairs were asked."""
+    """Of two sides of the same size, that of the old members continues, without replicas of the other side."""
     found = probed(1000, lambda me, other: me == other or (me < first) == (other < first))
     members = {f"r{i}" for i in range(first)}
     side = range(first) if first >= 500 else range(first, 1000)

@@ -1,4 +1,4 @@
-"""Jobs that each hold a part of the room they need: which releases, which keeps, and that each one has a turn."""
+"""Jobs that each hold a part of the room that they need: which one releases it, and that each has a turn."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ FIXED = jobs.spec(elastic=None)
 ALONE, MINE = QueuePlace(), QueuePlace(turn=True)
 BEHIND, BEHIND_A_FOREIGN_ONE = QueuePlace(ahead=("default", "older")), QueuePlace(ahead=("team", "theirs"))
 TURN = JobStatus(internal=Internal(requeue_state=RequeueState(turn=rfc3339(T0))))
-"""Of a job whose turn began at T0."""
+"""Place of a job whose turn began at T0."""
 
 
 def short(held: int = 2, status: JobStatus | None = None, spec: Any = FIXED, **fields: Any) -> JobObservation:
-    """A job of three replicas, of which so many found room at T0."""
+    """Return a job of three replicas, of which `held` found room at T0."""
     pending = {"phase": "Pending", "waiting": "Unschedulable", "node": "", "ip": ""}
     pods = tuple(jobs.pod(index, **({} if index < held else pending)) for index in range(3))
     return jobs.observed(jobs.job(spec, status), pods, **fields)
@@ -42,7 +42,7 @@ def deleted(made: Plan) -> int:
 
 
 def ready(made: Plan) -> tuple[str, str]:
-    """The condition's reason, and its message."""
+    """Return the condition's reason and its message."""
     condition = made.status.condition("Ready")
     assert condition is not None
     return condition.reason, condition.message
@@ -111,7 +111,7 @@ def test_its_turn_begins_when_it_comes_and_ends_where_another_one_has_it() -> No
 
 
 def test_a_job_that_holds_nothing_in_its_turn_goes_on_asking() -> None:
-    """The others don't wait for it any more, but room that is found by chance is its own."""
+    """The other jobs don't wait for it any more, but the job may use room that it finds by chance."""
     made = plan(short(0, TURN, place=replace(MINE, fits=True)), T0 + 120)
     requeue_state = made.status.internal.requeue_state
     assert deleted(made) == 0
@@ -205,7 +205,7 @@ def test_state_that_only_its_replicas_hold_is_not_released(checkpoint: Any, rele
         assert made.status.world.members == ()
         assert made.status.world.claim.round == 2, "the old round could go on"
         return
-    # Its turn ends nevertheless.
+    # The job's turn ends nevertheless.
     first = seen.job.status.model_copy(
         update={"internal": Internal(requeue_state=RequeueState(turn=rfc3339(T0 + 900)))}
     )
@@ -226,7 +226,7 @@ class Toy:
     view: JobView
     priority: int
     nowhere: bool = False
-    """No room is right for it, and nothing tells so."""
+    """Whether no room fits the job, without any evidence of that."""
     pods: dict[int, PodView] = field(default_factory=dict)
     done_at: float | None = None
     released: list[float] = field(default_factory=list)
@@ -265,7 +265,7 @@ def waits(job: Toy) -> line.Waiting | None:
 
 
 def step(cluster: ToyCluster, job: Toy, now: float) -> float:
-    """One pass of a job, as plan() would make it; seconds until it wants another."""
+    """Make one pass of a job as plan() would; return the seconds until its next pass."""
     seen = jobs.observed(job.view, tuple(job.pods.values()), place=cluster.line.places.get(job.view.uid, ALONE))
     ctx = JobContext(seen, job.view.spec, now)
     decision = admission.release(ctx)
@@ -284,7 +284,7 @@ def step(cluster: ToyCluster, job: Toy, now: float) -> float:
 
 
 def schedule(all: list[Toy], capacity: int, chance: random.Random | None) -> None:
-    """Pods that wait get what is free, in order of age or by chance."""
+    """Give free places to waiting pods, in order of age or by chance."""
     free = capacity - sum(job.held for job in all if job.view.status.completion_time is None)
     pending = [(job, index) for job in all for index, pod in job.pods.items() if not pod.node]
     if chance:
@@ -300,7 +300,7 @@ def schedule(all: list[Toy], capacity: int, chance: random.Random | None) -> Non
 
 
 def run(all: list[Toy], capacity: int, chance: random.Random | None, last: Toy | None = None) -> float:
-    """Until every job that fits has ended, or `last` has its room; returns when."""
+    """Run until every job that fits has ended, or `last` has its room; return the time."""
     now, feasible = T0, [job for job in all if job.view.spec.replicas <= capacity and not job.nowhere]
     cluster = ToyCluster(all)
     while any(job.view.status.completion_time is None for job in feasible):
@@ -311,13 +311,13 @@ def run(all: list[Toy], capacity: int, chance: random.Random | None, last: Toy |
         schedule(all, capacity, chance)
         if last and last.held >= last.view.spec.replicas:
             return now
-        # Whatever has changed, every job looks again before time goes on.
+        # If anything has changed, every job looks again before time advances.
         now += wait if before == [(job.view, job.pods) for job in all] else 0.1
     return now
 
 
 def _live(cluster: ToyCluster, job: Toy, now: float) -> float:
-    """Seconds until this job does something, if nothing changes."""
+    """Return the seconds until this job does something, if nothing changes."""
     if job.view.status.completion_time is not None:
         return HOURS
     if job.held < job.view.spec.replicas:
@@ -351,7 +351,7 @@ def test_every_job_that_fits_runs_whatever_else_waits(capacity: int, needs: Any,
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(2, 4), min_size=2, max_size=2), chance=st.randoms(use_true_random=False))
 def test_of_two_that_fit_the_first_in_line_never_releases(sizes: list[int], chance: random.Random) -> None:
-    """Of more it may: while others train one after the other, its turn can pass."""
+    """With more than two jobs, the first one may release: its turn can pass while others train one after the other."""
     all = [toy(number, size, 0, T0 + number) for number, size in enumerate(sizes)]
     run(all, max(sizes), chance)
     assert all[0].released == []

@@ -1,4 +1,4 @@
-"""A job's beginning and end: what keeps it from starting, suspending and resuming, deadlines, what is left after it."""
+"""Beginning and end of a job: what keeps it from starting, suspending and resuming, deadlines, and its remains."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_first_round_waits_for_all_and_then_for_enough(ready: int, after: floa
 
 @pytest.mark.parametrize("hour", [-3600, 3600])
 def test_how_long_a_first_round_waits_no_clock_says(hour: int) -> None:
-    """The API server's, by which pods are created, and this operator's may be an hour apart."""
+    """The clocks of the API server, by which pods are created, and of this operator may be an hour apart."""
     pods = (jobs.pod(0, created=T0 + hour), jobs.pod(1, created=T0 + hour))
     spec = jobs.spec(replicas=3, elastic={"minReplicas": 2, "scaleUp": {"stabilizationWindowSeconds": 60}})
     seen = jobs.observed(jobs.job(spec), pods, {pod.name: jobs.agent(pod.name) for pod in pods})
@@ -172,7 +172,7 @@ def suspended(seen: JobObservation, spec: Any = WITH_STORAGE, **fields: Any) -> 
 
 
 def training() -> JobObservation:
-    """With storage: the coordinator trains in round 1."""
+    """Return a job with storage whose coordinator trains in round 1."""
     seen = jobs.running(jobs.spec())
     return replace(seen, job=replace(seen.job, spec=WITH_STORAGE))
 
@@ -266,7 +266,10 @@ def test_a_suspend_that_can_not_be_saved_waits_and_says_so() -> None:
 
 
 def remade(seen: JobObservation, spec: Any = WITH_STORAGE, **hashes: str) -> JobObservation:
-    """Resumed under the template `new`, with pods of these templates, by name; of the others nothing is known."""
+    """Return a job that was resumed under the template `new`, with pods of these templates, by name.
+
+    Nothing is known of the other pods.
+    """
     pods = tuple(replace(pod, template_hash=hashes.get(pod.name.replace("-", "_"), "")) for pod in seen.pods)
     return replace(seen, pods=pods, job=replace(seen.job, spec=spec, template_hash="new"))
 
@@ -275,7 +278,7 @@ OLD = dict.fromkeys(("demo_0_0", "demo_1_0", "demo_2_0"), "old")
 
 
 def test_a_suspension_is_finished_where_the_template_changed_before_the_job_was_resumed() -> None:
-    """The pods were still draining: they are saved, and give way to pods of the new template."""
+    """The pods were still draining: they are saved, and replaced by pods of the new template."""
     seen = remade(training(), **OLD)
     made = plan(seen, T0 + 20)
     assert condition(made, "Running")[1] == "TemplateChanged"
@@ -301,7 +304,7 @@ def test_a_suspension_is_finished_where_the_template_changed_before_the_job_was_
 
 
 def pods_changed(made: Plan) -> Any:
-    """Those that are deleted, and those that are made."""
+    """Return the pods that are deleted, and those that are created."""
     deleted = [action.name for action in made.actions if isinstance(action, DeletePod)]
     created = [(action.index, action.attempt) for action in made.actions if isinstance(action, CreatePod)]
     return (deleted, created) if deleted or created else ()
@@ -381,9 +384,11 @@ PERMANENT = protocol.Failure(
 
 
 def ending(policy: str, **fields: Any) -> tuple[JobObservation, dict[str, str]]:
-    """A job that ends with this coordinator's report: what was observed when its end was written, and what follows for
-    its pods: at once for those that are told to end, after a while for those that are deleted. One had ended, one
-    waits."""
+    """End a job with this coordinator's report.
+
+    Return the observation when its end was written, and the actions for its pods: at once for those that are told to
+    end, after a while for those that are deleted. One pod had ended, and one is pending.
+    """
     seen = jobs.running(jobs.spec(cleanPodPolicy=policy))
     ended = jobs.pod(2, phase="Failed", exit_code=1, exit_reason="Error")
     pods = (*seen.pods[:2], ended, jobs.pod(3, phase="Pending", node=""))

@@ -1,4 +1,4 @@
-"""A checkpoint that a person asks for by an annotation."""
+"""Checkpoint that a person requests by an annotation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STORED = {"checkpoint": {"uri": "s3://bucket/run"}}
 
 
 def asked(request: str = "r1", step: int = 40, durable: int = 0, **spec: object) -> JobObservation:
-    """A job that trains, at `step`, with a checkpoint of step `durable`."""
+    """Return a job that trains, at `step`, with a checkpoint of step `durable`."""
     seen = jobs.running(jobs.spec())
     job = replace(seen.job, spec=jobs.job(jobs.spec(**{**STORED, **spec})).spec, checkpoint_request=request)
     progress = Progress(step, 100, 1.0, 1.0, 1.0, step, "training", jobs.T0, first_step_at=jobs.T0)

@@ -1,4 +1,4 @@
-"""A job that is being deleted, with and without a finalizer that holds it."""
+"""Job that is being deleted, with and without a finalizer that holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of turns among the jobs that wait for room."""
+"""Order of turns among the jobs that wait for room."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_turns_go_round_by_namespace() -> None:
 
 
 def test_there_are_no_turns_while_nothing_is_held_or_released() -> None:
-    """A thousand jobs wait without a write where a cluster is full."""
+    """A thousand jobs wait without any write if a cluster is full."""
     jobs = [job(f"{number}", held=0) for number in range(3)]
     assert turns(*jobs) == set()
     assert turns(*jobs, job("holds")) == {"0"}

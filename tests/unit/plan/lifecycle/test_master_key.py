@@ -1,4 +1,4 @@
-"""Jobs whose agents know another master key than the operator: said, and left alone for as long as that lasts."""
+"""Jobs whose agents have another master key than the operator: they are reported, and left alone meanwhile."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_key(seen: JobObservation, key: str) -> JobObservation:
 
 @pytest.mark.parametrize("after", [0.1, 5, 31, 600])
 def test_a_coordinator_that_knows_another_key_is_not_lost(after: float) -> None:
-    """As an operator finds it after its restart: it has heard of no member."""
+    """A restarted operator has not been in contact with any member."""
     seen = jobs.running(jobs.spec())
     coordinator = AgentView(wanted_at=T0 + 20, refusal=ConnectionRefusal.OTHER_KEY)
     made = plan(replace(seen, agents={"demo-0-0": coordinator}), T0 + 20 + after)
@@ -67,7 +67,7 @@ def test_a_replica_outside_of_the_round_that_knows_another_key_stays_and_the_rou
     assert trouble is not None
     assert (trouble.type, trouble.reason) == ("Degraded", "MasterKeyMismatch")
     assert "demo-3-0: the agent's certificate" in trouble.message
-    # A worker's failure is answered all the same, by those who can be reached.
+    # The reachable members still answer a worker's failure.
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 1001)
     coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(failure,)))
     made = plan(replace(seen, agents={**seen.agents, "demo-0-0": coordinator}), T0 + 1001)

@@ -1,4 +1,4 @@
-"""What keeps jobs from starting that room of other jobs would not change."""
+"""Reasons why jobs can't start that room of other jobs would not remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""launcher: Torchrun: the store first, members within its round, everything anew when the round is over."""
+"""`launcher: Torchrun`: the store comes first, members join its round, and all is recreated when the round is over."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def members(*indexes: int, **fields: Any) -> tuple[Any, ...]:
 
 
 def begun(*pods: Any, **fields: Any) -> JobObservation:
-    """In round 1, with these pods."""
+    """Return a job in round 1 with these pods."""
     first = jobs.observed(jobs.job(spec(**fields)))
     return jobs.then(first, plan(first, T0), pods=pods)
 
@@ -157,7 +157,7 @@ def test_who_is_lost_while_the_others_have_ended_well_means_another_rendezvous(
 
 
 def test_who_has_found_no_place_keeps_no_job_from_its_end() -> None:
-    """It would meet a rendezvous that is closed."""
+    """Such a pod would find the rendezvous closed."""
     ended, waits = members(0, 1, phase="Succeeded", exit_code=0), {"phase": "Pending", "ip": "", "node": ""}
     made = plan(begun(store(), *ended, *members(2, **waits, waiting="Unschedulable"), elastic=ELASTIC), T0 + 5)
     complete = made.status.condition("Complete")
@@ -191,7 +191,7 @@ def claim_of(made: Plan) -> Any:
 
 
 def test_each_beginning_and_each_end_of_a_round_is_a_claim_of_its_own() -> None:
-    """What every status write tests: whoever has not heard of it can write nothing more."""
+    """Every status write tests the claim, so an operator that does not know it can write nothing."""
     first = jobs.observed(jobs.job(spec()), fresh_claim="one")
     made = plan(first, T0)
     assert (claim_of(made).round, claim_of(made).claim_id) == (1, "one")
@@ -254,7 +254,7 @@ def test_pods_made_of_another_template_mean_another_rendezvous(old: str) -> None
 
 
 def test_a_job_that_let_others_go_first_is_remembered_to_have_until_it_runs() -> None:
-    """Its next round begins before there is room for it."""
+    """The job's next round begins before there is room for it."""
     seen = jobs.observed(jobs.job(spec()))
     requeue_state = RequeueState(count=2, priority=3)
     status = seen.job.status.model_copy(update={"internal": Internal(requeue_state=requeue_state)})
@@ -266,7 +266,7 @@ def test_a_job_that_let_others_go_first_is_remembered_to_have_until_it_runs() ->
 
 
 def test_names_that_other_pods_hold_are_passed_over() -> None:
-    """The store's is known from its first try alone where the watch doesn't tell of it."""
+    """If the watch does not show the pod, the store's name is known to be taken only after its first create."""
     seen = jobs.observed(jobs.job(spec()), taken=frozenset({"demo-rendezvous-1"}))
     made = plan(seen, T0)
     assert made.status.world.round == 2
@@ -282,7 +282,7 @@ def test_names_that_other_pods_hold_are_passed_over() -> None:
 
 
 def test_an_image_that_no_pod_can_pull_is_said_before_there_is_any_member() -> None:
-    """The store's pod has no replica index, so no attempt of one either."""
+    """The store's pod has no replica index, and so no attempt of one."""
     stuck = store(phase="Pending", ip="", waiting="ErrImagePull", waiting_message="no such image")
     made = plan(begun(stuck), T0 + 60)
     assert reason(made) == "Stalled ImageUnavailable"

@@ -1,4 +1,4 @@
-"""Nodes that failed a job: which, for how long, and how strictly new pods keep off them."""
+"""Nodes that failed a job: which ones, for how long, and how strictly new pods avoid them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bad(node: str, until: float, **fields: Any) -> AvoidedNode:
 def seen(
     pods: tuple[PodView, ...] = (), spec: Any = None, ready: int = 6, known: tuple[AvoidedNode, ...] = ()
 ) -> JobObservation:
-    """Of a job with those pods, in a cluster of that many nodes in service."""
+    """Return the observation of a job with those pods, in a cluster of that many nodes in service."""
     job = jobs.job(spec or jobs.spec(), JobStatus(avoided_nodes=known))
     return replace(
         jobs.observed(job, pods), nodes={f"node-{i}": NodeView(f"node-{i}", ready=True) for i in range(ready)}
@@ -47,7 +47,7 @@ def ctx(now: float = 100.0, **fields: Any) -> JobContext:
 
 
 def avoided(entries: tuple[Restart, ...], now: float = 100.0, **fields: Any) -> dict[str, float]:
-    """Node -> seconds after T0 until which it is avoided."""
+    """Return, by node, the seconds after T0 until which it is avoided."""
     found = bad_nodes.remember(ctx(now, **fields), entries)
     return {entry.node: round(unix_seconds(entry.until) - T0, 3) for entry in found}
 
@@ -164,7 +164,7 @@ def test_the_job_always_fits_without_the_nodes_it_must_not_use(
     some.floats(0, 20000),
 )
 def test_forgiving_is_monotone_in_time(failures: list[tuple[str, float]], first: float, more: float) -> None:
-    """Without new failures a node that is forgiven stays so, and no time is ever drawn out."""
+    """Without new failures, a forgiven node stays so, and no time is ever extended."""
     entries = tuple(entry(node, at) for node, at in sorted(failures, key=lambda failure: failure[1]))
     spec = jobs.spec(failurePolicy={"windowSeconds": 100000})
     known = bad_nodes.remember(ctx(first, spec=spec), entries)
@@ -184,7 +184,10 @@ def test_a_healthy_replica_on_an_avoided_node_is_left_alone() -> None:
 
 
 def stranded(running: int, now: float) -> tuple[list[str], list[str]]:
-    """Replicas deleted and nodes avoided from then on, of a job that wants three, needs two and has `running`."""
+    """Return the replicas that are deleted and the nodes that are avoided from then on.
+
+    The job wants three replicas, needs two, and has `running`.
+    """
     waits = jobs.pod(2, phase="Pending", node="", ip="", waiting="Unschedulable", avoids=(X,))
     pods = (*(jobs.pod(index) for index in range(running)), waits)
     status = JobStatus(avoided_nodes=(bad(X, 900),), restarts=Restarts())

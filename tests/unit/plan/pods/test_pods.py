@@ -23,7 +23,7 @@ def creates(made: Plan) -> list[tuple[int, int]]:
 
 
 def deletes(made: Plan) -> dict[str, bool]:
-    """Name -> by force."""
+    """Return, by the name of each deleted pod, whether it is forced."""
     return {action.name: action.force for action in made.actions if isinstance(action, DeletePod)}
 
 
@@ -64,7 +64,7 @@ def test_a_dead_node_does_not_block_a_successor(node: NodeView, deleting: bool, 
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_successor_that_was_bound_to_a_node_just_dead_is_replaced_in_its_turn(ready: bool) -> None:
-    """Where nodes die in a crowd, the scheduler knows of some later than of others."""
+    """If many nodes die together, the scheduler learns of some later than of others."""
     pods = (jobs.pod(0), jobs.pod(1, phase="Pending"), jobs.pod(2))
     seen = jobs.observed(jobs.job(jobs.spec()), pods)
     made = plan(replace(seen, nodes={**seen.nodes, "node-1": NodeView("node-1", ready=ready)}), T0 + 1)
@@ -78,7 +78,7 @@ def test_a_successor_that_was_bound_to_a_node_just_dead_is_replaced_in_its_turn(
 def test_a_command_of_ones_own_is_not_forgotten_while_it_may_run(
     change: dict[str, Any], launcher: str, out_of_service: bool
 ) -> None:
-    """Nothing fences its writes: the pod stays until its node says that it has ended, or is out of service."""
+    """Nothing fences the command's writes: the pod stays until its node reports its end, or is out of service."""
     round = 1 if launcher == "Torchrun" else None
     pods = tuple(jobs.pod(index, round=round) for index in range(3))
     spec = jobs.command_spec(
@@ -100,7 +100,7 @@ def test_a_command_of_ones_own_is_not_forgotten_while_it_may_run(
 
 
 def fixed_at(seen: JobObservation, replicas: int) -> JobStatus:
-    """A rendezvous of that size."""
+    """Return the status with a rendezvous of that fixed size."""
     status = seen.job.status
     return status.model_copy(update={"world": status.world.model_copy(update={"replicas": replicas})})
 
@@ -211,7 +211,10 @@ def test_an_evicted_pod_is_not_the_jobs_failure() -> None:
 
 
 def crashing(ends: list[tuple[float, str]], **last: Any) -> JobObservation:
-    """Pods of replica 1 that ended that long after T0, each planned for when it was seen; the last pod's fields."""
+    """Return the pods of replica 1 that ended so long after T0, each planned when its end was observed.
+
+    The last pod has these fields.
+    """
     seen = jobs.observed(jobs.job(jobs.spec()), (jobs.pod(0), jobs.pod(2)))
     for attempt, (after, reason) in enumerate(ends):
         gone = last if attempt == len(ends) - 1 else {}
@@ -253,7 +256,7 @@ def crashing(ends: list[tuple[float, str]], **last: Any) -> JobObservation:
 def test_a_replica_that_ends_by_itself_again_and_again_waits_for_its_next_pod(
     ends: list[tuple[float, str]], last: Any, wait: float
 ) -> None:
-    """No matter what else happens: the wait is worked out from the status, so a new operator keeps it."""
+    """The wait follows from the status alone, so a new operator keeps it whatever else happens."""
     seen, now = crashing(ends, **last), T0 + ends[-1][0]
     named = [(1, len(ends))]
     assert creates(plan(seen, now)) == ([] if wait else named)
@@ -266,7 +269,7 @@ def test_a_replica_that_ends_by_itself_again_and_again_waits_for_its_next_pod(
 
 
 def test_the_wait_for_a_next_pod_is_decided_when_the_end_is_seen() -> None:
-    """The pass that counts the failure makes no pod, names the reason, and is right on time for the next."""
+    """The pass that counts the failure makes no pod, names the reason, and schedules the next pass."""
     seen = crashing([(0, "Error"), (1, "Error")])
     ended = jobs.pod(1, 2, phase="Failed", exit_code=128, exit_reason="StartError")
     made = plan(replace(seen, pods=(seen.pods[0], ended, seen.pods[-1])), T0 + 2)
@@ -297,7 +300,10 @@ def test_a_round_that_trains_says_why_a_replica_is_missing() -> None:
 
 
 def test_a_member_that_ended_while_the_next_round_waits_is_one_failure() -> None:
-    """Seen and counted in the wait; the round that answers it later neither counts it again nor waits longer for it."""
+    """The end is observed and counted during the wait.
+
+    The later round neither counts it again nor waits longer for it.
+    """
     entries = tuple(
         Restart(at=rfc3339(T0 + 9 + i), replica="demo-0-0", reason="X", step=40, counted=False) for i in (0, 1)
     )
@@ -315,7 +321,7 @@ def test_a_member_that_ended_while_the_next_round_waits_is_one_failure() -> None
 
 
 def test_names_that_other_pods_hold_are_passed_over() -> None:
-    """Of the job that had the name before: its pods may be there for as long as their node is away."""
+    """The pods belong to an earlier job of that name, and may exist as long as their node is unreachable."""
     taken = frozenset({"demo-0-0", "demo-0-1", "demo-2-0", "demo-7-0"})
     seen = jobs.observed(jobs.job(jobs.spec()), taken=taken)
     made = plan(seen, T0)

@@ -1,4 +1,4 @@
-"""Pods that the API server refuses: a person is told of what no time can mend, and one pod is tried at a time."""
+"""Pods that the API server refuses: a person is told of permanent reasons, and one pod is tried at a time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_one_pod_is_tried_while_they_are_refused() -> None:
 
 
 def test_what_is_refused_for_good_is_tried_ever_more_rarely() -> None:
-    """As the shell does: the job is planned again when the plan says so, and each try is refused."""
+    """As in the shell, the job is planned again when the plan says so, and each try is refused."""
     now, tries = T0, [T0]
     while now < T0 + 3600:
         made = plan(jobs.observed(jobs.job(jobs.spec()), refused=refused(at=tries[-1])), now)
@@ -89,7 +89,7 @@ def test_a_clock_that_is_set_back_delays_no_try() -> None:
 
 
 def training(kind: Refusal = Refusal.PERMANENT) -> JobObservation:
-    """Two replicas train, and the pod of the third is refused."""
+    """Return a job in which two replicas train, and the pod of the third is refused."""
     seen = jobs.running(jobs.spec(replicas=2), count=2)
     return replace(seen, job=replace(seen.job, spec=jobs.spec()), refused=refused(kind, at=T0 + 20))
 

@@ -1,4 +1,4 @@
-"""A job with a queue: quota is lent once at every interleaving, and a job that is left alone gets its size."""
+"""Jobs with a queue: quota is lent once in every interleaving, and an undisturbed job gets its size."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def lent_once(site: Site) -> Callable[[], None]:
 
 
 async def competition(site: Site) -> None:
-    """Two elastic jobs and others that preempt them, come and go; the operator is restarted now and then."""
+    """Let two elastic jobs compete with others that preempt them; the operator is restarted now and then."""
     check = lent_once(site)
     first = site.add_job("first", replicas=site.rng.choice((4, 6)), least=site.rng.choice((1, 2)))
     second = site.add_job("second", replicas=3, least=site.rng.choice((None, 1, 2)))
@@ -202,7 +202,7 @@ def test_a_job_grows_into_free_quota_alone() -> None:
         site.add_stranger("humble", 2, priority=-5)
         await site.turns(30)
         uid = site.add_job("job", replicas=4, least=2)
-        # Its first request may preempt, as that of any job may; what it asks for later may not.
+        # The job's first request may preempt, like that of any job. Its later requests may not.
         await site.turns(100)
         site.add_stranger("humble again", 1, priority=-5)
         site.change_job(uid, replicas=6)

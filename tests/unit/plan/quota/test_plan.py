@@ -1,4 +1,4 @@
-"""plan() of a job with a queue: no pods before admission, what the status says meanwhile, and drains for quota."""
+"""plan() of a job with a queue: no pods before admission, the status meanwhile, and drains for quota."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_replacement_that_is_not_admitted_in_time_means_to_give_more() -> None
 
 
 def test_the_time_for_a_replacement_begins_when_it_is_created() -> None:
-    """The operator was away after it had lowered the counts."""
+    """The operator was stopped after it had lowered the counts."""
     shrunk = evicted(3, asked=1, shrunk_for="2027-01-15T08:00:00Z", shrunk_at=T0 + 20)
     made = plan(trains(shrunk, preemptor=preemptor(2)), T0 + 500)
     assert _replicas(made.status) == 1

@@ -1,4 +1,4 @@
-"""The model of Kueue, beside which the operator is tested, decides as the real Kueue did in the recordings."""
+"""Model of Kueue for tests of the operator: it decides as the real Kueue did in the recordings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from concertina.kube.resources import WORKLOADS
 
 Object = dict[str, Any]
 COHORT = "reclaim_in_cohort"
-"""Scenario that the model leaves out: it has one ClusterQueue."""
+"""Scenario that the model leaves out, because it has one ClusterQueue."""
 QUOTA = 4
 STEPS = 300
-"""Steps of the model after each write. Each of them takes one of some things that Kueue may do."""
+"""Number of steps of the model after each write. In each step, Kueue does one of the things that it may do."""
 LACKING = re.compile(r"(\d+) more needed")
 VICTIMS = re.compile(r"preemption of (\d+) workload")
 TRUE = ("QuotaReserved", "Admitted", "Evicted", "Finished")
 
 
 def decided(workload: Object) -> Object:
-    """Return what the operator acts on: counts, quota, conditions that are true, and what is lacking."""
+    """Return what the operator acts on: counts, quota, true conditions, and missing quota."""
     conditions = workload["conditions"]
     true = {kind: conditions[kind]["reason"] for kind in TRUE if conditions.get(kind, {}).get("status") == "True"}
     message = conditions.get("QuotaReserved", {}).get("message", "") if not workload["admission"] else ""
@@ -42,7 +42,7 @@ def decided(workload: Object) -> Object:
 
 
 class Model:
-    """The model's API server and Kueue, with each write answered before the next one."""
+    """API server and Kueue of the model, in which each write is answered before the next one."""
 
     def __init__(self, seed: int) -> None:
         self.time = 1_800_000_000.0

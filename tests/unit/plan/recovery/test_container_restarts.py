@@ -1,4 +1,4 @@
-"""A container that was started again in its pod is named and counted, once."""
+"""Container that was restarted in its pod: its reason is named, and it is counted once."""
 
 from __future__ import annotations
 

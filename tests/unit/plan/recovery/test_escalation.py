@@ -1,4 +1,4 @@
-"""What answers a failure: the actions, their budgets, and that they only get stronger while failures repeat."""
+"""Responses to failures: the actions, their budgets, and that they only get stronger while failures repeat."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DURABLE: dict[str, Any] = {"checkpoint": {"uri": "s3://bucket/run"}}
 
 
 def entry(replica: str = "demo-1-0", after: float = 0.0, **fields: Any) -> Restart:
-    """A failure of the job's own at step 40, that many seconds after T0."""
+    """Return a failure of the job's own at step 40, `after` seconds after T0."""
     values: dict[str, Any] = {
         "reason": "WorkerFailed",
         "node": f"node-{replica[5]}",
@@ -171,13 +171,13 @@ def test_the_only_one_that_holds_the_state_is_not_given_up(kind: Any, reason: st
 
 @dataclass(frozen=True)
 class Blow:
-    """One failure of a made-up history."""
+    """One failure of a generated history."""
 
     replica: int
     attempt: int
     reason: str
     gained: int
-    """Steps made since the one before."""
+    """Steps made since the previous failure."""
     error: str
     seconds: float
 
@@ -199,7 +199,10 @@ ORDER = [each.name for each in escalation.ACTIONS]
 
 
 def played(blows: list[Blow], spec: Any) -> list[tuple[Restart, str]]:
-    """Each failure and its action (or why the job has failed, the last), answered one after the other."""
+    """Return each failure with its action, answered one after the other.
+
+    The last may have the reason for the job's end.
+    """
     recent: tuple[Restart, ...] = ()
     now, step, told = 0.0, 10, []
     for blow in blows:
@@ -263,7 +266,7 @@ def test_status_and_events_name_the_action_and_why() -> None:
 
 
 def failed_again(number: int, recent: tuple[Restart, ...], **policy: int) -> Plan:
-    """A failure after `recent`, none of which looks like it."""
+    """Return the plan after one more failure, which differs from all of `recent`."""
     seen = look_at(recent, jobs.spec(failurePolicy=policy)).observed
     status = seen.job.status.model_copy(update={"restarts": Restarts(recent=recent, total=len(recent))})
     return failing(replace(seen, job=replace(seen.job, status=status)), T0 + 11, message=f"Rank 1 failed: {number}")
@@ -308,7 +311,7 @@ def test_a_failure_for_good_is_counted() -> None:
 
 
 def test_a_pod_whose_end_was_counted_does_not_exhaust_the_budget_twice() -> None:
-    """The coordinator may report a failure after the operator saw the end of the pod, counted it and made a new pod."""
+    """The coordinator may report a failure after the operator saw the pod's end, counted it and created a new pod."""
     ended = entry(B, after=10.5, action="ExcludeReplica")
     made = failed_again(0, (ended,), maxRestarts=1)
     assert not made.status.is_true("Failed")
@@ -361,7 +364,7 @@ def test_the_same_failure_three_times_at_one_step_stops_the_job() -> None:
     ("rollback", "ends"), [(None, True), (protocol.Rollback(30, ((0, 64),)), False)], ids=["stopped", "rolled back"]
 )
 def test_a_loss_that_is_none_ends_the_job_under_its_own_name(rollback: protocol.Rollback | None, ends: bool) -> None:
-    """Unless the next round has other samples."""
+    """The exception is that the next round has other samples."""
     said = {"reason": "LossNotFinite", "error": "Rank # (exit code #): the loss is nan"}
     before = entry(node="", **said).model_copy(update={"replica": ""})
     seen = look_at((before, before)).observed
@@ -407,7 +410,10 @@ def test_what_looks_like_a_bug(before: tuple[Restart, ...], failure: dict[str, A
 
 @pytest.mark.parametrize("watched", [True, False])
 def test_one_node_is_to_blame_where_nodes_are_not_watched(watched: bool) -> None:
-    """A known node may be the only one, which would make it a bug; where none is known, there may be others."""
+    """A single known node may be the only one, which makes the failure a bug.
+
+    If no node is known, there may be others.
+    """
     before = (entry(B, error=SAME), entry(B, error=SAME))
     seen = replace(look_at(before).observed, nodes_watched=watched)
     alone = {name: node for name, node in seen.nodes.items() if watched and name == entry(B).node}
@@ -432,7 +438,7 @@ def test_signals_are_a_bug_only_where_several_nodes_see_them(
 ) -> None:
     reason = "OutOfMemory" if "memory" in message else "WorkerSignaled"
     seen, failure = jobs.running(jobs.spec()), {"reason": reason, "exit_code": code, "message": message}
-    if not everywhere:  # and no other node to try
+    if not everywhere:  # There is no other node to try.
         pods = tuple(replace(pod, node="node-1") for pod in seen.pods)
         seen = replace(seen, pods=pods, nodes={"node-1": NodeView("node-1", ready=True)})
     for replica in (A, C):

@@ -1,4 +1,4 @@
-"""What follows from a hang, as failurePolicy says."""
+"""Responses to a hang, as failurePolicy says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAID = "no rank has moved for 62 s after step 40: rank 1 (replica demo-1-0 on no
 
 
 def hanging(hang: protocol.Hang | None = HANG, **policy: object) -> JobObservation:
-    """A job that trained, and whose coordinator has just said so."""
+    """Return a job that trained, whose coordinator has just reported a hang."""
     seen = jobs.running(jobs.spec(failurePolicy=policy))
     coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(hang=hang))
     return replace(seen, agents={**seen.agents, "demo-0-0": coordinator})

@@ -1,4 +1,4 @@
-"""Images and settings that no pod can start with: said in a sentence, and tried again only where that can help."""
+"""Images and settings with which no pod can start: they are reported, and retried only if that can help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas that don't get to start where others do."""
+"""Replicas that do not start while others do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BROKEN: dict[str, Any] = {
 
 
 def two_train(pod: dict[str, Any], view: dict[str, Any] | None, nodes: int = 6) -> JobObservation:
-    """Replica 2 is there, and not in the round."""
+    """Return a job in which two replicas train, and replica 2 exists outside of the round."""
     seen = jobs.running(jobs.spec(), 2)
     agents = dict(seen.agents)
     if view is not None:
@@ -34,7 +34,7 @@ def two_train(pod: dict[str, Any], view: dict[str, Any] | None, nodes: int = 6) 
 
 
 def answered(seen: JobObservation, now: float) -> tuple[Plan, Plan]:
-    """The pass that sees it, and the next one."""
+    """Return the plans of the pass that observes it, and of the next pass."""
     made = plan(seen, now)
     return made, plan(jobs.then(seen, made), now + 0.1)
 
@@ -116,7 +116,7 @@ CUT_OFF = "demo-1-0"
 
 
 def cut_off(minimum: int, nodes: int, seconds: float) -> tuple[JobObservation, float]:
-    """A job of three whose replica 1 the others can't reach, after so long, and when that is."""
+    """Return a job of three whose replica 1 the others can't reach after so long, and the time."""
     pods = tuple(jobs.pod(index) for index in range(3))
     seen = jobs.observed(
         jobs.job(jobs.spec(elastic={"minReplicas": minimum})), pods, {pod.name: jobs.agent(pod.name) for pod in pods}
@@ -146,7 +146,7 @@ def test_a_replica_that_the_others_can_not_reach_is_replaced_elsewhere_where_the
 
 
 def test_who_came_after_the_others_were_asked_is_not_cut_off_but_asked_about() -> None:
-    """Their answers can't name it, however many claims have come to nothing before."""
+    """The other answers can't name it, however many earlier claims have failed."""
     seen, now = cut_off(minimum=3, nodes=6, seconds=60)
     made = plan(seen, now)
     new = jobs.pod(1, 1, node="node-4", created=now)

@@ -1,4 +1,4 @@
-"""Stores that fail while a round goes on."""
+"""Stores that fail while a round continues."""
 
 from dataclasses import replace
 

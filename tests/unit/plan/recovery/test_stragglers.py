@@ -1,4 +1,4 @@
-"""What follows from a straggler, as failurePolicy.onStraggler says."""
+"""Responses to a straggler, as failurePolicy.onStraggler says."""
 
 from __future__ import annotations
 

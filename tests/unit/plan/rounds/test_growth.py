@@ -1,4 +1,4 @@
-"""Standby replicas, and growing back: who joins when, and how failures of joining slow it down."""
+"""Standby replicas and growth: which replicas join and when, and how failures of joining delay it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIXED = jobs.spec(elastic={"standbyReplicas": 1})
 def with_pod(
     seen: JobObservation, index: int, attempt: int = 0, ready: bool = True, at: float = T0 + 10
 ) -> JobObservation:
-    """One more replica that runs, its agent ready or not."""
+    """Return the observation with one more running replica, whose agent is ready or not."""
     pod = jobs.pod(index, attempt)
     view = jobs.agent(pod.name, ready_at=at, report=jobs.report(pod.name, ready=ready))
     pods = tuple(sorted((*seen.pods, pod), key=lambda pod: (pod.index, pod.attempt)))
@@ -31,7 +31,7 @@ def with_pod(
 
 
 def without(seen: JobObservation, index: int) -> JobObservation:
-    """The pod of that index is gone."""
+    """Return the observation without the pod of that index."""
     name = f"demo-{index}-0"
     pods = tuple(pod for pod in seen.pods if pod.name != name)
     return replace(seen, pods=pods, agents={key: view for key, view in seen.agents.items() if key != name})
@@ -42,7 +42,7 @@ def asked(made: Plan) -> set[str]:
 
 
 def answered(seen: JobObservation, made: Plan, now: float, absent: tuple[str, ...] = ()) -> JobObservation:
-    """The plan's Prepares (or Assigns) are answered by all."""
+    """Return the observation after all replicas have answered the plan's Prepares (or Assigns)."""
     agents = dict(seen.agents)
     for name, message in jobs.sends(made, protocol.Prepare).items():
         if name not in absent:
@@ -54,7 +54,7 @@ def answered(seen: JobObservation, made: Plan, now: float, absent: tuple[str, ..
 
 
 def reported(seen: JobObservation, round: int, state: str = "running", **fields: Any) -> JobObservation:
-    """The coordinator's report of a round under claim-<round>."""
+    """Return the observation with the coordinator's report of a round under claim-<round>."""
     coordinator = seen.job.status.world.members[0].replica
     claim = seen.job.status.world.claim
     assert claim is not None
@@ -66,7 +66,7 @@ def reported(seen: JobObservation, round: int, state: str = "running", **fields:
 
 
 def new_round(seen: JobObservation, made: Plan, now: float, claim: str) -> JobObservation:
-    """From the plan that claims to a round that trains."""
+    """Continue from the plan that claims to a round that trains."""
     seen = replace(answered(seen, made, now), fresh_claim=claim)
     made = plan(seen, now)
     assert made.status.world.round == made.status.world.claim.round
@@ -100,7 +100,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_at_once_and_gets_a_successor(s
     seen = answered(seen, made, T0 + 12)
     made = plan(seen, T0 + 12)
     assert {member.replica for member in made.status.world.members} == {"demo-0-0", "demo-2-0", "demo-3-0"}
-    # The successor, ready, stands by: nothing is drained for it.
+    # The successor is ready and becomes a standby: nothing is drained for it.
     seen = with_pod(reported(answered(seen, made, T0 + 12), 2), 1, 1, at=T0 + 13)
     made = plan(seen, T0 + 100)
     assert made.status.condition("Ready").reason == "Training"
@@ -154,7 +154,7 @@ def two_and_a_joiner() -> JobObservation:
 
 
 def grown(seen: JobObservation, now: float, claim: str) -> JobObservation:
-    """The joiner has joined."""
+    """Return the observation in which the replica has joined."""
     made = plan(seen, now)
     assert made.status.condition("Ready").reason == "Draining"
     seen = reported(jobs.then(seen, made), seen.job.status.world.round, state="drained")

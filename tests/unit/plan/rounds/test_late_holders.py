@@ -1,4 +1,4 @@
-"""Members that answer a Prepare late: who is waited for, how long, and what the round begins from."""
+"""Members that answer a Prepare late: which are waited for, how long, and the state from which the round begins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def holds(*shards: int, step: int = NEWEST) -> tuple[protocol.HeldSnapshot, ...]
 
 
 def own_and_copy(rank: int, step: int = NEWEST) -> tuple[protocol.HeldSnapshot, ...]:
-    """A member's shard and that of the member before it."""
+    """Return a member's shard and that of the member before it."""
     return holds(*sorted((rank, (rank - 1) % 4)), step=step)
 
 
@@ -46,9 +46,12 @@ def late(
     reached: bool = True,
     connected: bool = False,
 ) -> JobObservation:
-    """A failed round of four, of which these have not answered the Prepare of the next. The others hold their own
-    shard of the newest snapshot, the copy of their neighbour's, and the same of the one before. `held`: what some hold
-    instead; `ends`: how the calls of the late end; `reached`: whether the others reach them."""
+    """Return a failed round of four members, of which these have not answered the Prepare of the next round.
+
+    The others hold their own shard of the newest snapshot and the copy of their neighbour's, and the same of the
+    previous snapshot. `held` is what some hold instead, `ends` how the calls of the late members end, and `reached`
+    says whether the others reach them.
+    """
     seen = running()
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=ASKED)
     coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(failures=(failure,)))
@@ -68,19 +71,19 @@ def late(
 
 
 def begins_from(made: Plan) -> int | None:
-    """The step of the round that was committed; None where none was."""
+    """Return the step of the committed round; None if none was committed."""
     assigns = jobs.sends(made, protocol.Assign)
     return next(iter(assigns.values())).restore.step if assigns else None
 
 
 def ranked(*ranks: int) -> tuple[str, ...]:
-    """The members of these ranks."""
+    """Return the members of these ranks."""
     members = running().job.status.world.members
     return tuple(members[rank].replica for rank in ranks)
 
 
 def test_late_neighbours_that_hold_the_newest_snapshot_are_waited_for() -> None:
-    """The shard of the first of them is on both alone."""
+    """The shard of the first of them is on these two members alone."""
     seen = late(*ranked(1, 2))
     made = plan(seen, PATIENCE_OVER)
     assert begins_from(made) is None
@@ -114,8 +117,10 @@ def test_a_late_member_of_which_neighbours_hold_all_is_not_waited_for() -> None:
 
 
 def test_a_late_member_is_not_waited_for_where_others_lack_what_it_cannot_hold() -> None:
-    """A newer snapshot lacks the shard of a member that has failed, and its copy was never made: rank 3 is late, holds
-    its own shard and that of rank 2, and can't make it whole."""
+    """A newer snapshot lacks the shard of a failed member, and its copy was never made.
+
+    Rank 3 is late, and holds its own shard and that of rank 2, so it can't complete the snapshot.
+    """
     (failed, last), keepers = ranked(1, 3), ranked(0, 2)
     newer = {keepers[0]: holds(0, 3, step=NEWEST + 1), keepers[1]: holds(2, step=NEWEST + 1)}
     whole = {name: held + holds(0, 1, 2, 3) for name, held in newer.items()}
@@ -133,7 +138,7 @@ def test_a_late_member_is_waited_for_whose_shard_alone_a_newer_snapshot_lacks() 
 
 
 def test_a_snapshot_of_an_earlier_round_may_be_with_any_late_member() -> None:
-    """The status lists the members of the last round alone."""
+    """The status lists only the members of the last round."""
     last, *others = ranked(3, 0, 1, 2)
     earlier = {name: (protocol.HeldSnapshot(snapshot(NEWEST, round=0), (0,)),) for name in others}
     seen = late(last, held=earlier)
@@ -168,8 +173,10 @@ def test_a_member_whose_pod_has_ended_is_not_waited_for() -> None:
 
 
 def cut_off() -> JobObservation:
-    """Observe a round that all four have answered. The others did not reach ranks 1 and 2, who alone hold a shard of
-    the newest snapshot."""
+    """Observe a round that all four members have answered.
+
+    The others did not reach ranks 1 and 2, which alone hold a shard of the newest snapshot.
+    """
     seen = late(*ranked(1, 2), reached=False)
     agents = dict(seen.agents)
     for rank, name in zip((1, 2), ranked(1, 2), strict=True):
@@ -182,7 +189,7 @@ def cut_off() -> JobObservation:
 
 
 def test_where_state_would_be_left_behind_all_look_for_each_other_once_more() -> None:
-    """A busy agent answers a Ping too late, as it does a Prepare."""
+    """A busy agent answers a Ping too late, like a Prepare."""
     made = plan(cut_off(), PATIENCE_OVER)
     assert sorted(jobs.sends(made, protocol.Prepare)) == sorted(ranked(0, 1, 2, 3))
     claim = made.status.world.claim

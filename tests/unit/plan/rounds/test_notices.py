@@ -1,4 +1,4 @@
-"""What announces that a replica will go, and what the plan makes of it."""
+"""Announcements that a replica will leave, and the plan's response."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TAINT = "aws-node-termination-handler/spot-itn"
 
 
 def on_node(seen: JobObservation, *numbers: int, **fields: Any) -> JobObservation:
-    """Those nodes are as the fields say."""
+    """Return the observation with these fields of the nodes."""
     nodes = {f"node-{n}": NodeView(f"node-{n}", ready=True, **fields) for n in numbers}
     return replace(seen, nodes={**seen.nodes, **nodes})
 
 
 def pods(seen: JobObservation, *indexes: int, **fields: Any) -> JobObservation:
-    """Those pods are as the fields say."""
+    """Return the observation with these fields of the pods."""
     return replace(seen, pods=tuple(replace(pod, **fields) if pod.index in indexes else pod for pod in seen.pods))
 
 
@@ -33,7 +33,7 @@ def coordinator(seen: JobObservation, **fields: Any) -> JobObservation:
 
 
 def told(seen: JobObservation, name: str, **fields: Any) -> JobObservation:
-    """The coordinator says that of a member."""
+    """Return the observation in which the coordinator reports a member's notice."""
     state = protocol.MemberState(name, f"i-{name}", 1, "claim-a", "draining", **fields)
     return coordinator(seen, report=jobs.coordinator_report(members={name: state}))
 
@@ -110,7 +110,7 @@ def test_several_notices_are_one_drain() -> None:
 
 @pytest.mark.parametrize("who", ["demo-0-0", "demo-1-0"])
 def test_who_was_told_to_stop_has_a_notice_until_its_pod_has_ended(who: str) -> None:
-    """Also while the next round is made: its successor stays, for it does not."""
+    """The notice also counts while the next round is formed: the member's successor stays, and the member does not."""
     spec = jobs.spec()
     seen = jobs.running(spec)
     states = {who: protocol.MemberState(who, f"i-{who}", 1, "claim-a", "drained", notice=20.0)}
@@ -165,7 +165,7 @@ def test_a_replica_on_a_cordoned_node_works_on_until_its_successor_is_ready() ->
 
 
 def test_a_successor_that_comes_to_a_node_with_a_notice_does_not_chase_another() -> None:
-    """Where the template tolerates everything."""
+    """The template tolerates all taints."""
     seen = on_node(RUNNING, 1, cordoned=True)
     made = plan(seen, T0 + 20)
     successor = jobs.pod(1, 1, node="node-1", ip="127.0.0.9", created=T0 + 20)
@@ -204,7 +204,7 @@ def test_the_state_is_saved_where_those_who_stay_cannot_go_on(leaving: tuple[int
 
 
 def test_the_state_of_a_round_of_one_is_saved_though_a_spare_is_ready() -> None:
-    """No neighbour has a copy of it."""
+    """No neighbour has a copy of the state."""
     seen = jobs.running(jobs.spec(replicas=1, elastic={"standbyReplicas": 1}), 1)
     spare = jobs.pod(1, node="node-9", ip="127.0.0.9", created=T0)
     seen = replace(seen, pods=(*seen.pods, spare), agents={**seen.agents, spare.name: jobs.agent(spare.name)})
@@ -225,7 +225,7 @@ def test_a_drain_becomes_durable_when_the_rest_must_go_too() -> None:
 
 @pytest.mark.parametrize("fields", [{"notice": TAINT}, {"cordoned": True}], ids=["leave", "move"])
 def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[str, Any]) -> None:
-    """Four of which two go: what the first of them held is on the second alone."""
+    """Two of four leave: the shard of the first of them is on the second alone."""
     seen = jobs.running(jobs.spec(replicas=4), 4)
     seen = coordinator(on_node(seen, 1, 2, **fields), report=jobs.coordinator_report(state="drained"))
     if "cordoned" in fields:
@@ -261,7 +261,7 @@ def test_neighbours_that_go_together_hand_over_what_only_they_hold(fields: dict[
 
 
 def alone(spare: bool = False, **fields: Any) -> JobObservation:
-    """A round of one."""
+    """Return a round of one replica."""
     return jobs.running(jobs.spec(replicas=1, elastic={"standbyReplicas": 1} if spare else None, **fields), 1)
 
 
@@ -298,7 +298,7 @@ def test_the_state_of_a_round_of_one_is_saved_before_it_moves_too() -> None:
     ids=["moves", "leaves, and its successor is ready", "leaves, and a standby replica is ready"],
 )
 def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: JobObservation, heir: str) -> None:
-    """A round of one with the old replica would leave its state where it is."""
+    """A round of the old replica alone would leave its state where it is."""
     made = plan(seen, T0 + 20)
     assert drains(made)
     seen = coordinator(jobs.then(seen, made), report=jobs.coordinator_report(state="drained"))
@@ -330,7 +330,7 @@ def test_who_is_alone_hands_over_to_whoever_takes_its_place(seen: JobObservation
 
 
 def test_a_replica_that_handed_over_is_released_once_the_round_has_a_snapshot() -> None:
-    """The replica leaves and is prepared for the round, of which it is no member."""
+    """The replica leaves, and is prepared for the round without being a member."""
     leaver = jobs.pod(3, ip="127.0.0.8", deleting=True, deletion_at=T0 + 50)
     base = replace(RUNNING, pods=(*RUNNING.pods, leaver))
 
@@ -371,7 +371,7 @@ def test_an_exit_after_a_notice_is_no_failure(fields: dict[str, Any], counted: i
 
 
 def test_a_member_that_left_after_the_drain_does_not_break_the_round() -> None:
-    """The others may still be writing the checkpoint."""
+    """The other members may still be writing the checkpoint."""
     left = protocol.MemberState("demo-1-0", "i-demo-1-0", 1, "claim-a", "drained", step=41)
     report = jobs.coordinator_report(state="draining", members={"demo-1-0": left})
     seen = coordinator(replace(RUNNING, pods=(RUNNING.pods[0], RUNNING.pods[2])), report=report)

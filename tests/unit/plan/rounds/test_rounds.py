@@ -1,4 +1,4 @@
-"""A job's way from its first pods to its end, pass by pass, and what a failure leads to."""
+"""Course of a job from its first pods to its end, pass by pass, and the consequences of failures."""
 
 from __future__ import annotations
 
@@ -310,8 +310,10 @@ def test_a_coordinator_that_leaves_after_a_drain_is_no_failure() -> None:
 
 
 def claimed(two: dict[str, Any] | None = None) -> JobObservation:
-    """A failed round of three, and the Prepares of round 2: the first two have answered, `two` stands for the call to
-    the third (None: it has answered too)."""
+    """Return a failed round of three members with the Prepares of round 2.
+
+    The first two have answered. `two` stands for the call to the third (None: it has answered too).
+    """
     failure = protocol.Failure("demo-1-0", "WorkerFailed", "exit code 1", at=T0 + 11)
     seen = with_coordinator(jobs.running(jobs.spec()), report=jobs.coordinator_report(failures=(failure,)))
     made = plan(seen, T0 + 11)
@@ -355,7 +357,7 @@ def test_a_candidate_is_waited_for_from_when_its_call_had_its_turn(
 
 
 def test_a_member_that_is_dead_for_its_silence_is_listened_to_until_its_pod_goes() -> None:
-    """Else nothing would speak against it once its stream is closed, and its successor would be what is not needed."""
+    """Otherwise nothing would speak against it once its stream is closed, and its successor would be surplus."""
     seen = claimed(two={"done_at": T0 + 11.1, "error": "connection refused"})
     view = replace(seen.agents["demo-2-0"], wanted_at=T0 + 11, refusal=ConnectionRefusal.NOT_LISTENING)
     silent = replace(view, connected=False, lost_at=None, report=None)
@@ -377,7 +379,7 @@ def test_a_higher_round_seen_by_an_agent_is_claimed_beyond() -> None:
 
 
 def test_a_round_beyond_all_numbers_is_not_believed() -> None:
-    """In the round after it nobody's reports could be told from each other: their numbers end at a bound."""
+    """Reports of the following round could not be distinguished, because the numbers of rounds are bounded."""
     for seen in (5, 2**53):
         overtaken = {"done_at": T0 + 11.1, "reply": protocol.Refused("older", seen, "claim-z")}
         made = plan(claimed(two=overtaken), T0 + 11.2)
@@ -385,7 +387,7 @@ def test_a_round_beyond_all_numbers_is_not_believed() -> None:
 
 
 def test_an_agent_that_was_restarted_since_it_answered_is_asked_again() -> None:
-    """What the old one was about to find out, of storage say, nobody would ever hear."""
+    """What the previous agent was about to find out, about storage for example, is never reported."""
     seen = claimed(two={})
     name, view = "demo-0-0", seen.agents["demo-0-0"]
     assert view.report is not None
@@ -418,7 +420,7 @@ def test_too_few_survivors_wait_for_replacements() -> None:
 
 
 def anew(seen: JobObservation, *names: str, ready: bool) -> JobObservation:
-    """The containers of these were started again."""
+    """Return the observation after the containers of these replicas were restarted."""
     reports = {name: jobs.report(name, instance="another", ready=ready) for name in names}
     agents = {name: replace(seen.agents[name], connected=True, report=report) for name, report in reports.items()}
     return replace(seen, agents={**seen.agents, **agents})
@@ -440,7 +442,7 @@ def test_where_all_members_came_back_none_goes_on_without_the_others() -> None:
 
 
 def joining(ready_at: float, **coordinator: Any) -> JobObservation:
-    """Two of three train; the third has become ready."""
+    """Return a job in which two of three replicas train, and the third has become ready."""
     seen = jobs.running(jobs.spec(), 2)
     third = jobs.agent("demo-2-0", ready_at=ready_at)
     seen = replace(seen, pods=(*seen.pods, jobs.pod(2)), agents={**seen.agents, "demo-2-0": third})

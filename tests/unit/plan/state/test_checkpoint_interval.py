@@ -1,4 +1,4 @@
-"""everySeconds: Auto: what the trainer is told of the job's failures, and what it tells of the interval."""
+"""`everySeconds: Auto`: the failures that the trainer is told of, and the interval that it reports."""
 
 from dataclasses import replace
 
@@ -25,8 +25,13 @@ def test_the_interval_stands_in_the_status():
     coordinator = seen.agents["demo-0-0"]
     progress = replace(coordinator.report.progress, step=41, interval=CheckpointInterval(None, 84.3, 0.01234, 3600.4))
     agents = {**seen.agents, "demo-0-0": replace(coordinator, report=replace(coordinator.report, progress=progress))}
-    found = plan(replace(seen, agents=agents), jobs.T0 + 60).status.checkpoint_interval
-    assert (found.seconds, found.suggested_seconds, found.save_seconds, found.failure_seconds) == (0, 84, 0.012, 3600)
+    interval = plan(replace(seen, agents=agents), jobs.T0 + 60).status.checkpoint_interval
+    assert (interval.seconds, interval.suggested_seconds, interval.save_seconds, interval.failure_seconds) == (
+        0,
+        84,
+        0.012,
+        3600,
+    )
 
 
 def test_how_often_snapshots_are_taken_stands_in_the_status_until_it_is_reported_anew():

@@ -1,4 +1,4 @@
-"""Members are ordered by where they are, and the status says how far copies are from what they copy."""
+"""Order of members by their locations, and the distance of copies in the status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina_protocol import Assign, Prepare
 
 
 def committed(places: list[tuple[str, str]], spec: Any = None) -> tuple[JobObservation, Plan]:
-    """The first round of replicas that are on these nodes, in these zones."""
+    """Return the observation and the plan that commits the first round of replicas on these nodes, in these zones."""
     pods = tuple(jobs.pod(index, node=node) for index, (node, _) in enumerate(places))
     agents = {pod.name: jobs.agent(pod.name) for pod in pods}
     seen = jobs.observed(jobs.job(spec or jobs.spec(replicas=len(places))), pods, agents)

@@ -1,4 +1,4 @@
-"""A damaged newest checkpoint under `checkpoint.onDamage: UsePrevious`: what the operator remembers and chooses."""
+"""Damaged newest checkpoint with `checkpoint.onDamage: UsePrevious`: what the operator records and chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def durable(step: int, uid: str = jobs.UID) -> Durable:
 
 
 def found_damaged(bad: Durable, *steps: int, known: JobStatus | None = None) -> Plan:
-    """A pass over the report that a checkpoint is damaged; a rank for each of `steps`, the step to go back to."""
+    """Make a pass over the report that a checkpoint is damaged, with a rank for each step to go back to in `steps`."""
     seen = jobs.running(jobs.spec())
     failures = tuple(
         protocol.Failure(
@@ -37,21 +37,21 @@ def found_damaged(bad: Durable, *steps: int, known: JobStatus | None = None) -> 
 
 
 def chosen(latest: Durable, status: JobStatus) -> protocol.Restore:
-    found = restore.choose({}, [Storage("Ready", latest)], status, jobs.UID, WITH_STORAGE)
-    assert isinstance(found, protocol.Restore)
-    return found
+    choice = restore.choose({}, [Storage("Ready", latest)], status, jobs.UID, WITH_STORAGE)
+    assert isinstance(choice, protocol.Restore)
+    return choice
 
 
 def test_the_status_names_the_damaged_checkpoint_and_the_step_that_training_goes_on_from() -> None:
     made = found_damaged(durable(40), 30, 20)
     (bad,) = made.status.damaged_checkpoints or ()
     assert (bad.uri, bad.step, bad.previous_step) == (durable(40).uri, 40, 20)
-    said = {event.reason: event for event in made.events}
-    assert said["CheckpointDamaged"].type == "Warning"
-    assert said["CheckpointDamaged"].message == (
+    events_by_reason = {event.reason: event for event in made.events}
+    assert events_by_reason["CheckpointDamaged"].type == "Warning"
+    assert events_by_reason["CheckpointDamaged"].message == (
         f"{bad.uri} (step 40) is damaged: training continues from the checkpoint of step 20 or before"
     )
-    assert "RolledBack" not in said
+    assert "RolledBack" not in events_by_reason
     assert made.status.world.claim is not None
     assert made.status.world.claim.round == 2
     again = found_damaged(durable(40), 30, 20, known=made.status)
@@ -92,5 +92,5 @@ def test_as_many_damaged_checkpoints_are_remembered_as_the_crd_has_room_for() ->
         for step in range(60, 44, -1)
     )
     status = jobs.running(jobs.spec()).job.status.model_copy(update={"damaged_checkpoints": bad})
-    kept = found_damaged(durable(40), 20, known=status).status.damaged_checkpoints
-    assert [each.step for each in kept or ()] == [*range(59, 44, -1), 40]
+    damaged = found_damaged(durable(40), 20, known=status).status.damaged_checkpoints
+    assert [each.step for each in damaged or ()] == [*range(59, 44, -1), 40]

@@ -1,4 +1,4 @@
-"""The order of members: laws of a ring whose neighbours share as little as possible."""
+"""Order of members: laws of a ring whose neighbours share as little as possible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ZONES = st.sampled_from(["", "a", "b", "c"])
 
 @st.composite
 def members(draw: st.DrawFn, most: int = 24) -> dict[str, MemberPlace]:
-    """On a few nodes, each in one zone."""
+    """Generate members on a few nodes, each in one zone."""
     zones = draw(st.lists(ZONES, min_size=1, max_size=8))
     nodes = draw(st.lists(st.integers(0, len(zones) - 1), min_size=1, max_size=most))
     return {f"demo-{i}-0": MemberPlace(f"node-{node}", zones[node]) for i, node in enumerate(nodes)}
@@ -33,7 +33,7 @@ def test_a_permutation_with_the_coordinator_first(places: dict[str, MemberPlace]
 
 @given(members())
 def test_no_neighbours_share_a_zone_where_none_has_more_than_half(places: dict[str, MemberPlace]) -> None:
-    """The fewest there can be, of zones and of nodes: what a majority has beyond one in two."""
+    """As few neighbours as possible share a zone or a node: only the members of a majority beyond half."""
     ring, count = order(places, next(iter(places))), len(places)
     in_zone = max(Counter(place.zone for place in places.values()).values())
     on_node = max(Counter(place.node for place in places.values()).values())
@@ -59,9 +59,9 @@ def test_the_order_of_before_stays_where_it_is_as_good(places: dict[str, MemberP
     assert order(replaced, coordinator, before) == from_coordinator(seats, coordinator), (
         "a newcomer takes the place of who is gone"
     )
-    kept = [name for name in before if name != gone]
-    if left and shared(kept, left) <= shared(order(left, coordinator), left):
-        assert order(left, coordinator, before) == from_coordinator(kept, coordinator)
+    remaining = [name for name in before if name != gone]
+    if left and shared(remaining, left) <= shared(order(left, coordinator), left):
+        assert order(left, coordinator, before) == from_coordinator(remaining, coordinator)
 
 
 def from_coordinator(ring: list[str], coordinator: str) -> tuple[str, ...]:

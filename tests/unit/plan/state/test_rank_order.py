@@ -1,4 +1,4 @@
-"""Which replica has which rank in a world of blocks: laws of an order that keeps groups within domains of nodes."""
+"""Ranks of replicas in a world of blocks: laws of an order that keeps groups within domains of nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ NODES = st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.sampled_from
 
 
 def placed(*domains: str) -> dict[str, tuple[str, ...]]:
-    """placed("aab"): replicas 0 and 1 in domain a, 2 in domain b; of two strings the first is the wider domain."""
+    """Return the domains of replicas; placed("aab") has 0 and 1 in domain a, 2 in domain b.
+
+    Of two strings, the first is the wider domain.
+    """
     return {f"r{at}": tuple(path) for at, path in enumerate(zip(*domains, strict=True))}
 
 
@@ -30,14 +33,14 @@ def worlds(draw: st.DrawFn, most: int = 5) -> Blocks:
 @given(worlds(), st.data())
 def test_a_permutation_and_the_same_again(blocks: Blocks, data: st.DataObject) -> None:
     before = data.draw(st.permutations([*blocks.domains, "gone-0", "gone-1"]))
-    found = order([*blocks.domains], blocks, before)
-    assert sorted(found) == sorted(blocks.domains)
-    assert found == order([*blocks.domains], blocks, before)
+    ordered = order([*blocks.domains], blocks, before)
+    assert sorted(ordered) == sorted(blocks.domains)
+    assert ordered == order([*blocks.domains], blocks, before)
 
 
 @given(worlds())
 def test_no_tensor_group_is_split_where_all_can_be_whole(blocks: Blocks) -> None:
-    """And of those that can't, the fewest: what is left over in each domain, at each depth."""
+    """Otherwise as few groups as possible are split: those left over in each domain, at each depth."""
     found, size = order([*blocks.domains], blocks), blocks.sizes[0]
     for level in (1, 2, 3):
         counts = Counter(path[:level] for path in blocks.domains.values())
@@ -55,8 +58,10 @@ def test_nobody_finds_a_better_order(sizes: tuple[int, ...], nodes: list[tuple[s
 
 @given(worlds(), st.data())
 def test_who_stays_keeps_the_rank(blocks: Blocks, data: st.DataObject) -> None:
-    """The same members: the same order. One that a newcomer of the same node replaces: all others keep theirs. More
-    blocks: the old ones stay before them."""
+    """The order stays for the same members, and the other members keep their ranks if one is replaced on its node.
+
+    If there are more blocks, the old blocks come first.
+    """
     before = order([*blocks.domains], blocks)
     assert order(sorted(blocks.domains), blocks, before) == before
     gone = data.draw(st.sampled_from(before))
@@ -69,11 +74,11 @@ def test_a_lost_member_takes_its_block_out_and_the_others_keep_their_ranks() -> 
     names = [f"r{at}" for at in range(12)]
     blocks = Blocks((2, 4), dict.fromkeys(names, ("zone",)))
     live = [name for name in names if name != "r5"]
-    kept = choose(live, 8, blocks, names)
-    assert kept == ("r0", "r1", "r2", "r3", "r8", "r9", "r10", "r11"), "those of the broken block are not needed"
-    assert order(kept, blocks, names) == kept, "the last block takes the place of the lost one"
-    grown = order([*kept, "r4", "r6", "r7", "new"], Blocks((2, 4), {**blocks.domains, "new": ("zone",)}), kept)
-    assert grown[:8] == kept
+    chosen = choose(live, 8, blocks, names)
+    assert chosen == ("r0", "r1", "r2", "r3", "r8", "r9", "r10", "r11"), "those of the broken block are not needed"
+    assert order(chosen, blocks, names) == chosen, "the last block takes the place of the lost one"
+    grown = order([*chosen, "r4", "r6", "r7", "new"], Blocks((2, 4), {**blocks.domains, "new": ("zone",)}), chosen)
+    assert grown[:8] == chosen
 
 
 def test_members_of_a_broken_block_fill_the_gaps_of_another() -> None:
@@ -84,7 +89,7 @@ def test_members_of_a_broken_block_fill_the_gaps_of_another() -> None:
 
 
 def test_who_joins_goes_where_the_gap_is() -> None:
-    """r1 and r2 are lost; a newcomer of each one's domain waits."""
+    """r1 and r2 are lost, and a new replica in the domain of each of them waits."""
     domains = placed("aabbba")
     before = ["r0", "r1", "r2", "r3"]
     assert order(["r0", "r3", "r4", "r5"], Blocks((2,), domains), before) == ("r0", "r5", "r4", "r3")
@@ -97,7 +102,7 @@ def test_a_spare_of_the_right_domain_is_chosen() -> None:
 
 
 def test_where_another_order_is_better_as_many_as_possible_keep_their_ranks() -> None:
-    """Pairs across domains, as nodes were labelled late: every pair can be whole."""
+    """Nodes were labelled late, so pairs are across domains although every pair can be whole."""
     blocks = Blocks((2,), placed("abbacc"))
     assert order([*blocks.domains], blocks, [*blocks.domains]) == ("r0", "r3", "r2", "r1", "r4", "r5")
 
@@ -106,5 +111,5 @@ def test_where_another_order_is_better_as_many_as_possible_keep_their_ranks() ->
 def test_of_a_thousand_members_that_are_new(count: int) -> None:
     names = [f"r{at}" for at in range(1024)]
     blocks = Blocks((2, 8, 16), {name: (f"z{at % 3}", f"n{at % 96}") for at, name in enumerate(names)})
-    found = order(names, blocks, [f"gone-{at}" for at in range(count)] + names[count:])
-    assert len(set(found)) == 1024
+    ordered = order(names, blocks, [f"gone-{at}" for at in range(count)] + names[count:])
+    assert len(set(ordered)) == 1024

@@ -1,4 +1,4 @@
-"""Where a round continues from: the newest whole id that is not void, or the checkpoint, or the beginning."""
+"""State from which a round continues: the newest complete snapshot that is not void, a checkpoint, or the beginning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def id_of(round: int, step: int, shards: int = 2) -> SnapshotId:
 
 
 def holding(*held: tuple[int, int, tuple[int, ...]]) -> Prepared:
-    """(round, step, shards) each."""
+    """Return a reply of a replica that holds (round, step, shards) each."""
     snapshots = tuple(HeldSnapshot(id_of(round, step), shards) for round, step, shards in held)
     return Prepared("", "i", 9, "c", 1, "s", (), snapshots)
 
@@ -62,13 +62,13 @@ def test_the_newest_whole_state_that_is_not_void(
     held: dict[str, Any], latest: Durable | None, status: JobStatus, source: str, step: int
 ) -> None:
     replies = {name: holding(*snapshots) for name, snapshots in held.items()}
-    found = restore.choose(replies, [Storage("Ready", latest)], status, UID, WITH_STORAGE)
-    assert not isinstance(found, restore.Unknown)
-    assert (found.source, found.step) == (source, step)
+    choice = restore.choose(replies, [Storage("Ready", latest)], status, UID, WITH_STORAGE)
+    assert not isinstance(choice, restore.Unknown)
+    assert (choice.source, choice.step) == (source, step)
 
 
 STATES = st.tuples(st.integers(1, 3), st.integers(0, 9))
-"""(round, step)"""
+"""States as (round, step)."""
 HELD = st.dictionaries(STATES, st.sets(st.integers(0, 2), min_size=1).map(lambda some: tuple(sorted(some))), max_size=4)
 
 
@@ -88,8 +88,8 @@ def test_a_round_goes_on_from_the_newest_whole_state_and_never_mixes_two(
         )
         for name, held in replies.items()
     }
-    found = restore.choose(prepared, [Storage("Ready", named)], status, UID, WITH_STORAGE)
-    assert not isinstance(found, restore.Unknown)
+    choice = restore.choose(prepared, [Storage("Ready", named)], status, UID, WITH_STORAGE)
+    assert not isinstance(choice, restore.Unknown)
 
     good = lambda at: not start or at[0] >= start[0] or at[1] <= start[1]  # noqa: E731
     every = {at for held in replies.values() for at in held}
@@ -97,29 +97,29 @@ def test_a_round_goes_on_from_the_newest_whole_state_and_never_mixes_two(
     whole = {at for at in every if shards[at] == {0, 1, 2} and good(at)}
     stored = named is not None and (foreign or good(latest))
     if whole and not (stored and not foreign and latest > max(whole)):
-        assert (found.source, found.id) == ("Memory", id_of(*max(whole), 3))
+        assert (choice.source, choice.id) == ("Memory", id_of(*max(whole), 3))
         holders = {str(s): tuple(name for name in replies if s in replies[name].get(max(whole), ())) for s in range(3)}
-        assert found.holders == holders, "those and no others"
+        assert choice.holders == holders, "those and no others"
     elif named:
-        assert (found.source, found.durable) == ("Storage", named)
+        assert (choice.source, choice.durable) == ("Storage", named)
     else:
-        assert found.source == "Fresh"
+        assert choice.source == "Fresh"
 
 
 def test_the_holders_of_each_shard_are_named() -> None:
     replies = {"a": holding((1, 5, (0, 1))), "b": holding((1, 5, (1,)))}
-    found = restore.choose(replies, [READY], JobStatus(), UID, WITH_STORAGE)
-    assert not isinstance(found, restore.Unknown)
-    assert found.holders == {"0": ("a",), "1": ("a", "b")}
+    choice = restore.choose(replies, [READY], JobStatus(), UID, WITH_STORAGE)
+    assert not isinstance(choice, restore.Unknown)
+    assert choice.holders == {"0": ("a",), "1": ("a", "b")}
 
 
 @pytest.mark.parametrize("storages", [[], [None], [Storage("Unknown")], [Storage("Error", None, "no such bucket")]])
 def test_nothing_starts_while_the_state_is_not_known(storages: list[Storage | None]) -> None:
     assert isinstance(restore.choose({}, storages, JobStatus(), UID, WITH_STORAGE), restore.Unknown)
     replies = {"a": holding((1, 5, (0, 1)))}
-    found = restore.choose(replies, storages, JobStatus(), UID, WITH_STORAGE)
-    assert not isinstance(found, restore.Unknown), "what is in memory is enough to go on"
-    assert found.source == "Memory"
+    choice = restore.choose(replies, storages, JobStatus(), UID, WITH_STORAGE)
+    assert not isinstance(choice, restore.Unknown), "what is in memory is enough to go on"
+    assert choice.source == "Memory"
 
 
 @pytest.mark.parametrize(
@@ -137,22 +137,22 @@ def test_nothing_starts_while_the_state_is_not_known(storages: list[Storage | No
 def test_who_was_not_of_the_last_round_has_to_look_at_storage_again(
     held: dict[str, Any], learnt: tuple[int | None, ...], source: str | None
 ) -> None:
-    """It may have gone on without them, to its end perhaps, and nobody who knows is left."""
+    """The round may have continued without these members, to its end perhaps, and no member that knows is left."""
     replies = {name: holding(*snapshots) for name, snapshots in held.items()}
     looks = [Storage("Ready", durable(3, 6), round=round) for round in learnt]
-    found = restore.choose(replies, looks, base(3, 5), UID, WITH_STORAGE)
-    assert (None if isinstance(found, restore.Unknown) else found.source) == source
+    choice = restore.choose(replies, looks, base(3, 5), UID, WITH_STORAGE)
+    assert (None if isinstance(choice, restore.Unknown) else choice.source) == source
 
 
 def test_the_status_remembers_a_checkpoint_that_agents_have_not_seen() -> None:
     mark = CheckpointMark(step=8, round=3, uri="s3://bucket/3/8", at=rfc3339(jobs.T0))
     status = JobStatus(last_checkpoint=mark)
-    found = restore.choose({}, [Storage("Ready", durable(1, 4))], status, UID, WITH_STORAGE)
-    assert not isinstance(found, restore.Unknown)
-    assert found.durable == Durable(UID, 3, 8, "s3://bucket/3/8", at=jobs.T0)
+    choice = restore.choose({}, [Storage("Ready", durable(1, 4))], status, UID, WITH_STORAGE)
+    assert not isinstance(choice, restore.Unknown)
+    assert choice.durable == Durable(UID, 3, 8, "s3://bucket/3/8", at=jobs.T0)
 
 
 def test_a_command_of_ones_own_starts_from_its_beginning() -> None:
-    found = restore.choose({}, [None], JobStatus(), UID, jobs.command_spec(checkpoint={"uri": "s3://bucket/run"}))
-    assert not isinstance(found, restore.Unknown)
-    assert found.source == "Fresh"
+    choice = restore.choose({}, [None], JobStatus(), UID, jobs.command_spec(checkpoint={"uri": "s3://bucket/run"}))
+    assert not isinstance(choice, restore.Unknown)
+    assert choice.source == "Fresh"

@@ -1,4 +1,4 @@
-"""Training that was undone: what is beyond it is not gone on from again, and what was left out stays so."""
+"""Training that was undone: no round continues from undone states, and skipped samples stay skipped."""
 
 from dataclasses import replace
 
@@ -25,8 +25,8 @@ def latest(round, step):
 
 
 def chosen(held, storage, status):
-    found = restore.choose(held, [storage], status, jobs.UID, WITH_STORAGE)
-    return found.source, found.step, found.undone, found.skipped
+    choice = restore.choose(held, [storage], status, jobs.UID, WITH_STORAGE)
+    return choice.source, choice.step, choice.undone, choice.skipped
 
 
 def test_a_state_that_was_undone_is_never_gone_on_from():
@@ -44,10 +44,10 @@ def test_what_an_earlier_rollback_undid_stays_undone_though_the_last_one_went_ba
         rollback=BACK.model_copy(update={"round": 5, "step": 80}),
         internal=Internal(invalidated_checkpoints=(UndoneStates(round=3, step=50),)),
     )
-    found = restore.choose(holding(3, 60), [latest(3, 55)], status, jobs.UID, WITH_STORAGE)
-    assert (found.source, found.step) == ("Storage", 80), "or before: the trainer looks for one that was not undone"
-    assert (found.undone, found.undone_before) == (Undone(5, 80), (Undone(3, 50),))
-    assert found.voids(found.durable)
+    choice = restore.choose(holding(3, 60), [latest(3, 55)], status, jobs.UID, WITH_STORAGE)
+    assert (choice.source, choice.step) == ("Storage", 80), "or before: the trainer looks for one that was not undone"
+    assert (choice.undone, choice.undone_before) == (Undone(5, 80), (Undone(3, 50),))
+    assert choice.voids(choice.durable)
     assert chosen(holding(4, 60), latest(3, 55), status)[:2] == ("Memory", 60)
 
 
@@ -84,9 +84,9 @@ def test_a_rollback_and_its_samples_stand_in_the_status_with_the_claim_that_answ
     assert made.status.world.claim.round == 2
     (entry,) = made.status.restarts.recent
     assert (entry.reason, entry.replica, entry.node, entry.counted) == ("LossSpike", "", "", True)
-    said = {event.reason: event.message for event in made.events}
-    assert said["RolledBack"] == "round 1 is rolled back to step 25 or before: Rank 1: the loss is 9."
-    assert said["SamplesSkipped"] == "samples 100 to 107 are left out of the run"
+    events_by_reason = {event.reason: event.message for event in made.events}
+    assert events_by_reason["RolledBack"] == "round 1 is rolled back to step 25 or before: Rank 1: the loss is 9."
+    assert events_by_reason["SamplesSkipped"] == "samples 100 to 107 are left out of the run"
     again = told("LossSpike", {"rollback": back, "skipped": made.status.skipped})
     assert not {"RolledBack", "SamplesSkipped"} & {event.reason for event in again.events}
 

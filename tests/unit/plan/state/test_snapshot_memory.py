@@ -1,4 +1,4 @@
-"""Snapshots that don't fit are told before anything starts, with figures."""
+"""Snapshots that don't fit into memory: they are reported with figures before anything starts."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_what_the_init_container_writes_has_room_beside_them(tmp_path):
 
 
 def test_a_shard_s_header_has_room_beside_the_tensors():
-    """Of a model as large as any: each weight with two moments, a part of each."""
+    """The model is as large as any: each weight has two moments, and a rank has a part of each."""
     attention = ("attention.query", "attention.key", "attention.value", "attention.output", "attention_norm")
     names = (*attention, "feed_forward.gate", "feed_forward.up", "feed_forward.down", "feed_forward_norm")
     layers, whole, part, place = 126, (53248, 16384), (3328, 16384), (49920, 0)

@@ -1,4 +1,4 @@
-"""A world in blocks: who is of it, in which order of ranks, what the status says of it, and where its state is."""
+"""World in blocks: its members, the order of ranks, its status, and the location of its state."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ def spec(count: int, **fields: Any) -> Any:
 
 
 def racks(seen: JobObservation, racks: str) -> JobObservation:
-    """racks("aabb"): node-0 and node-1 are in rack a."""
+    """Return the observation with nodes in racks; racks("aabb") has node-0 and node-1 in rack a."""
     nodes = {f"node-{at}": NodeView(f"node-{at}", ready=True, labels={RACK: rack}) for at, rack in enumerate(racks)}
     return replace(seen, nodes={**seen.nodes, **nodes})
 
 
 def answered(seen: JobObservation, made: Plan, **held: protocol.HeldSnapshot) -> tuple[JobObservation, Plan]:
-    """All whom a claim asks have answered; those named hold what is said."""
+    """Return the observation after all replicas have answered a claim, and its plan.
+
+    The named replicas hold the given snapshots.
+    """
     agents = dict(seen.agents)
     for name, message in jobs.sends(made, protocol.Prepare).items():
         snapshots = (held[name.replace("-", "_")],) if name.replace("-", "_") in held else ()
@@ -83,7 +86,7 @@ def test_what_must_cross_a_link_is_told_once() -> None:
 
 
 def test_each_link_is_named_by_its_own_groups() -> None:
-    """Two racks of three: one pair crosses them, the others go between hosts of a rack."""
+    """There are two racks of three nodes: one pair crosses racks, the others communicate between hosts of a rack."""
     labels = [RACK, "kubernetes.io/hostname"]
     made = first_round(spec(6, parallelism={"context": 2}, topology={"labels": labels}), "aaabbb")
     assert made.status.world.cross_domain_groups == (
@@ -92,7 +95,10 @@ def test_each_link_is_named_by_its_own_groups() -> None:
 
 
 def test_experts_of_a_stage_are_a_group() -> None:
-    """Of pipelines of two, the experts of a layer are dealt out to one rank of each; a block of two crosses."""
+    """In pipelines of two, the experts of a layer are distributed to one rank of each.
+
+    A block of two crosses domains.
+    """
     experts = {"parallelism": {"expert": 2, "pipeline": 2}, "topology": {"labels": [RACK]}}
     assert first_round(jobs.command_spec(replicas=8, **experts), "aaaabbbb").status.world.cross_domain_groups is None
     made = first_round(jobs.command_spec(replicas=8, **experts), "aaabbbbb")
@@ -157,7 +163,7 @@ def held(*shards: int) -> protocol.HeldSnapshot:
 
 
 def test_of_a_broken_block_those_who_are_left_hand_over_and_stand_by() -> None:
-    """demo-5 is lost: demo-4 alone has shard 4 (its copy was there)."""
+    """demo-5 is lost, and demo-4 alone has shard 4, whose copy was on demo-5."""
     seen = jobs.running(spec(8, parallelism={"tensor": 2, "shard": 2}), 8)
     gone = tuple(pod for pod in seen.pods if pod.name != "demo-5-0")
     seen = replace(seen, pods=gone)

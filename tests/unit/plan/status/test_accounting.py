@@ -1,4 +1,4 @@
-"""Where the time went: every second in one class, what an incident costs, and what a token costs."""
+"""Accounting of time: every second is in one class. Also the costs of an incident and of a token."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from concertina.terminal import show
 from concertina_protocol import StepPart
 
 PRICE = {"perReplicaHour": "3600.0", "spotPerReplicaHour": "360.0", "currency": "EUR"}
-"""One a second, and a tenth."""
+"""Price of one a second, and of a tenth."""
 
 
 def with_coordinator(seen: JobObservation, **report: object) -> JobObservation:
@@ -42,7 +42,7 @@ def failed(at: float) -> dict[str, Any]:
 
 
 def next_round(seen: JobObservation, now: float, held: int | None = None) -> JobObservation:
-    """Who was asked to prepare has a snapshot of step `held`; the round is committed, and has made no step yet."""
+    """Commit a round without a step so far. The replicas that were asked to prepare have a snapshot of step `held`."""
     made = plan(seen, now)
     asked = jobs.sends(made, protocol.Prepare)
     number = next(iter(asked.values())).round
@@ -68,10 +68,10 @@ def next_round(seen: JobObservation, now: float, held: int | None = None) -> Job
 
 
 def at_work(seen: JobObservation, now: float, step: int, **fields: Any) -> JobObservation:
-    """The round has made a step."""
+    """Return the observation in which the round has made a step."""
     coordinator = seen.job.status.world.coordinator
-    told = protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", now, now, **fields)
-    report = replace(seen.agents[coordinator].report, progress=told)
+    reported = protocol.Progress(step, 100, 2.0, 1000.0, 0.5, step * 32, "training", now, now, **fields)
+    report = replace(seen.agents[coordinator].report, progress=reported)
     return passed(
         replace(seen, agents={**seen.agents, coordinator: replace(seen.agents[coordinator], report=report)}), now
     )
@@ -85,8 +85,8 @@ def test_the_seconds_add_up_to_the_time_since_the_creation() -> None:
     seen = jobs.running(jobs.spec())
     for second in range(12, 40, 2):
         broken = failed(T0 + 29.5) if second == 30 else {}
-        told = progress(40 + second, T0 + second, checkpoint_seconds=second / 100, stalled_seconds=second / 50)
-        seen = passed(with_coordinator(seen, progress=told, **broken), T0 + second)
+        reported = progress(40 + second, T0 + second, checkpoint_seconds=second / 100, stalled_seconds=second / 50)
+        seen = passed(with_coordinator(seen, progress=reported, **broken), T0 + second)
         status = seen.job.status
         assert total(status) == pytest.approx(unix_seconds(status.goodput.at) - T0, abs=0.02)
     goodput = plan(replace(seen, job=replace(seen.job, generation=2)), T0 + 38).status.goodput
@@ -119,7 +119,7 @@ def test_what_workers_say_of_their_steps_is_taken_out_of_what_was_productive() -
 
 
 def test_waits_that_are_reported_late_leave_the_recovery_of_earlier_incidents_alone() -> None:
-    """The last report of a round tells of waits that were counted as productive."""
+    """The last report of a round contains waits that were counted as productive."""
     seen = passed(with_coordinator(jobs.running(jobs.spec()), **failed(T0 + 20)), T0 + 22)
     seen = at_work(next_round(seen, T0 + 26), T0 + 27, 61)
     seen = at_work(seen, T0 + 50, 90)
@@ -140,9 +140,9 @@ def test_waits_that_are_reported_late_leave_the_recovery_of_earlier_incidents_al
 
 def test_a_slow_rank_0_is_no_less_a_straggler_and_no_communication() -> None:
     seen = jobs.running(jobs.spec())
-    told = progress(60, T0 + 20, seconds={StepPart.ALL_REDUCE: 1.0})
+    reported = progress(60, T0 + 20, seconds={StepPart.ALL_REDUCE: 1.0})
     seen = passed(
-        with_coordinator(seen, progress=told, busy=protocol.Busy(coordinator=9.0, median=5.0, most=9.0)), T0 + 20
+        with_coordinator(seen, progress=reported, busy=protocol.Busy(coordinator=9.0, median=5.0, most=9.0)), T0 + 20
     )
     goodput = seen.job.status.goodput
     assert (goodput.communication_seconds, goodput.straggler_seconds) == (1.0, 4.0)
@@ -165,12 +165,12 @@ def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(s
             seen = replace(seen, job=replace(job, generation=job.generation + 1))
         if what == "lose":
             seen = replace(seen, pods=seen.pods[:-1])
-        told = progress(60, now, seconds=parts, checkpoint_seconds=parts.get(StepPart.FORWARD, 0.0))
+        reported = progress(60, now, seconds=parts, checkpoint_seconds=parts.get(StepPart.FORWARD, 0.0))
         if what == "silent" or (script and what != "train"):
-            told = None
+            reported = None
         elif reported_at is None:
             reported_at = T0 + 6
-        seen = passed(with_coordinator(seen, progress=told, **(failed(now - 0.1) if what == "fail" else {})), now)
+        seen = passed(with_coordinator(seen, progress=reported, **(failed(now - 0.1) if what == "fail" else {})), now)
         status = seen.job.status
         assert min(status.goodput.by_class.values()) >= 0
         assert total(status) == pytest.approx(unix_seconds(status.goodput.at) - T0, abs=0.02)
@@ -185,9 +185,9 @@ def test_whatever_happens_and_whatever_workers_say_each_second_is_counted_once(s
 def test_an_operator_counts_by_a_clock_that_nobody_sets() -> None:
     seen = jobs.running(jobs.spec())
     before = total(seen.job.status)
-    told = with_coordinator(seen, progress=progress(60, T0 + 20))
+    reported = with_coordinator(seen, progress=progress(60, T0 + 20))
     for hour in (3600.0, -3600.0):
-        made = plan(replace(told, counted_for=7.5, progress_every=0.0), T0 + 20 + hour)
+        made = plan(replace(reported, counted_for=7.5, progress_every=0.0), T0 + 20 + hour)
         assert total(made.status) == pytest.approx(before + 7.5, abs=0.01)
 
 
@@ -298,12 +298,12 @@ def test_tokens_of_the_job_that_it_goes_on_from_are_not_its_own() -> None:
 
 
 def silent(**fields: Any) -> JobObservation:
-    """A script in its first round, whose workers run since T0 + 10."""
+    """Return a script in its first round, whose workers have run since T0 + 10."""
     return jobs.running(jobs.command_spec(**fields), progress=None)
 
 
 def touched(seen: JobObservation) -> JobObservation:
-    """A change of the spec, so that the next pass writes the status."""
+    """Change the spec, so that the next pass writes the status."""
     return replace(seen, job=replace(seen.job, generation=seen.job.generation + 1))
 
 
@@ -326,7 +326,7 @@ def test_time_without_known_steps_is_neither_productive_nor_part_of_the_goodput(
 
 
 def test_the_time_of_a_silent_script_is_counted_each_minute() -> None:
-    """Its status has no other news."""
+    """The status has no other news."""
     seen = silent(price=PRICE)
     status = seen.job.status
     assert (status.goodput.percent, status.goodput.unknown_seconds) == (None, 0.0)
@@ -344,8 +344,8 @@ def test_a_first_report_of_the_first_step_makes_the_time_before_it_startup() -> 
     startup = seen.job.status.goodput.startup_seconds
     seen = passed(touched(seen), T0 + 30)
     assert seen.job.status.goodput.unknown_seconds == pytest.approx(20)
-    told = replace(progress(1, T0 + 35), first_step_at=T0 + 34.0, restored_step=0)
-    seen = passed(with_coordinator(seen, progress=told), T0 + 35)
+    reported = replace(progress(1, T0 + 35), first_step_at=T0 + 34.0, restored_step=0)
+    seen = passed(with_coordinator(seen, progress=reported), T0 + 35)
     goodput = seen.job.status.goodput
     assert (goodput.unknown_seconds, goodput.productive_seconds) == (0.0, pytest.approx(1.0))
     assert goodput.startup_seconds == pytest.approx(startup + 24)
@@ -353,10 +353,10 @@ def test_a_first_report_of_the_first_step_makes_the_time_before_it_startup() -> 
 
 
 def test_counted_optimizer_steps_say_when_the_first_step_was() -> None:
-    """Which step of the run it was is not known; that no step came before it in this process is."""
+    """The step's number in the run is unknown, but it is the first one of this process."""
     seen = silent()
-    told = replace(progress(70, T0 + 40), first_step_at=T0 + 34.0, restored_step=None, optimizer="AdamW")
-    seen = passed(with_coordinator(seen, progress=told), T0 + 40)
+    reported = replace(progress(70, T0 + 40), first_step_at=T0 + 34.0, restored_step=None, optimizer="AdamW")
+    seen = passed(with_coordinator(seen, progress=reported), T0 + 40)
     goodput = seen.job.status.goodput
     assert (goodput.unknown_seconds, goodput.productive_seconds) == (0.0, pytest.approx(6.0))
     assert goodput.percent == pytest.approx(100 * 6 / 40, abs=0.01)
@@ -364,10 +364,10 @@ def test_counted_optimizer_steps_say_when_the_first_step_was() -> None:
 
 @pytest.mark.parametrize("keeps_state", [False, True], ids=["a script", "a script with State"])
 def test_before_a_first_report_of_a_later_step_there_may_have_been_steps(keeps_state: bool) -> None:
-    """A script may report each hundredth step, or resume from a checkpoint of another job. State commits each step."""
+    """A script may report each hundredth step, or resume from another job's checkpoint. State commits each step."""
     seen = silent()
-    told = replace(progress(100, T0 + 34), first_step_at=T0 + 34.0, restored_step=99)
-    seen = passed(with_coordinator(seen, progress=told, keeps_state=keeps_state), T0 + 40)
+    reported = replace(progress(100, T0 + 34), first_step_at=T0 + 34.0, restored_step=99)
+    seen = passed(with_coordinator(seen, progress=reported, keeps_state=keeps_state), T0 + 40)
     goodput = seen.job.status.goodput
     assert goodput.unknown_seconds == (0.0 if keeps_state else pytest.approx(24.0))
     assert goodput.productive_seconds == pytest.approx(6.0)
@@ -386,8 +386,8 @@ def test_a_script_that_reports_recovers_until_its_next_report() -> None:
     seen = passed(touched(seen), T0 + 42)
     assert seen.job.status.internal.incident.seconds == pytest.approx(9.0)
     coordinator = seen.job.status.world.coordinator
-    told = replace(progress(39, T0 + 47), first_step_at=T0 + 45.0, restored_step=38)
-    report = replace(seen.agents[coordinator].report, progress=told)
+    reported = replace(progress(39, T0 + 47), first_step_at=T0 + 45.0, restored_step=38)
+    report = replace(seen.agents[coordinator].report, progress=reported)
     seen = passed(
         replace(seen, agents={**seen.agents, coordinator: replace(seen.agents[coordinator], report=report)}), T0 + 47
     )

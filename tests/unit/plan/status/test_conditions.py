@@ -20,8 +20,10 @@ RUNNING = jobs.running(jobs.spec())
 
 
 def kstatus(status: JobStatus, generation: int) -> str:
-    """The generic rules of kstatus (cli-utils, pkg/kstatus/status), by which Flux judges an object. The first condition
-    that says something counts."""
+    """Return the status by the generic rules of kstatus (cli-utils, pkg/kstatus/status), which Flux uses.
+
+    The first condition that decides counts.
+    """
     if status.observed_generation != generation:
         return "InProgress"
     for condition in status.conditions:
@@ -33,7 +35,7 @@ def kstatus(status: JobStatus, generation: int) -> str:
 
 
 def changed(**fields: Any) -> JobObservation:
-    """The job that trains, just after its spec was changed."""
+    """Return the job that trains, just after its spec was changed."""
     return replace(RUNNING, job=replace(RUNNING.job, spec=jobs.spec(**fields), generation=2))
 
 

@@ -1,4 +1,4 @@
-"""Workers that train in worlds of their own, start plainly or import by themselves; a tracker in trouble."""
+"""Coordinator's sentences: workers in worlds of their own, plain starts, skipped modules, and a failing tracker."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The tables that a pass is made of."""
+"""Tables that a pass uses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_a_status_says_what_is_lost_where_nodes_are_not_watched() -> None:
     seen = jobs.running(jobs.spec())
     assert plan(seen, T0 + 20).status.nodes_not_watched is None
     without = replace(seen, nodes={}, nodes_watched=False)
-    said = plan(without, T0 + 20).status.nodes_not_watched or ""
-    assert [word for word in ("taints", "cordon", "not ready", "fits", "preference", "Zones") if word not in said] == []
+    sentence = plan(without, T0 + 20).status.nodes_not_watched or ""
+    assert [
+        word for word in ("taints", "cordon", "not ready", "fits", "preference", "Zones") if word not in sentence
+    ] == []
     made = plan(jobs.then(without, plan(without, T0 + 20), nodes_watched=True), T0 + 30)
     assert made.status.nodes_not_watched is None

@@ -1,4 +1,4 @@
-"""How far the run is, and when the status is written."""
+"""Progress of the run, and the times at which the status is written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_progress_alone_is_only_numbers_and_a_transition_is_not() -> None:
 
 
 def test_a_job_that_starts_as_asked_has_three_statuses_written_and_no_event() -> None:
-    """It waits, has committed, trains. The first status holds the first claim."""
+    """The job waits, has committed, trains. The first status holds the first claim."""
     pods = tuple(jobs.pod(index) for index in range(3))
     statuses, events = [], []
 
@@ -96,21 +96,21 @@ def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:
 
 def test_an_evaluation_stays_until_the_next_one_or_until_its_step_is_undone() -> None:
     seen = jobs.running(jobs.spec())
-    told = replace(progress(44, T0 + 13), evaluated=protocol.Evaluated(40, 1.23456789))
-    seen = with_coordinator(seen, progress=told)
+    reported = replace(progress(44, T0 + 13), evaluated=protocol.Evaluated(40, 1.23456789))
+    seen = with_coordinator(seen, progress=reported)
     seen = jobs.then(seen, plan(seen, T0 + 13))
     mark = seen.job.status.progress.evaluation
     assert (mark.step, mark.loss) == (40, 1.234568)
     assert plan(with_coordinator(seen, progress=progress(41, T0 + 16)), T0 + 16).status.progress.evaluation == mark
     assert plan(with_coordinator(seen, progress=progress(39, T0 + 16)), T0 + 16).status.progress.evaluation is None
-    worse = replace(told, evaluated=protocol.Evaluated(44, float("nan")), at=T0 + 16)
+    worse = replace(reported, evaluated=protocol.Evaluated(44, float("nan")), at=T0 + 16)
     assert plan(with_coordinator(seen, progress=worse), T0 + 16).status.progress.evaluation.loss is None
 
 
 def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() -> None:
     seen = jobs.running(jobs.spec())
-    told = replace(progress(44, T0 + 13), shares=(6, 3, 9))
-    made = plan(with_coordinator(seen, progress=told), T0 + 13)
+    reported = replace(progress(44, T0 + 13), shares=(6, 3, 9))
+    made = plan(with_coordinator(seen, progress=reported), T0 + 13)
     found = [(mark.replica, mark.node, mark.sequences, mark.factor) for mark in made.status.batch_assignment]
     nodes = [(f"demo-{index}-0", f"node-{index}") for index in range(3)]
     assert found == [(*nodes[1], 3, 0.5), (*nodes[0], 6, 1.0), (*nodes[2], 9, 1.5)]
@@ -119,7 +119,7 @@ def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() ->
     kept = plan(replace(seen, agents={**seen.agents, "demo-0-0": silent}), T0 + 16)
     assert kept.status.batch_assignment == made.status.batch_assignment
     for nonsense in ((), (9, 9), (0, 0, 0), (-1, 9, 10)):
-        newer = replace(told, shares=nonsense, at=T0 + 16)
+        newer = replace(reported, shares=nonsense, at=T0 + 16)
         assert plan(with_coordinator(seen, progress=newer), T0 + 16).status.batch_assignment == ()
     pod = replace(seen.pods[1], exit_code=1, phase=PodPhase.FAILED)
     lost = plan(replace(seen, pods=(seen.pods[0], pod, seen.pods[2])), T0 + 16)
@@ -128,8 +128,8 @@ def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() ->
 
 def test_shares_of_many_replicas_are_those_of_the_slowest() -> None:
     many = jobs.running(jobs.spec(replicas=20), 20)
-    told = replace(progress(44, T0 + 13), shares=tuple(range(1, 21))[::-1])
-    shares = plan(with_coordinator(many, progress=told), T0 + 13).status.batch_assignment
+    reported = replace(progress(44, T0 + 13), shares=tuple(range(1, 21))[::-1])
+    shares = plan(with_coordinator(many, progress=reported), T0 + 13).status.batch_assignment
     assert [mark.sequences for mark in shares] == list(range(1, MOST_SHARES + 1))
     assert shares[0].replica == many.job.status.world.members[-1].replica
 
@@ -143,8 +143,8 @@ def test_a_command_of_ones_own_trains_as_soon_as_it_runs() -> None:
 def test_the_course_of_a_run_grows_with_news_of_it_alone() -> None:
     seen = jobs.running(jobs.spec())
     for step, at in ((44, 12), (45, 13), (50, 16)):  # the second comes too soon after the first
-        told = with_coordinator(seen, progress=progress(step, T0 + at))
-        seen = jobs.then(told, plan(told, T0 + at))
+        reported = with_coordinator(seen, progress=progress(step, T0 + at))
+        seen = jobs.then(reported, plan(reported, T0 + at))
     known = unpacked(seen.job.status.history or "")
     told_of = [(point.step, point.loss, point.replicas) for point in known.points]
     assert told_of == [(40, 2.5, 3), (44, 2.0, 3), (50, 2.0, 3)]
@@ -154,8 +154,8 @@ def test_the_course_of_a_run_grows_with_news_of_it_alone() -> None:
 
 def test_before_a_rounds_first_step_the_last_loss_and_pace_are_those_of_the_round_before() -> None:
     seen = jobs.running(jobs.spec())
-    told = with_coordinator(seen, progress=progress(44, T0 + 12))
-    seen = jobs.then(told, plan(told, T0 + 12))
+    reported = with_coordinator(seen, progress=progress(44, T0 + 12))
+    seen = jobs.then(reported, plan(reported, T0 + 12))
     starting = protocol.Progress(43, 100, 0.0, 0.0, 0.0, 0, "restoring", T0 + 16)
     status = plan(with_coordinator(seen, progress=starting), T0 + 16).status
     found = status.progress

@@ -1,4 +1,4 @@
-"""The cache of data has a folder for each user of the machine."""
+"""Cache of data, with a folder for each user of the machine."""
 
 import os
 import subprocess

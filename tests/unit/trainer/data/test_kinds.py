@@ -1,4 +1,4 @@
-"""What a name and the first bytes of a file say that it is."""
+"""Format of a file by its name and its first bytes."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""The order of the data: a permutation, computed for any position by itself, and the same for ever."""
+"""Order of the data: a permutation that is computed for any position by itself, and that never changes."""
 
 import hashlib
 
@@ -18,9 +18,9 @@ counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filte
 @settings(deadline=None)
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_permute_is_a_permutation_and_the_same_in_integers(size, key):
-    found = permute(np.arange(size), size, key).tolist()
-    assert sorted(found) == list(range(size))
-    assert [integers.Permutation(size, key).at(value) for value in range(min(size, 200))] == found[:200]
+    permuted = permute(np.arange(size), size, key).tolist()
+    assert sorted(permuted) == list(range(size))
+    assert [integers.Permutation(size, key).at(value) for value in range(min(size, 200))] == permuted[:200]
 
 
 @settings(deadline=None)
@@ -34,7 +34,7 @@ def test_permute_is_the_same_in_integers_for_any_size(size, key, data):
 @settings(deadline=None)
 @given(counts=counts, seed=st.integers(0, 2**63 - 1), start=st.integers(0, 5000))
 def test_the_order_is_the_same_in_integers(counts, seed, start):
-    """What a script reads is what the bundled trainer reads."""
+    """A script and the bundled trainer read the same order."""
     one, many = integers.Order(counts, seed), BatchOrder(counts, seed)
     shards, indexes = many.locate(start, start + 50)
     assert [one.find(place) for place in range(start, start + 50)] == list(zip(shards, indexes, strict=True))
@@ -82,13 +82,13 @@ def test_epochs_and_seeds_differ():
 
 
 def test_neighbours_are_spread():
-    """No run of the source survives: of 10,000 neighbours in a good shuffle about one keeps its successor."""
+    """No run of neighbours remains: of 10,000 neighbours in a good shuffle, about one keeps its successor."""
     _, indexes = BatchOrder([10_000], seed=3).locate(0, 10_000)
     assert np.count_nonzero(np.diff(indexes) == 1) < 10
 
 
 def test_the_order_never_changes():
-    """A run that is resumed by a newer version goes on in the same order: this hash may never change."""
+    """A run that is resumed by a newer version continues in the same order, so this hash may never change."""
     shards, indexes = BatchOrder([1000 + 37 * i for i in range(40)], seed=42).locate(0, 10_000)
     golden = hashlib.sha256(np.stack([shards, indexes]).astype("<i8").tobytes()).hexdigest()
     assert golden == "8df34e72ec5d7c88ff079a5ae8ae81aaa950187676003d817e7bbca54468486d"

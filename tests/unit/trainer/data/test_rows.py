@@ -1,4 +1,4 @@
-"""Documents to sequences: every token that can be predicted is, once, within its document; from lengths alone."""
+"""Sequences from documents, by their lengths alone: every predictable token is predicted once, within its document."""
 
 import hashlib
 
@@ -47,7 +47,7 @@ def test_packing_fills():
 
 
 def test_the_packing_never_changes():
-    """Positions count packed sequences: this hash may never change."""
+    """Positions count packed sequences, so this hash may never change."""
     sizes = (np.arange(3000) * 7919) % 613 + 1
     plan = packed(starts(sizes), int(sizes.sum()), 128)
     content = [array.astype("<i8").tobytes() for array in (plan.first, plan.begins, plan.lengths)]

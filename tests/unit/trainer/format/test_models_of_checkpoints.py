@@ -1,4 +1,4 @@
-"""Which checkpoints of ours a model may begin with: those that compute as it does."""
+"""Checkpoints of this project with which a model may begin: those of models that compute the same."""
 
 import pytest
 
@@ -32,8 +32,8 @@ def test_one_that_computes_otherwise_is_refused(stored, mine, says):
     ("stored", "mine"),
     [
         (LORA, LORA),
-        ({}, LORA),  # adapters begin as they are
-        (LORA, {}),  # its adapters' names are refused with the weights
+        ({}, LORA),  # Adapters begin with their initial values.
+        (LORA, {}),  # The names of its adapters are refused with the weights.
         (EXPERTS, {"experts": {"count": 4, "activePerToken": 2, "balanceLoss": 0.5}}),
     ],
 )

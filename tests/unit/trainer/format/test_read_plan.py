@@ -1,4 +1,4 @@
-"""What is read of a saved state is planned before a byte moves: each wanted element once, and only what is there."""
+"""Reads of a saved state: they are planned beforehand, each wanted element once, and only elements that exist."""
 
 import math
 from itertools import pairwise, product
@@ -16,7 +16,7 @@ from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Layout, ShardMe
 
 @st.composite
 def grids(draw, shape):
-    """A tensor cut into boxes, as some world does."""
+    """Generate a tensor that is cut into boxes as by some world."""
     edges = [draw(st.sets(st.integers(1, length - 1), max_size=2)) if length > 1 else set() for length in shape]
     cuts = [
         [(begin, end - begin) for begin, end in pairwise((0, *sorted(some), length))]
@@ -27,8 +27,10 @@ def grids(draw, shape):
 
 @st.composite
 def worlds(draw):
-    """Tensors by name: dtype, shape, the boxes in which they were saved, and those that are wanted. What was saved may
-    be held by several shards."""
+    """Generate tensors by name: dtype, shape, the saved boxes, and the wanted ones.
+
+    Several shards may hold the same saved box.
+    """
     found = {}
     for number in range(draw(st.integers(1, 3))):
         shape = tuple(draw(st.lists(st.integers(1, 7), max_size=3)))
@@ -38,8 +40,10 @@ def worlds(draw):
 
 
 def files(tensors, count):
-    """The shards of `count` ranks, each box dealt to one of them: content and header by number. (A rank can hold one
-    box of a tensor, so more ranks are made where there are more boxes.)"""
+    """Yield the shards of `count` ranks, with each box in one of them: content and header by number.
+
+    A rank can hold one box of a tensor, so there are more ranks if there are more boxes.
+    """
     chunks = {}
     for name, (dtype, shape, saved, _) in tensors.items():
         for index, (offsets, lengths) in enumerate(saved):
@@ -56,7 +60,7 @@ def files(tensors, count):
 
 
 def values(chunk):
-    """Of the whole tensor: every element tells its place; bytes [..., item size]."""
+    """Return the whole tensor as bytes `[..., item size]`, in which every element contains its position."""
     size = ITEM_SIZES[chunk.dtype]
     count = math.prod(chunk.global_shape)
     numbers = (np.arange(count, dtype="<u8")[:, None] >> (8 * np.arange(size, dtype="<u8"))).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The shard file: read by safetensors itself, its header of one size whatever it says."""
+"""Shard file: safetensors itself reads it, and its header has one size for any content."""
 
 import json
 

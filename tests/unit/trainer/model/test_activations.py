@@ -1,4 +1,4 @@
-"""What a backward computes again, and what it does not."""
+"""Activations that a backward pass recomputes, and those that it does not."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""A layer of experts against one that is written out, in float64: results, gradients, loads, the balancing loss."""
+"""Layer of experts against a reference implementation, in float64: results, gradients, loads, the balancing loss."""
 
 import pytest
 import torch
@@ -81,7 +81,10 @@ def test_the_bias_chooses_and_does_not_weigh():
 @pytest.mark.parametrize("counts", [[2, 0, 5, 1], [0, 0, 0, 0], [0, 8, 0, 0]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_products_are_those_of_a_loop(counts, dtype):
-    """Forward and backward; an expert without tokens has a gradient of zeros, and no other expert waits for it."""
+    """Forward and backward are compared.
+
+    An expert without tokens has a gradient of zeros, and delays no other expert.
+    """
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(sum(counts), DIM, generator=generator, dtype=torch.float64)
     weights = torch.randn(4, HIDDEN, DIM, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Operations of a token, against torch's own count, and peaks by the device's name."""
+"""Operations of a token, compared with torch's own count, and peak rates by the device's name."""
 
 import pytest
 import torch
@@ -29,9 +29,11 @@ MODELS = {
 
 
 def counted(config: ModelConfig) -> tuple[float, float]:
-    """Operations of a token by torch's count: of matrix products, and of attention without what its backward repeats.
+    """Return the operations of a token by torch's count: matrix products, and attention without recomputation.
 
-    In float64, where the products of experts are plain ones: torch's counter does not know grouped ones."""
+    They run in float64, where the products of experts are plain ones, because torch's counter does not support grouped
+    ones.
+    """
     torch.manual_seed(0)
     model = Decoder(config).double()
     with torch.no_grad():
@@ -42,7 +44,7 @@ def counted(config: ModelConfig) -> tuple[float, float]:
         model(tokens, targets=tokens, weights=torch.ones_like(tokens, dtype=torch.float64)).backward()
     by_operation = counter.get_flop_counts()["Global"]
     attention = {operation: count for operation, count in by_operation.items() if "attention" in str(operation)}
-    # torch counts five products in the backward, of which the first one computes the scores again.
+    # torch counts five products in the backward pass, the first of which recomputes the scores.
     needed = sum(count * 4 / 5 if "backward" in str(operation) else count for operation, count in attention.items())
     return (sum(by_operation.values()) - sum(attention.values())) / tokens.numel(), needed / tokens.numel()
 

@@ -1,4 +1,4 @@
-"""Initial weights: any box of a weight is what the whole one has there."""
+"""Initial weights: any box of a weight equals that part of the whole weight."""
 
 import numpy as np
 import pytest
@@ -32,8 +32,8 @@ def test_a_box_has_the_bits_of_the_whole(cut, at_once):
     expected = whole(shape)[box.within(Box((0,) * len(shape), tuple(shape)))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(initial, "AT_ONCE", at_once)
-        found = initial_value("blocks.0.attention.query.weight", shape, box, CONFIG, 0)
-    assert torch.equal(found, expected)
+        box_values = initial_value("blocks.0.attention.query.weight", shape, box, CONFIG, 0)
+    assert torch.equal(box_values, expected)
 
 
 def test_they_are_normal_and_others_for_another_name_or_seed():

@@ -1,4 +1,4 @@
-"""What of a model of one's own is refused before anything trains, and with which words."""
+"""Custom models that are refused before training starts, and the error messages."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Samples that are left out: counting without them, and what is done about a step that looks wrong."""
+"""Skipped samples: the count without them, and the reaction to a step that looks wrong."""
 
 import itertools
 import math
@@ -22,9 +22,9 @@ RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(sorted).
 @given(skipped=RANGES, start=st.integers(0, 40), length=st.integers(0, 40))
 def test_samples_are_counted_without_what_is_skipped(skipped, start, length):
     skipped = united(skipped)
-    kept = [at for at in range(300) if not any(begin <= at < end for begin, end in skipped)]
+    remaining = [at for at in range(300) if not any(begin <= at < end for begin, end in skipped)]
     found = positions(start, start + length, skipped)
-    assert [at for begin, end in found for at in range(begin, end)] == kept[start : start + length]
+    assert [at for begin, end in found for at in range(begin, end)] == remaining[start : start + length]
     assert len(found) == 1 or all(end > begin for begin, end in found)
 
 

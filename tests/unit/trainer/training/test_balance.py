@@ -1,4 +1,4 @@
-"""What ranks tell each other of their speed, and that all of them draw the same conclusion at the same step."""
+"""Exchange of speeds between ranks: all of them compute the same shares at the same step."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 class Recorded:
-    """In the place of Batches."""
+    """Replacement of Batches that records the changes of plans."""
 
     def __init__(self, world):
         self.plan, self.changes = plan_batch(24, 8, world), []
@@ -23,7 +23,10 @@ class Recorded:
 
 
 def look(balances, seconds, hiccup=()):
-    """A window's steps: seconds a row of each rank; `hiccup`: ranks whose steps were ten times as long three times."""
+    """Play a window's steps with these seconds a row of each rank.
+
+    Ranks in `hiccup` take ten times as long three times.
+    """
     for step in range(WINDOW):
         for rank, (balance, each) in enumerate(zip(balances, seconds, strict=True)):
             assert balance.payload(CPU).numel() == 0
@@ -58,17 +61,17 @@ def test_all_ranks_change_to_the_same_plan(seconds):
 def test_a_change_is_said_and_a_hiccup_is_none():
     balances = team(3)
     assert look(balances, (0.01, 0.01, 0.01), hiccup=[1]) == ["", "", ""]
-    said = look(balances, (0.01, 0.01, 0.02))
-    assert said == ["balance: sequences a step by rank are 10 9 5; each takes ms 10.0 10.0 20.0"] * 3
+    sentences = look(balances, (0.01, 0.01, 0.02))
+    assert sentences == ["balance: sequences a step by rank are 10 9 5; each takes ms 10.0 10.0 20.0"] * 3
     assert [balance.reported for balance in balances] == [(10, 9, 5)] * 3
     assert look(balances, (0.01, 0.01, 0.01))[0].startswith("balance: sequences a step by rank are 8 8 8;")
 
 
 def test_a_rank_that_measures_no_work_at_all_speaks_when_the_others_do():
     balances = team(2)
-    said = look(balances, (0.0, 0.01))
-    assert said[0] == said[1]
-    assert said[0].startswith("balance: sequences a step by rank are 18 6;")
+    sentences = look(balances, (0.0, 0.01))
+    assert sentences[0] == sentences[1]
+    assert sentences[0].startswith("balance: sequences a step by rank are 18 6;")
 
 
 def test_without_it_nothing_travels():

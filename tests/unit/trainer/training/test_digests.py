@@ -1,4 +1,4 @@
-"""Digests of tensors: what they tell apart, and how often the host reads for them."""
+"""Digests of tensors: which tensors they distinguish, and how often the host waits for them."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from concertina_trainer.training.digests import digest, hashes, mixed
 
 READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten._to_copy.default, torch.ops.aten.equal.default)
-"""Operations by which the host waits for a device."""
+"""Operations for which the host waits for a device."""
 
 
 class HostReads(TorchDispatchMode):
@@ -33,7 +33,7 @@ def test_a_bit_or_an_order_makes_another_digest():
 
 
 def test_one_digest_of_many_tensors_has_no_read_for_each():
-    """On a GPU `tolist` reads once; on a CPU it is no operation."""
+    """On a GPU, `tolist` waits once; on a CPU it is no operation."""
     many = [torch.full((4,), float(number)) for number in range(300)]
     with HostReads() as reads:
         digest(many)
@@ -43,6 +43,6 @@ def test_one_digest_of_many_tensors_has_no_read_for_each():
 def test_hashes_are_read_when_they_are_mixed():
     some = tensors()
     with HostReads() as reads:
-        found = hashes(some)
+        hash_values = hashes(some)
     assert reads.count == 0
-    assert mixed(found) == digest(tensors())
+    assert mixed(hash_values) == digest(tensors())

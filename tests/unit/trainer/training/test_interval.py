@@ -1,4 +1,4 @@
-"""The interval between checkpoints: best where theory says so, and never shorter than what storage takes."""
+"""Interval between checkpoints: it is the best one in theory, and never shorter than an upload takes."""
 
 import math
 
@@ -11,7 +11,7 @@ from concertina_state.interval import SHORTEST, Interval, best
 
 
 def lost(interval, cost, between):
-    """Share of the time lost with exponential failures (Daly 2006, eq. 20, without the restart's own time)."""
+    """Return the share of time lost with exponential failures (Daly 2006, eq. 20, without the restart's own time)."""
     return between * math.expm1((interval + cost) / between) / interval
 
 

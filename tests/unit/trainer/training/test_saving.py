@@ -1,4 +1,4 @@
-"""What becomes of the state after a step, by what all ranks agreed on."""
+"""Decision about the state after a step, from the result on which all ranks agreed."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step, and the scale that clips gradients."""
+"""Learning rate as a function of the step, and the scale that clips gradients."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Shares of a batch by speed: whole, bounded, fair, and left alone where nothing would be won."""
+"""Shares of a batch by speed: they are whole, bounded and fair, and unchanged if a change gains nothing."""
 
 import itertools
 import math
@@ -58,7 +58,10 @@ def test_a_change_pays_and_is_the_last_one(total, seconds):
     slow=st.integers(0, 7),
 )  # fmt: skip
 def test_work_that_does_not_depend_on_the_share_makes_it_neither_swing_nor_worse(total, world, fixed, factor, slow):
-    """Seconds a sequence are then other ones under other shares: the next looks settle, and each is better."""
+    """The seconds of a sequence then depend on the share.
+
+    Later windows converge, and each is better than the one before.
+    """
     own = [factor if rank == slow % world else 1.0 for rank in range(world)]
 
     def steps(shares):

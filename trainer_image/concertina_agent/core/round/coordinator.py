@@ -22,7 +22,8 @@ from concertina_protocol import (
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 AT_ONCE, JOIN_GAP_SECONDS = 32, 0.002
-"""Number of members from which they join the coordinator one after another, and their average distance in seconds.
+"""Number of members from which they join the coordinator one after another, and the average time in seconds between two
+of them.
 
 A handshake takes the coordinator about that long.
 """
@@ -48,9 +49,10 @@ class Coordinator:
         }
         self._workers = {m.replica: m.workers for m in assign.members}
         self.told = dict(self.members)
-        """Members' states for the operator, each as of its last change, because steps change too fast to report each.
+        """Members' states as the operator gets them. They change less often than the members' steps, because steps
+        change too fast to report each one.
 
-        It is another object whenever its content has changed.
+        The object is replaced whenever its content has changed.
         """
         self._failures: dict[str, Failure] = {}
         self._join_seconds = join_seconds(len(assign.members))

@@ -121,12 +121,12 @@ def _within(location: str, pattern: str, out: str) -> Listing:
 
 
 def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
-    """Name an item as a person would: below the place as it was given."""
+    """Return the name of an item as a person would write it: relative to the location that the user gave."""
     return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
 def _named_file(file: InputFile) -> Listing:
-    """Return a file that was named itself, whatever role it would have in its folder."""
+    """Return a file that the user named, regardless of the role that it would have in its folder."""
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
 
@@ -315,7 +315,7 @@ def _of_split(
 
 
 def _each_once(listing: Listing) -> Listing:
-    """Leave out further names of a file, because its documents would be taken twice."""
+    """Return the listing with one name for each file: documents of a file with two names would be used twice."""
     plain = {item.identity: item.name for item in reversed(listing) if isinstance(item, InputFile)}
     plain |= {
         item.identity: item.name

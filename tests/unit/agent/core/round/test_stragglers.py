@@ -1,4 +1,4 @@
-"""Who the others wait for: the verdict of a window as a table and laws, and what it takes to be named."""
+"""Stragglers: the verdict of a window as a table and as laws, and the conditions for naming a rank."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from concertina_protocol import Heartbeat, Straggler
     ("busy", "step_seconds", "expected"),
     [
         ([0.1, 0.1, 0.3], 0.3, [2]),
-        ([0.1, 0.3], 0.3, [1]),  # of two, each is compared with the other
+        ([0.1, 0.3], 0.3, [1]),  # With two ranks, each is compared with the other.
         ([0.1, 0.11, 0.19], 0.2, []),
-        ([0.1, 0.1, 0.3], 5.0, []),  # the step is all communication: nothing would be won
+        ([0.1, 0.1, 0.3], 5.0, []),  # The step is all communication, so a replacement would gain nothing.
         ([0.3, 0.1, 0.1, 0.3, 0.1], 0.3, [0, 3]),
-        ([0.3, 0.3, 0.1], 0.3, []),  # most are that slow
+        ([0.3, 0.3, 0.1], 0.3, []),  # Most ranks are that slow.
     ],
 )
 def test_who_is_late(busy: list[float], step_seconds: float, expected: list[int]) -> None:
@@ -31,22 +31,22 @@ def test_the_unit_of_time_does_not_matter_and_the_fastest_is_never_late(
     busy: list[float], factor: float, unit: float
 ) -> None:
     work = {rank: Work(8, 8 * seconds) for rank, seconds in enumerate(busy)}
-    found = late(work, 8 * max(busy), factor)
-    assert busy.index(min(busy)) not in found
-    assert all(busy[rank] >= factor * min(busy) * 0.999 for rank in found)
-    scaled = {rank: Work(8, one.busy * 1024) for rank, one in work.items()}  # a power of two: exact
-    assert late(scaled, 8 * max(busy) * 1024, factor) == found
+    late_ranks = late(work, 8 * max(busy), factor)
+    assert busy.index(min(busy)) not in late_ranks
+    assert all(busy[rank] >= factor * min(busy) * 0.999 for rank in late_ranks)
+    scaled = {rank: Work(8, one.busy * 1024) for rank, one in work.items()}  # A power of two is exact.
+    assert late(scaled, 8 * max(busy) * 1024, factor) == late_ranks
 
 
 class Play:
-    """Three ranks, seen every quarter of a second; each step takes `step` seconds."""
+    """Three ranks, observed every quarter of a second; each step takes `step` seconds."""
 
     def __init__(self, factor: float | None = 2.0, step: float = 0.25) -> None:
         self.stragglers, self.now, self.step = Stragglers(factor), 100.0, step
         self.steps, self.busy = 0, [0.001, 0.001, 0.001]
 
     def run(self, seconds: float, *busy: float) -> bool:
-        """Whether there was news."""
+        """Let time pass, and return whether there was news."""
         news = False
         for _ in range(round(seconds / self.step)):
             self.now, self.steps = self.now + self.step, self.steps + 1

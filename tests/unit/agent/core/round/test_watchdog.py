@@ -1,4 +1,4 @@
-"""Who hangs, and since when: the verdicts as tables and laws."""
+"""Hangs and their beginning: the verdicts as tables and laws."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def heartbeat(rank: int, phase: str = "computing", step: int = 5, still: float =
         ([heartbeat(0), heartbeat(1)], [0, 1]),
         ([heartbeat(0, stack=IN_COLLECTIVE), heartbeat(1, stack=IN_SCRIPT)], [1]),
         ([heartbeat(0, stack=IN_COLLECTIVE), heartbeat(1, stack=IN_COLLECTIVE)], [0, 1]),
-        # Only rank 0 of a script of one's own tells where it is: the stacks tell of the others.
+        # Only rank 0 of a user's own script reports its position. The stacks show that of the others.
         ([heartbeat(0, stack=IN_COLLECTIVE), Heartbeat(1, -1, "", 0.0, stack=IN_SCRIPT)], [1]),
         ([heartbeat(0), Heartbeat(1, -1, "", 0.0)], [0, 1]),
     ],
@@ -76,10 +76,10 @@ def test_a_frame_of_fsdp_further_out_is_no_collective() -> None:
 def test_suspects_are_those_furthest_behind_whatever_the_order(places: list, order: list[int]) -> None:
     heartbeats = [heartbeat(rank, phase, step) for rank, (step, phase) in enumerate(places)]
     shuffled = [heartbeats[i] for i in order if i < len(heartbeats)]
-    found = suspects(shuffled)
-    assert found == suspects(heartbeats)
-    assert found
-    assert {position(one) for one in found} == {min(map(position, heartbeats))}
+    behind = suspects(shuffled)
+    assert behind == suspects(heartbeats)
+    assert behind
+    assert {position(one) for one in behind} == {min(map(position, heartbeats))}
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_how_long_is_too_long(told: float, steps: list[float], phase: str, secon
 
 
 def watchdog(seconds: float = 10.0) -> Watchdog:
-    found = Watchdog(Limits(hang_seconds=seconds))
-    found.step_took(0.1)
-    return found
+    made = Watchdog(Limits(hang_seconds=seconds))
+    made.step_took(0.1)
+    return made
 
 
 def test_a_round_hangs_when_no_rank_has_moved_and_is_named_when_the_stacks_are_there() -> None:
@@ -157,7 +157,7 @@ def test_workers_that_tell_nothing_never_hang() -> None:
 
 @given(st.floats(-1e9, 1e9), st.floats(0, 50))
 def test_the_clocks_of_members_do_not_matter(offset: float, still: float) -> None:
-    """A member whose clock is off by any amount says the same ages."""
+    """A member reports the same ages whatever its clock shows."""
     hearts = Heartbeats()
     hearts.on_beat(0, 5, "training", offset)
     hearts.update((), [0], offset + still)
@@ -184,7 +184,7 @@ def test_a_worker_that_is_stopped_for_moments_is_slow_and_not_stopped() -> None:
 
 
 def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> None:
-    """However long its step takes."""
+    """The worker is slow, however long its step takes."""
     hearts = Heartbeats()
     for used, found in ((50, set()), (58, set()), (66, set()), (66, {1})):
         hearts.update([Heartbeat(1, 7, "computing", 2.0)], [1], now=0.0)
@@ -192,7 +192,7 @@ def test_a_worker_that_computes_between_its_stops_is_slow_and_not_stopped() -> N
 
 
 def test_who_says_again_and_again_that_data_are_waited_for_does_not_hang_until_it_falls_silent() -> None:
-    """A script, which has no heartbeat: `trainingjob.data` says so once a second while its store is away."""
+    """A script has no heartbeat file: `trainingjob.data` sends a message once a second while its store is away."""
     hearts, dog, now = Heartbeats(), Watchdog(Limits()), 0.0
 
     def look() -> bool:
