@@ -1,7 +1,7 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale workflow-linters kind lint check-docs format docstrings bench crds pod-template chart-readme monitoring reference docs lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e test-images e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale wheels workflow-linters kind lint check-docs format docstrings bench crds pod-template chart-readme monitoring reference docs lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
@@ -56,6 +56,9 @@ test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one 
 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.e2e
+
+test-images: environment ## Build operator and agent images by buildah, and run them; needs root, buildah, mmdebstrap and PREFIX, a Python 3.13's folder
+	@CONCERTINA_IMAGES_RUN=1 CONCERTINA_IMAGES_PYTHON="$(PREFIX)" $(BIN)/python -m pytest tests/images
 
 kind: setup ## Try everything on a cluster of two nodes by kind: images, chart, demo job, three drills; needs docker or podman
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.kind
@@ -135,6 +138,10 @@ docs: ## Build the documentation site into out/site, and fail on a broken link
 	@tools/install-environment.sh out/docs-environment docs
 	@NO_MKDOCS_2_WARNING=1 out/docs-environment/bin/mkdocs build --strict --quiet
 	@echo "docs: open out/site/index.html"
+
+wheels: environment ## Build the distributions' wheels into dist/
+	@for part in operator/packages/* trainer_image/packages/*; do \
+		$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist $$part || exit 1; rm -rf $$part/build; done
 
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade

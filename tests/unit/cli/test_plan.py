@@ -167,9 +167,9 @@ def environment(folder: Path, lock: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
-    """Pythons as in the operator's image, which is without torch, and in the trainer's."""
+    """Pythons as of the base install of concertina-cli, which is without torch, and in the trainer's image."""
     folder = tmp_path_factory.mktemp("environments")
-    return environment(folder / "operator", "operator"), environment(folder / "trainer", "trainer")
+    return environment(folder / "cli", "cli"), environment(folder / "trainer", "trainer")
 
 
 def without_torch(environments: tuple[list[str], list[str]], *options: object) -> str:
