@@ -139,9 +139,13 @@ docs: ## Build the documentation site into out/site, and fail on a broken link
 	@NO_MKDOCS_2_WARNING=1 out/docs-environment/bin/mkdocs build --strict --quiet
 	@echo "docs: open out/site/index.html"
 
-wheels: environment ## Build the distributions' wheels into dist/
-	@for part in operator/packages/* trainer_image/packages/*; do \
-		$(BIN)/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist $$part || exit 1; rm -rf $$part/build; done
+wheels: ## Build the distributions' wheels into dist/
+	@tools/install-environment.sh out/build-environment build
+	@rm -rf */packages/*/build
+	@for part in */packages/*; do \
+		out/build-environment/bin/uv build --quiet --wheel --no-build-isolation --python out/build-environment/bin/python \
+			--out-dir dist $$part || exit 1; done
+	@rm -rf */packages/*/build
 
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes or updates a virtual environment: tools/install-environment.sh FOLDER dev|operator|agent|trainer|cli|docs
+# Makes or updates a virtual environment: tools/install-environment.sh FOLDER dev|operator|agent|trainer|cli|docs|build
 #
 # The Makefile and the Dockerfiles do the same here: everything by hash from requirements/, then distributions of this
 # workspace. `dev` holds links to all of them, and pip and uv. Every other kind is an image's: it holds what it runs with
@@ -20,9 +20,9 @@ case $kind in
     agent) parts="$base $trainer_image/agent" ;;
     trainer) parts="$base $trainer_image/config $trainer_image/trainer $trainer_image/agent" ;;
     cli) parts="$base $trainer_image/config $trainer_image/trainer $operator/core $operator/cli" ;;
-    docs) parts= ;;
+    docs | build) parts= ;;
     *)
-        echo "there is no environment named $kind: choose dev, operator, agent, trainer, cli or docs" >&2
+        echo "there is no environment named $kind: choose dev, operator, agent, trainer, cli, docs or build" >&2
         exit 2
         ;;
 esac

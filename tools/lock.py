@@ -63,14 +63,13 @@ def environments() -> dict[str, list[str]]:
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         extras = ",".join(project.get("optional-dependencies", ()))
         everything.append(f"{name}[{extras}]" if extras else name)
-    build = (REQUIREMENTS / "build.in").read_text().split()
-    tools = [line for line in build if Requirement(line).name != "uv"]  # builds in the environment need no network
-    dev = [*tools, *closure(everything)[1], *groups["mlflow-server"], *groups["dev"]]
+    setuptools = [line for line in groups["build"] if Requirement(line).name != "uv"]  # builds there need no network
+    dev = [*setuptools, *closure(everything)[1], *groups["mlflow-server"], *groups["dev"]]
     return {
         "dev": dev,
         **{name: closure(asked)[1] for name, asked in ENVIRONMENTS.items()},
         "docs": groups["docs"],
-        "build": build,
+        "build": groups["build"],
     }
 
 

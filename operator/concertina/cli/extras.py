@@ -12,16 +12,15 @@ class Extra(enum.Enum):
 
     STORAGE = "storage"
     DATA = "data"
-    DEMO = "demo"
 
 
 class ExtraMissing(Exception):
-    """A package is not installed. The message is the command that installs it."""
+    """A package is not installed. The message has the command that installs it."""
 
 
 @contextlib.contextmanager
 def needing(extra: Extra) -> Iterator[None]:
-    """Name the extra if the block lacks a package that is not of this project.
+    """Name the extra if the block lacks a package.
 
     Raises:
         ExtraMissing: When the package is not installed.

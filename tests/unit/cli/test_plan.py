@@ -182,6 +182,7 @@ def test_without_torch_it_says_how_to_measure_in_the_trainers_image(
 ) -> None:
     told = without_torch(environments, file)
     assert "Memory is not measured: that needs torch, which is not installed here." in told
+    assert "\n  pip install 'concertina-cli[torch]'\n" in told
     assert f"concertina plan {file} --python 'docker run --rm -i --entrypoint python3 concertina/trainer:test'" in told
     assert "at the peak" not in told
     assert "First bottleneck: " in told

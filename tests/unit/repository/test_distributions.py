@@ -111,7 +111,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_a_distribution_imports_only_what_it_stands_on(owners: dict[str, str]) -> None:
-    """This takes the place of import contracts: what is not installed can't be imported."""
+    """Dependencies take the place of import contracts here: a package that is not installed can't be imported."""
     modules = {module_of(file): name for file, name in owners.items()}
     allowed = {name: set(lock.closure([name])[0]) for name in MEMBERS}
     for file, name in owners.items():
@@ -248,16 +248,10 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(cli: Path, a
     assert done.returncode == 1
 
 
-def test_with_storage_checkpoints_need_neither_torch_nor_numpy() -> None:
-    """All that the commands import, by a Python in which neither can be imported."""
-    code = """
-import sys
-sys.modules |= dict.fromkeys(("torch", "numpy"))
-import concertina.cli.checkpoint, concertina.cli.checkpoint_rows, concertina.cli.reproduce
-import concertina_state.checkpoints.catalogue, concertina_state.checkpoints.reader
-import concertina_trainer.data.consumed, concertina_trainer.export.export
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_the_demo_asks_for_a_checkout(cli: Path) -> None:
+    done = subprocess.run([cli / "bin/concertina", "demo"], capture_output=True, text=True, check=False, cwd=cli)
+    assert "the demo needs a checkout of concertina" in " ".join(done.stdout.split())
+    assert done.returncode == 1
 
 
 def pythons() -> list[str]:
@@ -279,7 +273,11 @@ assert sorted(map(tuple, rows.tolist())) == [(97, 98, 99, 100), (100, 101, 102, 
 weights[0] += 1
 trainingjob.report(step=start + 1, loss=0.5)
 state.commit(start, durable=True)
-print(start, weights[0], data.samples, trainingjob.should_checkpoint())
+try:
+    trainingjob.data("s3://bucket/tokens", length=3, batch=2)
+except ModuleNotFoundError as error:
+    missing = str(error)
+print(start, weights[0], data.samples, trainingjob.should_checkpoint(), missing)
 """
 
 
@@ -295,6 +293,7 @@ def test_a_script_needs_the_standard_library_alone(python: str, wheels: dict[str
     for weight, samples in (("1.0", "2"), ("2.0", "4")):
         done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
         assert done.stdout.split()[1:3] == [weight, samples]
+        assert "pip install 'concertina-sdk[storage]'" in done.stdout
 
 
 def test_an_editor_finds_types_and_words(wheels: dict[str, Path]) -> None:

@@ -68,7 +68,7 @@ def test_without_a_python_there_is_a_sentence(tmp_path: Path) -> None:
 def test_an_environment_that_there_is_not(tmp_path: Path) -> None:
     done = script("install-environment.sh", str(tmp_path), "nothing", path=os.environ["PATH"])
     assert done.returncode == 2
-    assert "choose dev, operator, agent, trainer, cli or docs" in done.stderr
+    assert "choose dev, operator, agent, trainer, cli, docs or build" in done.stderr
 
 
 @pytest.mark.parametrize(
