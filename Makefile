@@ -6,6 +6,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
+# What test-images builds: operator, agent and trainer, whose image takes torch with CUDA.
+IMAGES ?= operator agent
 # Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so. Two cores have time for three:
 # tests of the control plane wait more than they compute.
 SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/meminfo)
@@ -57,8 +59,8 @@ test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.e2e
 
-test-images: environment ## Build operator and agent images by buildah, and run them; needs root, buildah, mmdebstrap and PREFIX, a Python 3.13's folder
-	@CONCERTINA_IMAGES_RUN=1 CONCERTINA_IMAGES_PYTHON="$(PREFIX)" $(BIN)/python -m pytest tests/images
+test-images: environment ## Build images by the Dockerfiles and run them; needs root, buildah, mmdebstrap and PREFIX, the folder of a Python 3.13
+	@CONCERTINA_IMAGES_RUN=1 CONCERTINA_IMAGES="$(IMAGES)" CONCERTINA_IMAGES_PYTHON="$(PREFIX)" $(BIN)/python -m pytest tests/images
 
 kind: setup ## Try everything on a cluster of two nodes by kind: images, chart, demo job, three drills; needs docker or podman
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.kind

@@ -2,8 +2,9 @@
 # Builds the images by the unmodified Dockerfiles, without Docker and without a registry:
 # tools/build-images.sh FOLDER PREFIX [TARGET ...]      PREFIX: a Python 3.13 of this machine; TARGET: operator, agent, trainer
 #
-# FOLDER keeps the storage of buildah. The base that the Dockerfiles name can't be pulled here, so one is made under its
-# name: Debian by mmdebstrap, with the Python of PREFIX in /usr/local, and this machine's certificates. For tests only.
+# FOLDER keeps buildah's storage. The base that the Dockerfiles name is not pulled: one is made under its name, of Debian
+# by mmdebstrap, the Python of PREFIX in /usr/local, and this machine's certificates. For tests only. STORAGE_DRIVER=vfs
+# is for machines that can't mount an overlay, such as most containers. It takes several times the disk.
 set -eu
 
 if [ $# -lt 2 ]; then
@@ -19,7 +20,7 @@ done
 root=$(cd "$(dirname "$0")/.." && pwd)
 base=docker.io/library/python:3.13-slim-trixie
 mkdir -p "$folder"
-export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot BUILDAH_FORMAT=oci
+export STORAGE_DRIVER="${STORAGE_DRIVER:-overlay}" BUILDAH_ISOLATION=chroot BUILDAH_FORMAT=oci
 in_folder() { buildah --root "$folder/storage" --runroot "$folder/run" "$@"; }
 
 if ! in_folder inspect --type image "$base" > /dev/null 2>&1; then

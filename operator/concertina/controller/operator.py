@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import gc
@@ -73,6 +74,8 @@ STEADY_SECONDS = 60.0
 
 def main() -> None:
     """Run until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is restarted)."""
+    text = "Serve TrainingJobs until SIGTERM. Environment variables configure it: install it by its Helm chart."
+    argparse.ArgumentParser(prog="concertina-operator", description=text).parse_args()
     descriptors.raise_limit()
     # The time to parse an integer grows with the square of its length, and agents may send any.
     sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)

@@ -187,9 +187,10 @@ def test_the_operator_is_small_and_whole(operator: Path, owners: dict[str, str])
     (packages,) = operator.glob("lib/python*/site-packages")
     size = sum(file.stat().st_size for file in packages.rglob("*") if file.is_file())
     assert size <= MOST_OPERATOR_MB * 10**6, f"{size / 10**6:.0f} MB"
-    done = subprocess.run(
-        [operator / "bin/concertina-operator"], env={}, capture_output=True, text=True, check=False, cwd=operator
-    )
+    command = operator / "bin/concertina-operator"
+    helped = subprocess.run([command, "--help"], env={}, capture_output=True, text=True, check=True, cwd=operator)
+    assert helped.stdout.startswith("usage: concertina-operator")
+    done = subprocess.run([command], env={}, capture_output=True, text=True, check=False, cwd=operator)
     assert "CONCERTINA_NAMESPACE is not set" in done.stderr
 
 
