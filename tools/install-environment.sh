@@ -61,8 +61,9 @@ cd "$root"
 if [ "$kind" = dev ]; then
     install_build_tools "$VIRTUAL_ENV"
     "$VIRTUAL_ENV/bin/uv" pip install --compile-bytecode --require-hashes -r "$lock"
-    # One made before the distributions were parted holds a link that hides them.
+    # An environment of the time of one distribution has a link that hides the others.
     "$VIRTUAL_ENV/bin/uv" pip uninstall --quiet concertina 2>/dev/null || true
+    # compat: plain paths, which mypy and import-linter read, instead of import hooks.
     # shellcheck disable=SC2086,SC2046  # words
     "$VIRTUAL_ENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --config-setting editable_mode=compat \
         $(printf -- '--editable %s ' $parts)

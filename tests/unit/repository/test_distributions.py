@@ -20,7 +20,6 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[3]
 UV = Path(sys.executable).with_name("uv")
-VERSION = "0.1.0"
 MOST_OPERATOR_MB = 120
 SPEC = importlib.util.spec_from_file_location("lock", ROOT / "tools" / "lock.py")
 assert SPEC
@@ -28,6 +27,7 @@ assert SPEC.loader
 lock = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(lock)
 MEMBERS: dict[str, Path] = lock.members()
+VERSION = tomllib.loads((MEMBERS["concertina-sdk"] / "pyproject.toml").read_text())["project"]["version"]
 TRACKERS = {"mlflow", "tensorboard", "wandb"}
 """Packages that the agent needs with its extra `tracking`."""
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(not UV.exists(), reason="no uv: run `make environment`")]
