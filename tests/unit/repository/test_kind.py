@@ -86,9 +86,7 @@ def test_a_cluster_that_was_asked_for_stays(machine: Machine, monkeypatch: pytes
     assert ("kind", "delete") not in [(name, arguments[0]) for name, arguments, _ in machine.called()]
 
 
-def test_images_are_loaded_by_the_command_of_the_environment(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_are_loaded_by_the_command_of_the_environment(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ["registry:5000/concertina/operator:1", "registry:5000/concertina/agent@sha256:12"]
     monkeypatch.delenv(images.VARIABLE, raising=False)
     assert images.load(named) == [], "the cluster pulls its images"
