@@ -6,7 +6,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
-# What test-images builds: operator, agent and trainer, whose image takes torch with CUDA.
+# What test-images builds: operator, agent, trainer. The trainer's image needs 31 GB of disk while it is built.
 IMAGES ?= operator agent
 # Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so. Two cores have time for three:
 # tests of the control plane wait more than they compute.
