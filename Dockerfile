@@ -4,7 +4,7 @@ ARG PYTHON=3.13-slim-trixie
 
 FROM python:${PYTHON} AS source
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY LICENSE ./
 COPY requirements requirements
 COPY tools/install-environment.sh tools/find-python.sh tools/
 COPY operator operator
@@ -18,7 +18,9 @@ RUN tools/install-environment.sh /opt/concertina agent
 
 # The base image comes without the compiled standard library, and nothing may be written there later.
 FROM python:${PYTHON} AS compiled
-RUN python3 -m compileall -q -j 0 -x '/tests?/' /usr/local/lib/python3*
+# Nor does anything install packages: pip goes.
+RUN rm -rf /usr/local/lib/python3*/site-packages/* /usr/local/lib/python3*/ensurepip /usr/local/bin/pip* \
+    && python3 -m compileall -q -j 0 -x '/tests?/' /usr/local/lib/python3*
 
 FROM compiled AS agent
 COPY --from=agent-environment /opt/concertina /opt/concertina
@@ -30,5 +32,4 @@ FROM compiled AS operator
 COPY --from=operator-environment /opt/concertina /opt/concertina
 ENV PATH=/opt/concertina/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 USER 65532:65532
-ENTRYPOINT ["concertina"]
-CMD ["operator"]
+ENTRYPOINT ["concertina-operator"]

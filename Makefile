@@ -1,11 +1,13 @@
 # concertina: `make help` lists what can be made.
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale workflow-linters kind lint check-docs format docstrings bench crds pod-template chart-readme monitoring reference docs lock clean environment binaries
+.PHONY: help setup demo check test test-long test-gpu test-gpu-packages test-e2e test-images e2e-prerequisites azurite prometheus kueue jobset next-kubernetes vale wheels workflow-linters kind lint check-docs format docstrings bench crds pod-template chart-readme monitoring reference docs lock clean environment binaries
 
 BIN := .venv/bin
 HELM = $$($(BIN)/python tools/binaries.py helm)
 TESTS ?= tests
+# What test-images builds: operator, agent, trainer. The trainer's image needs 31 GB of disk while it is built.
+IMAGES ?= operator agent
 # Files of tests at a time; each process has a cluster of its own, 3 GiB of memory or so. Two cores have time for three:
 # tests of the control plane wait more than they compute.
 SIDE_BY_SIDE ?= $(shell awk '/MemAvailable/ {print ($$2 > 12e6 ? 3 : 2)}' /proc/meminfo)
@@ -56,6 +58,9 @@ test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one 
 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.e2e
+
+test-images: environment ## Build images by the Dockerfiles and run them; needs root, buildah, mmdebstrap and PREFIX, the folder of a Python 3.13
+	@CONCERTINA_IMAGES_RUN=1 CONCERTINA_IMAGES="$(IMAGES)" CONCERTINA_IMAGES_PYTHON="$(PREFIX)" $(BIN)/python -m pytest tests/images
 
 kind: setup ## Try everything on a cluster of two nodes by kind: images, chart, demo job, three drills; needs docker or podman
 	@PYTHONPATH=tests $(BIN)/python -m builders.cluster.kind
@@ -135,6 +140,14 @@ docs: ## Build the documentation site into out/site, and fail on a broken link
 	@tools/install-environment.sh out/docs-environment docs
 	@NO_MKDOCS_2_WARNING=1 out/docs-environment/bin/mkdocs build --strict --quiet
 	@echo "docs: open out/site/index.html"
+
+wheels: ## Build the distributions' wheels into dist/
+	@tools/install-environment.sh out/build-environment build
+	@rm -rf */packages/*/build
+	@for part in */packages/*; do \
+		out/build-environment/bin/uv build --quiet --wheel --no-build-isolation --python out/build-environment/bin/python \
+			--out-dir dist $$part || exit 1; done
+	@rm -rf */packages/*/build
 
 lock: environment ## Pin anew what the environments hold (within pyproject.toml's bounds)
 	@$(BIN)/python tools/lock.py --upgrade

@@ -20,13 +20,15 @@ packages=$folder/usr/local/lib/python$minor/dist-packages # where Debian's own p
 export VIRTUAL_ENV="$root/.venv"
 install() { "$root/.venv/bin/uv" pip install --quiet --compile-bytecode --target "$packages" "$@"; }
 install --require-hashes -r "$root/requirements/operator.txt"
+install --require-hashes -r "$root/requirements/agent.txt"
 # From a copy: setuptools would leave its build folder in the checkout, and reuse what an older build left there.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-for part in pyproject.toml README.md LICENSE operator trainer_image; do cp -a "$root/$part" "$copy/"; done
-install --no-deps --no-build-isolation "$copy"
+cp -a "$root/LICENSE" "$root/operator" "$root/trainer_image" "$copy/"
+rm -rf "$copy"/*/packages/*/build
+install --no-deps --no-build-isolation "$copy"/trainer_image/packages/* "$copy/operator/packages/core" "$copy/operator/packages/operator"
 rm -rf "$packages/bin"
-for entry in "concertina concertina.cli.main app" "concertina-agent concertina_agent.main main" \
+for entry in "concertina-operator concertina.controller.operator main" "concertina-agent concertina_agent.main main" \
     "torchrun torch.distributed.run main"; do
     # shellcheck disable=SC2086  # three words
     set -- $entry

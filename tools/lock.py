@@ -1,7 +1,7 @@
-"""Pins what each environment holds, with hashes: `make lock` writes requirements/*.txt.
+"""Pins what each environment holds, with hashes: `make lock` writes the files of requirements/.
 
-Everything comes from pyproject.toml; the operator's and the trainer's versions are those of the development lock. The
-files name no package index, and hold for Python 3.11 to 3.13 on every platform.
+Everything comes from the pyproject.toml files of the workspace; the images' versions are those of the development lock.
+The files name no package index, and hold for Python 3.11 to 3.13 on every platform.
 """
 
 from __future__ import annotations
@@ -11,39 +11,70 @@ import subprocess
 import sys
 import tomllib
 
+from packaging.requirements import Requirement
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements"
 COMPILE = (
     *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"),
     *("--generate-hashes", "--no-header", "--no-annotate", "--no-emit-index-url"),
 )
+ENVIRONMENTS = {
+    "operator": ["concertina-operator"],
+    "agent": ["concertina-agent", "concertina-sdk[storage]"],
+    "trainer": ["concertina-trainer[data,torch]", "concertina-agent[tracking]"],
+    "cli": ["concertina-cli"],
+}
+"""Distributions with their extras that an environment holds. `tools/install-environment.sh` installs the same."""
+
+
+def members() -> dict[str, pathlib.Path]:
+    """Return the folder of each distribution of the workspace, by its name."""
+    globs = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
+    files = sorted(file for glob in globs for file in ROOT.glob(f"{glob}/pyproject.toml"))
+    return {tomllib.loads(file.read_text())["project"]["name"]: file.parent for file in files}
+
+
+def closure(asked: list[str]) -> tuple[list[str], list[str]]:
+    """Return the workspace's distributions that `asked` stands on, and what they require from elsewhere."""
+    folders = members()
+    waiting, seen, foreign = [Requirement(line) for line in asked], set[str](), set[str]()
+    while waiting:
+        wanted = waiting.pop()
+        if wanted.name not in folders:
+            foreign.add(str(wanted))
+            continue
+        if str(wanted) in seen:
+            continue
+        seen.add(str(wanted))
+        project = tomllib.loads((folders[wanted.name] / "pyproject.toml").read_text())["project"]
+        lines = [*project["dependencies"]]
+        for extra in wanted.extras:
+            lines += project["optional-dependencies"][extra]
+        waiting += map(Requirement, lines)
+    return sorted({Requirement(line).name for line in seen}), sorted(foreign)
 
 
 def environments() -> dict[str, list[str]]:
-    """What each environment is asked to hold. With what builds it: no net is needed then."""
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    build, project = pyproject["build-system"]["requires"], pyproject["project"]
-    extras = project["optional-dependencies"]
+    """Return what each environment needs from elsewhere. The development environment needs everything."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    everything = []
+    for name, folder in members().items():
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        extras = ",".join(project.get("optional-dependencies", ()))
+        everything.append(f"{name}[{extras}]" if extras else name)
+    setuptools = [line for line in groups["build"] if Requirement(line).name != "uv"]  # builds there need no network
+    dev = [*setuptools, *closure(everything)[1], *groups["mlflow-server"], *groups["dev"]]
     return {
-        "dev": [
-            *build,
-            *project["dependencies"],
-            *extras["trainer"],
-            *extras["tracking"],
-            *extras["mlflow-server"],
-            *extras["demo"],
-            *extras["dev"],
-        ],
-        "operator": [*build, *project["dependencies"]],
-        "trainer": [*build, *extras["trainer"], *extras["tracking"]],
-        "agent": [*build, *extras["agent"]],
-        "docs": extras["docs"],
+        "dev": dev,
+        **{name: closure(asked)[1] for name, asked in ENVIRONMENTS.items()},
+        "docs": groups["docs"],
+        "build": groups["build"],
     }
 
 
 def main() -> None:
     upgrade = ["--upgrade"] if "--upgrade" in sys.argv[1:] else []
-    subprocess.run([*COMPILE, *upgrade, REQUIREMENTS / "uv.in", "-o", REQUIREMENTS / "uv.txt"], check=True)
     for name, requirements in environments().items():
         target = REQUIREMENTS / f"{name}.txt"
         options = upgrade if name == "dev" else ["--constraint", str(REQUIREMENTS / "dev.txt")]

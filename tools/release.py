@@ -19,8 +19,9 @@ RECORD = re.compile(r"(?P<repository>[^@\s]+)@(?P<digest>sha256:[0-9a-f]{64})\n?
 
 def versions() -> dict[str, str]:
     """Return the version that each file states, by the file's path."""
+    parts = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/packages/*/pyproject.toml"))
     patterns = {
-        "pyproject.toml": r'^version = "(.+)"$',
+        **dict.fromkeys(parts, r'^version = "(.+)"$'),
         "charts/concertina/Chart.yaml": r"^version: (.+)$",
         "CHANGELOG.md": r"^## (.+?)(?: - \d{4}-\d{2}-\d{2})?$",
     }

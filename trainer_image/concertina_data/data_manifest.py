@@ -73,7 +73,7 @@ class DataManifest:
     vocab_size: int
     tokenizer: TokenizerFacts
     shards: tuple[TokenShard, ...]
-    frames: Optional[FrameFacts] = None  # noqa: UP045 (typed_json knows typing's form)
+    frames: Optional[FrameFacts] = None
 
     @property
     def tokens(self) -> int:
@@ -114,7 +114,7 @@ def digest_of(mode: str, digests: Sequence[str], weights: Sequence[int]) -> str:
     """Return a digest of data sets, given by their manifests' digests, and of how sequences are made of them."""
     if len(digests) == 1 and mode == "joined":
         return digests[0]
-    return short_digest(json.dumps([mode, list(zip(digests, weights, strict=True))]).encode())
+    return short_digest(json.dumps([mode, list(zip(digests, weights))]).encode())
 
 
 def parse(text: bytes, uri: str) -> DataManifest:

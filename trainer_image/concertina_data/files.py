@@ -9,11 +9,12 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
 
 from concertina_data.data_manifest import TokenShard
 from concertina_state.errors import DamagedInput, InvalidInput
 
-Content = mmap.mmap | bytes
+Content = Union[mmap.mmap, bytes]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Generic, Optional, TypeVar
 
 from concertina_data.data_manifest import NAME, DataManifest, parse
 from concertina_data.order import WINDOW
@@ -65,14 +65,14 @@ def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: No
 class Threads:
     """Threads that process submitted work in order.
 
-    When the interpreter ends, work that has not begun is abandoned.
+    When the interpreter ends, work that has not begun is cancelled.
     """
 
     def __init__(self, count: int) -> None:
-        self._waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Optional[Callable[[], None]]] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._threads = [
-            threading.Thread(target=_work, args=(self._waiting, self._ended), name="concertina-data", daemon=True)
+            threading.Thread(target=_work, args=(self._waiting,), name="concertina-data", daemon=True)
             for _ in range(count)
         ]
         for thread in self._threads:
@@ -81,14 +81,16 @@ class Threads:
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
-        self._waiting.put(lambda: _settle(future, work))
+        self._waiting.put(functools.partial(_settle, future, work, self._ended))
+        if self._ended.is_set():
+            future.cancel()
         return future
 
     def end(self) -> None:
-        """End the threads after their present work."""
+        """End the threads after their present work, and cancel the rest: other threads may wait for its results."""
         self._ended.set()
         for _ in self._threads:
-            self._waiting.put(lambda: None)
+            self._waiting.put(None)
 
     def __del__(self) -> None:
         self.end()
@@ -111,12 +113,15 @@ def _end() -> None:
         threads.join(until)
 
 
-def _work(waiting: queue.SimpleQueue[Callable[[], None]], ended: threading.Event) -> None:
-    while not ended.is_set():
-        waiting.get()()
+def _work(waiting: queue.SimpleQueue[Optional[Callable[[], None]]]) -> None:
+    while (task := waiting.get()) is not None:
+        task()
+        del task  # its result and its owner must not stay while the thread waits
 
 
-def _settle(future: Future[T], work: Callable[[], T]) -> None:
+def _settle(future: Future[T], work: Callable[[], T], ended: threading.Event) -> None:
+    if ended.is_set():
+        future.cancel()
     if not future.set_running_or_notify_cancel():
         return
     try:

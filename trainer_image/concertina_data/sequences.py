@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from concertina_data.data_manifest import TOO_SHORT, DataManifest
 from concertina_data.files import tokens_file
 from concertina_data.opening import FETCH_THREADS, OpenShards, Threads, open_place, read_manifest
 from concertina_data.order import Order
 from concertina_data.places import CacheSettings, DataPlace
+from concertina_data.rows import Rows, installed
 from concertina_state.errors import InvalidInput
 
-TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
-"""Dtype by the bytes of a token."""
 PIECE = 1 << 14
 """Tokens to copy at once. With twice as many, torch would use threads of its own, and training needs the cores."""
 
@@ -46,7 +43,8 @@ class Sequences:
         self._order = Order(counts, seed)
         self.epoch_size = self._order.epoch_size
         sizes = [shard.size for shard in self._manifest.shards]
-        open_one = functools.partial(_open, self._place, self._manifest)
+        self._rows = installed()
+        open_one = functools.partial(_open, self._place, self._manifest, self._rows)
         self._shards = OpenShards(sizes, cache.limit, open_one, Threads(FETCH_THREADS))
 
     @property
@@ -59,26 +57,25 @@ class Sequences:
         """Sentence about why reading waits for a store; "" if it does not."""
         return self._place.waiting_for
 
-    def rows(self, start: int, stop: int) -> Tensor:
+    def rows(self, start: int, stop: int) -> Any:
         """Return the sequences of the positions [start, stop), as int64 `[stop - start, length + 1]`.
+
+        They are a tensor where torch is installed, and otherwise a memoryview.
 
         Raises:
             InvalidInput: When a file is missing or damaged.
             StorageError: When the store can't be reached.
         """
         self._shards.expect(self._order.nearby(start))
-        rows = torch.empty(stop - start, self._length + 1, dtype=torch.int64)
+        rows = self._rows(stop - start, self._length + 1)
         for row, position in enumerate(range(start, stop)):
             shard, index = self._order.find(position)
             tokens, begin = self._shards.get(shard), index * self._length
             for offset in range(0, self._length + 1, PIECE):
                 piece_end = min(offset + PIECE, self._length + 1)
-                rows[row, offset:piece_end] = tokens[begin + offset : begin + piece_end]
-        return rows
+                rows.put(row, offset, tokens[begin + offset : begin + piece_end])
+        return rows.result
 
 
-def _open(place: DataPlace, manifest: DataManifest, index: int) -> Tensor:
-    content = place.open(tokens_file(manifest.shards[index]))
-    # A file that is not in the cache folder is of type bytes, about which torch warns because it is read-only.
-    writable = bytearray(content) if isinstance(content, bytes) else content
-    return torch.frombuffer(writable, dtype=TYPES[manifest.token_bytes])
+def _open(place: DataPlace, manifest: DataManifest, rows: type[Rows], index: int) -> Any:
+    return rows.tokens(place.open(tokens_file(manifest.shards[index])), manifest.token_bytes)

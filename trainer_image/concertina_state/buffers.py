@@ -60,7 +60,7 @@ class Buffers:
     def views(self, file: mmap) -> list[memoryview]:
         """Return a view of each place in the mapped file, for `copy_to`."""
         whole = memoryview(file)
-        begins = zip(self.layout.chunks, self.layout.begins, strict=True)
+        begins = zip(self.layout.chunks, self.layout.begins)
         return [whole[begin : begin + chunk.size] for chunk, begin in begins]
 
     def copy_to(self, views: Sequence[memoryview]) -> Arrival:
@@ -68,7 +68,7 @@ class Buffers:
 
         The copy is complete when this method returns, so the returned function does nothing and returns 0.
         """
-        for view, buffer in zip(views, self._buffers, strict=True):
+        for view, buffer in zip(views, self._buffers):
             view[:] = buffer.memory
         return lambda: 0.0
 
@@ -148,21 +148,21 @@ def _place_for(item: ReadItem, buffer: Buffer) -> Place:
     If the bytes lie in the buffer as they do in the file, they are read straight into it. Otherwise they are read into
     memory of their own and copied one contiguous stretch at a time.
     """
-    stretches = _stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
-    first = list(itertools.islice(stretches, 2))
+    found = stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
+    first = list(itertools.islice(found, 2))
     if item.rows == item.box and len(first) == 1:
         _, begin, size = first[0]
         return buffer.memory[begin : begin + size], None
     read = memoryview(bytearray(item.size))
 
     def take() -> None:
-        for source, begin, size in itertools.chain(first, stretches):
+        for source, begin, size in itertools.chain(first, found):
             buffer.memory[begin : begin + size] = read[source : source + size]
 
     return read, take
 
 
-def _stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
+def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
     """Yield the contiguous stretches of the elements of `box`, which two arrays hold.
 
     Args:
@@ -178,9 +178,7 @@ def _stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple
     while axis and box.shape[axis:] == source.shape[axis:] == target.shape[axis:]:
         axis -= 1  # both arrays hold all inner dimensions whole
     size = math.prod(box.shape[axis:]) * width
-    for index in itertools.product(
-        *(range(o, o + n) for o, n in zip(box.offsets[:axis], box.shape[:axis], strict=True))
-    ):
+    for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offsets[:axis], box.shape[:axis]))):
         coordinate = (*index, *box.offsets[axis:])
         yield _begin(coordinate, source) * width, _begin(coordinate, target) * width, size
 
@@ -188,6 +186,6 @@ def _stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple
 def _begin(coordinate: Sequence[int], outer: Box) -> int:
     """Return the index of the element at a coordinate in an array that holds the box `outer`."""
     index = 0
-    for position, offset, length in zip(coordinate, outer.offsets, outer.shape, strict=True):
+    for position, offset, length in zip(coordinate, outer.offsets, outer.shape):
         index = index * length + position - offset
     return index

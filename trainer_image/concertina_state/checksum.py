@@ -18,6 +18,6 @@ def crc32(data: memoryview, threads: int) -> int:
     parts = [data[begin : begin + part] for begin in range(0, len(data), part)]
     with ThreadPoolExecutor(threads, "checksum") as pool:
         whole = 0
-        for value, size in zip(pool.map(zlib.crc32, parts), map(len, parts), strict=True):
+        for value, size in zip(pool.map(zlib.crc32, parts), map(len, parts)):
             whole = followed_by(whole, value, size)
         return whole

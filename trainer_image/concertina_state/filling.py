@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Optional, Protocol
 
 from concertina_state.format.read_plan import ReadItem, ReadPlan
 from concertina_state.format.shardfile import Header
@@ -30,7 +30,7 @@ class ShardReader(Protocol):
         ...
 
 
-Place = tuple[memoryview, Callable[[], None] | None]
+Place = tuple[memoryview, Optional[Callable[[], None]]]
 """Memory for the bytes of an item, and a function that copies them to where they belong.
 
 The function is None if the memory itself is where they belong.
@@ -52,7 +52,7 @@ def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], place_for: Callab
 
 def _read(shard: ShardReader, batch: Sequence[ReadItem], place_for: Callable[[ReadItem], Place]) -> None:
     places = [place_for(item) for item in batch]
-    shard.read_into([(item.begin, memory) for item, (memory, _) in zip(batch, places, strict=True)])
+    shard.read_into([(item.begin, memory) for item, (memory, _) in zip(batch, places)])
     for _, take in places:
         if take is not None:
             take()

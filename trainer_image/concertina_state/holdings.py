@@ -96,7 +96,7 @@ def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype
     """
     offsets, own, whole = tuple(part.offsets), tuple(shape), tuple(part.shape)
     fits = len(offsets) == len(own) == len(whole) > 0
-    if not fits or any(o < 0 or o + n > end for o, n, end in zip(offsets, own, whole, strict=True)):
+    if not fits or any(o < 0 or o + n > end for o, n, end in zip(offsets, own, whole)):
         raise InvalidInput(
             f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
             "not within: correct its ArrayShard."
@@ -188,5 +188,5 @@ def parts(same_arrays: Sequence[LocalArray[A]], copies: Copies, number: int) -> 
             else []
         )
     boxes = [(local_array.box.shape, ITEM_SIZES[local_array.dtype]) for local_array in same_arrays]
-    shares = zip(same_arrays, rows(boxes, len(copies.ranks), number), strict=True)
+    shares = zip(same_arrays, rows(boxes, len(copies.ranks), number))
     return [local_array.part(begin, end) for local_array, (begin, end) in shares if end > begin]

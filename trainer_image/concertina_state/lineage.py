@@ -99,7 +99,7 @@ class Lineage:
     """
     spec_digest: str = ""
     """SHA-256 of `spec` as canonical JSON."""
-    parent: Optional[ParentCheckpoint] = None  # noqa: UP045 (typed_json knows typing's form)
+    parent: Optional[ParentCheckpoint] = None
     """Parent checkpoint. None: the state was trained from the seed, or from `begun_from`."""
     begun_from: str = ""
     """See Origin."""
@@ -219,7 +219,7 @@ def since(rounds: Sequence[TrainedRound], step: int) -> tuple[TrainedRound, ...]
 
 def _with_ends(rounds: Sequence[TrainedRound]) -> Iterable[tuple[TrainedRound, int]]:
     """Yield each round with the step that the next one begins with, which is unbounded for the last one."""
-    return zip(rounds, [*(trained.step for trained in rounds[1:]), sys.maxsize], strict=False)
+    return zip(rounds, [*(trained.step for trained in rounds[1:]), sys.maxsize])
 
 
 ROOMIEST = Origin(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from concertina_state.format.shardfile import Layout
 
-Arrival: TypeAlias = Callable[[], float]
+Arrival = Callable[[], float]
 """Function that waits until a copy has arrived, and returns the seconds that a device took for it.
 
 The result is 0 if the caller of `copy_to` made the copy.

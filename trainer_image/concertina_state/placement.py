@@ -48,10 +48,10 @@ def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) ->
     """
     lengths = [shape[0] if shape else 1 for shape, _ in boxes]
     widths = [math.prod(shape[1:]) * size for shape, size in boxes]
-    total = sum(length * width for length, width in zip(lengths, widths, strict=True))
+    total = sum(length * width for length, width in zip(lengths, widths))
     low, high = total * part // parts, total * (part + 1) // parts
     ranges, offset = [], 0
-    for length, width in zip(lengths, widths, strict=True):
+    for length, width in zip(lengths, widths):
         # A row belongs to the rank that has its first byte.
         begin, end = (min(length, max(0, -(-(edge - offset) // width))) if width else 0 for edge in (low, high))
         ranges.append((begin, end))

@@ -111,7 +111,7 @@ def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> Non
             # As bytes, because backends do not support some dtypes.
             bytes_ = [tensor.reshape(-1).view(torch.uint8) for tensor in dense]
             dist._broadcast_coalesced(group, bytes_, BUCKET, root)
-            for part, filled in zip(bucket, dense, strict=True):
+            for part, filled in zip(bucket, dense):
                 if part is not filled:
                     part.copy_(filled)
 
@@ -131,9 +131,7 @@ def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tupl
             yield device, same_device
             continue
         ends = itertools.accumulate(part.nbytes for part in same_device)
-        for _, piece in itertools.groupby(
-            zip(ends, same_device, strict=True), lambda end_and_part: end_and_part[0] // BUCKET
-        ):
+        for _, piece in itertools.groupby(zip(ends, same_device), lambda end_and_part: end_and_part[0] // BUCKET):
             yield devices[0], [part for _, part in piece]
 
 

@@ -56,7 +56,7 @@ class Tensors:
         whole = torch.frombuffer(file, dtype=torch.uint8)
         views = Views(
             whole[begin : begin + chunk.size].view(DTYPES[chunk.dtype]).view(chunk.shape)
-            for chunk, begin in zip(self.layout.chunks, self.layout.begins, strict=True)
+            for chunk, begin in zip(self.layout.chunks, self.layout.begins)
         )
         if self._devices:
             pin(whole, views)

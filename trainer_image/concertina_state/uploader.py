@@ -299,7 +299,7 @@ def _shipped(folder: ObjectPrefix, prefix: str, id: SnapshotId) -> list[StoredSi
         sidecars = [parse_json(StoredSidecar, text or b"null") for text in texts]
     except ValueError as error:
         raise StorageError(f"The files beside the parts in {folder.uri}/{prefix} can't be read: {error}.") from error
-    for name, sidecar in zip(names, sidecars, strict=True):
+    for name, sidecar in zip(names, sidecars):
         if present.get(f"{name}.safetensors") != sidecar.part.size:
             raise StorageError(
                 f"{folder.uri}/{name}.safetensors is not the {sidecar.part.size} bytes that were written."

@@ -1,4 +1,7 @@
-"""Preparing data for the bundled trainer: `concertina data ...`, or `python -m concertina_trainer.cli data ...`."""
+"""Preparing data for the bundled trainer: `concertina data ...`, or `python -m concertina_trainer.cli data ...`.
+
+The parser needs no other package. Each command imports what it needs, so that `--help` works without numpy and obstore.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concertina_data.data_manifest import NAME, VALIDATION, DataManifest, parse
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_state.errors import InvalidInput
-from concertina_state.objects.prefix import ObjectPrefix, StorageError
-from concertina_trainer.data.build import arrays
-from concertina_trainer.data.build import build as building
-from concertina_trainer.data.build.find import find, find_evaluation
-from concertina_trainer.data.build.recipe import Recipe
+from concertina_trainer.data.defaults import BYTES, COLUMN, NGRAM, SHARD_BYTES
 
 _WIDTH = 30
 _SHOWN = 20
@@ -25,7 +24,7 @@ _SHOWN = 20
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_trainer.cli") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description="Prepare data for the bundled trainer.")
     data = parser.add_subparsers(required=True).add_parser("data", help="token shards").add_subparsers(required=True)
     _build_options(data.add_parser("build", help="write token shards and their manifest"))
     showing = data.add_parser("show", help="say what a manifest holds")
@@ -45,34 +44,40 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
     packing.set_defaults(run=_pack)
     options = parser.parse_args(argv)
     try:
-        return int(options.run(options) or 0)
+        return _run(options)
     except InvalidInput as error:
         print(error, file=sys.stderr)
         return BAD_INPUT_EXIT
+
+
+def _run(options: argparse.Namespace) -> int:
+    from concertina_state.objects.prefix import StorageError
+
+    try:
+        return int(options.run(options) or 0)
     except StorageError as error:
         print(error, file=sys.stderr)
         return 1
 
 
 def _build_options(parser: argparse.ArgumentParser) -> None:
-    recipe = Recipe()
     add = parser.add_argument
     add("sources", nargs="+", help="files (.jsonl, .parquet, .arrow, .npy, .npz or text), and folders or s3:// URIs")
     add("--out", required=True, help="folder, file:///... or s3://bucket/folder")
     add("--pattern", default="", help="which files of a folder, as **/*.txt (default: its data, else its text)")
     add("--allow-left-out", action="store_true", help="build although files that may hold data are left out")
-    add("--tokenizer", default=recipe.tokenizer, help="bytes, FILE.json, tiktoken:ENCODING or FILE.tiktoken")
+    add("--tokenizer", default=BYTES, help="bytes, FILE.json, tiktoken:ENCODING or FILE.tiktoken")
     add("--separator", default="", help="token that ends a document (default: the tokenizer's usual one)")
     add("--split-pattern", default="", help="how a FILE.tiktoken splits text before it merges")
-    add("--column", default=recipe.column, help="of .jsonl, .parquet and .arrow (default: %(default)s)")
+    add("--column", default=COLUMN, help="of .jsonl, .parquet and .arrow (default: %(default)s)")
     add("--validation", type=float, default=0.0, help="share of documents set aside, by hash (default: %(default)g)")
     add("--against", action="append", default=[], metavar="FILE", help="evaluation data: count its n-grams found")
     add("--against-column", default="", help="of the evaluation data (default: that of --column)")
-    add("--ngram", type=_at_least(1), default=recipe.ngram, help="words of an n-gram (default: %(default)s)")
+    add("--ngram", type=_at_least(1), default=NGRAM, help="words of an n-gram (default: %(default)s)")
     add(
         "--shard-mebibytes",
         type=_at_least(0.001, float),
-        default=building.SHARD_BYTES / 2**20,
+        default=SHARD_BYTES / 2**20,
         help="text a shard (default: %(default)g)",
     )
     add("--classes", type=_at_least(1, int), default=0, help="targets of .npz files are below this")
@@ -102,6 +107,11 @@ def _share(text: str) -> tuple[int, int]:
 
 
 def _build(options: argparse.Namespace) -> None:
+    from concertina_trainer.data.build import arrays
+    from concertina_trainer.data.build import build as building
+    from concertina_trainer.data.build.find import find, find_evaluation
+    from concertina_trainer.data.build.recipe import Recipe
+
     if not 0 <= options.validation < 1:
         raise InvalidInput("--validation is a share of all documents: give a number from 0 to below 1.")
     recipe = Recipe(
@@ -179,6 +189,8 @@ def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
         InvalidInput: When there is no manifest, or it is damaged.
         StorageError: When storage can't be read.
     """
+    from concertina_state.objects.prefix import ObjectPrefix
+
     yield uri, _manifest(uri)
     aside = ObjectPrefix(uri).get(f"{VALIDATION}/{NAME}")
     if aside is not None:
@@ -186,6 +198,8 @@ def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
 
 
 def _manifest(uri: str) -> DataManifest:
+    from concertina_state.objects.prefix import ObjectPrefix
+
     text = ObjectPrefix(uri).get(NAME)
     if text is None:
         raise InvalidInput(f"{uri} has no {NAME}: build the data there first.")
@@ -205,6 +219,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from concertina_state.objects.prefix import ObjectPrefix
     from concertina_trainer.data.build.verify import verify
 
     damaged = False
@@ -224,6 +239,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _pack(options: argparse.Namespace) -> None:
+    from concertina_state.objects.prefix import ObjectPrefix
     from concertina_trainer.data.packing import name, pack
 
     manifest = _manifest(options.uri)

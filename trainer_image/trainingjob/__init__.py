@@ -12,8 +12,9 @@ Example::
         if trainingjob.should_checkpoint() or (step + 1) % 500 == 0:
             save(folder, step + 1)
 
-The package is on PYTHONPATH in every replica that runs a command of its own. It needs Python 3.9 and, beside it,
-`concertina_protocol` and the standard library. `State` needs Python 3.10, and `data` needs torch as well.
+The package is on PYTHONPATH in every replica that runs a command of its own. It needs Python 3.9, and
+no package of others: `pip install concertina-sdk` installs it where scripts are written. Tensors need torch. Object
+stores need obstore (`pip install 'concertina-sdk[storage]'`), which the agent brings along.
 
 Outside of a TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, and
 `checkpoint_dir()` is a folder in the current one. Importing the package opens no connection; the first call of
@@ -23,7 +24,6 @@ Outside of a TrainingJob nothing happens: `should_checkpoint()` is False, `world
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Mapping, Optional
 from urllib.parse import unquote, urlsplit
@@ -40,16 +40,13 @@ __all__ = ["ArrayShard", "State", "World", "checkpoint_dir", "data", "report", "
 
 
 def __getattr__(name: str) -> object:
-    """Import `State` and `ArrayShard` on first use: they need a newer Python, and take a tenth of a second.
+    """Import `State` and `ArrayShard` on first use: that takes a tenth of a second.
 
     Raises:
         AttributeError: The module has no such attribute.
-        ImportError: Python is older than 3.10.
     """
     if name not in ("ArrayShard", "State"):
         raise AttributeError(f"module 'trainingjob' has no attribute {name!r}")
-    if sys.version_info < (3, 10):
-        raise ImportError(f"trainingjob.{name} needs Python 3.10 or newer")
     if name == "ArrayShard":
         from concertina_state.holdings import ArrayShard
 
@@ -136,7 +133,8 @@ def data(
     """Open training data that `concertina data build` has written, as an iterator over this rank's batches.
 
     Each `next` returns this rank's rows of one step: an int64 tensor of shape `[rows, length + 1]` on the CPU. The
-    inputs are `rows[:, :-1]`, the targets `rows[:, 1:]`.
+    inputs are `rows[:, :-1]`, the targets `rows[:, 1:]`. Without torch it returns a memoryview of that shape, which
+    `numpy.asarray` takes without a copy.
 
     The n-th sequence of a run depends only on the data, `length`, `seed` and n, not on the world or on failures. Each
     rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more; multiply the
@@ -156,12 +154,9 @@ def data(
         An endless iterator with the attributes `weight`, `samples`, `epoch_size` and `vocab_size`.
 
     Raises:
-        ImportError: Python is older than 3.10.
         concertina_state.errors.InvalidInput: The data are missing or damaged, or the batch can't be shared by the
             ranks.
     """
-    if sys.version_info < (3, 10):
-        raise ImportError("trainingjob.data needs Python 3.10 or newer")
     from trainingjob._data import Data
 
     here = world()

@@ -29,6 +29,6 @@ def checkpoint_settings() -> Mapping[str, Any]:
 
 
 def _make_tracer(rank: int) -> Tracer:
-    from concertina_state.step_trace import Traces  # needs Python 3.10, unlike the channel
+    from concertina_state.step_trace import Traces
 
     return Traces(rank)

@@ -10,9 +10,7 @@ import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from concertina_data.opening import Threads
 from concertina_data.places import CacheSettings
@@ -24,6 +22,9 @@ from trainingjob._counted import SampleCounter
 from trainingjob._refusals import faults_reported
 from trainingjob._world import world
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 AHEAD = 2
 """Batches that are read before they are needed."""
 REPORT_SECONDS = 1.0
@@ -33,7 +34,7 @@ REPORT_SECONDS = 1.0
 class Data(SampleCounter):
     """An endless iterator over this rank's rows of each step, as `trainingjob.data` returns it.
 
-    Each item is an int64 tensor of shape `[rows, length + 1]` on the CPU.
+    Each item is an int64 tensor of shape `[rows, length + 1]` on the CPU, or a memoryview of that shape without torch.
     """
 
     def __init__(
@@ -78,6 +79,8 @@ class Data(SampleCounter):
 
     def __next__(self) -> Tensor:
         """Return this rank's rows of the next step: int64 `[rows, length + 1]`, on the CPU.
+
+        They are a memoryview, which `numpy.asarray` takes as it is, where torch is not installed.
 
         Raises:
             concertina_state.errors.InvalidInput: The data are damaged.

@@ -94,8 +94,8 @@ class LightningLoops:
             return
         fetcher, counts = self._fit._data_fetcher, self._fit.epoch_loop.batch_progress.current
         done, ranks, orders = counts.completed, world().size, [order_of(loader) for loader in self._loaders]
-        all_known = all(order is not None and position["began"] for order, position in zip(orders, saved, strict=True))
-        loaders = zip(reversed(self._loaders), reversed(orders), reversed(saved), strict=True)
+        all_known = all(order is not None and position["began"] for order, position in zip(orders, saved))
+        loaders = zip(reversed(self._loaders), reversed(orders), reversed(saved))
         for loader, order, position in loaders:
             if order is None or position["began"] is None:
                 continue

@@ -142,7 +142,7 @@ class GatheringRanks:
     def sums(self, numbers: Sequence[float]) -> list[float]:
         form = f"<{len(numbers)}d"
         packed = self._gather(struct.pack(form, *numbers), struct.calcsize(form))
-        return [sum(column) for column in zip(*(struct.unpack(form, data) for data in packed), strict=True)]
+        return [sum(column) for column in zip(*(struct.unpack(form, data) for data in packed))]
 
     def same(self, value: Any) -> Any:
         own = pickle.dumps(value) if self._world.rank == 0 else b""
@@ -161,8 +161,8 @@ class GatheringRanks:
         packed = self._gather(hashlib.sha256(repr(names).encode()).digest() + struct.pack(form, *checksums))
         if len({data[:32] for data in packed}) > 1:
             raise InvalidInput("the ranks keep arrays of other names: give State the same ones on all ranks.")
-        columns = zip(*(struct.unpack(form, data[32:]) for data in packed), strict=True)
-        return [name for name, column in zip(names, columns, strict=True) if len(set(column)) > 1]
+        columns = zip(*(struct.unpack(form, data[32:]) for data in packed))
+        return [name for name, column in zip(names, columns) if len(set(column)) > 1]
 
     def memory(self, data: bytearray) -> Buffer:
         return Buffer("U8", (len(data),), memoryview(data))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from concertina_state.state_index import live
 SAMPLE = 16
 """Number of an optimizer's parameters whose gradients are watched: a backward pass touches all of them, or none."""
 
-Mark = tuple[int, int] | None
+Mark = Optional[tuple[int, int]]
 """Identity and version of a gradient; None if there is none."""
 
 
@@ -44,7 +44,7 @@ class WatchedOptimizer:
         """
         changed = [
             gradient
-            for parameter, mark in zip(self.parameters, self.marks, strict=True)
+            for parameter, mark in zip(self.parameters, self.marks)
             if (gradient := parameter.grad) is not None and _mark(gradient) != mark
         ]
         return any(bool(live(gradient).any()) for gradient in changed)  # gradients that were set to zero are not new

@@ -262,7 +262,7 @@ class OptimizerAdapter:
 
     def prepare(self, values: Mapping[str, Any]) -> None:
         _check_kind(self.name, self.optimizer, values)
-        saved = list(zip(values["names"], values["groups"], strict=True))
+        saved = list(zip(values["names"], values["groups"]))
         self.source_groups, self.saved_group_count = match_groups(self.name, saved, self._group_names()), len(saved)
         by_name = {name: (parameter, group) for name, parameter, group in self._parameters}
         saved_names = [name for names in values["names"] for name in names]
@@ -275,7 +275,7 @@ class OptimizerAdapter:
                         state[moment.key] = _empty_moment(self.name, moment, parameter, group)
 
     def load(self, values: Mapping[str, Any]) -> None:
-        for group, source in zip(self.optimizer.param_groups, self.source_groups, strict=True):
+        for group, source in zip(self.optimizer.param_groups, self.source_groups):
             group.update(copy.deepcopy(values["groups"][source]))
         by_name = {name: parameter for name, parameter, _ in self._parameters}
         saved_names = [name for names in values["names"] for name in names]
@@ -440,14 +440,14 @@ class Fsdp1OptimizerAdapter:
     def prepare(self, values: Mapping[str, Any]) -> None:
         _check_kind(self.name, self.optimizer, values)
         self.arrays()
-        saved = list(zip(values["names"], values["groups"], strict=True))
+        saved = list(zip(values["names"], values["groups"]))
         self.source_groups, self.saved_group_count = match_groups(self.name, saved, self._group_names()), len(saved)
 
     def load(self, values: Mapping[str, Any]) -> None:
         for name, rest in values["others"].items():
             self._state["state"][name].update(rest)
         set_optimizer_state_dict(self.module, self.optimizer, self._state)
-        for group, source in zip(self.optimizer.param_groups, self.source_groups, strict=True):
+        for group, source in zip(self.optimizer.param_groups, self.source_groups):
             group.update(copy.deepcopy(values["groups"][source]))
 
 

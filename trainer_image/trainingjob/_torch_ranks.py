@@ -82,7 +82,7 @@ class TorchRanks:
         most = -least
         dist.all_reduce(least, op=dist.ReduceOp.MIN)
         dist.all_reduce(most, op=dist.ReduceOp.MIN)
-        bounds = zip(arrays, least.tolist(), (-most).tolist(), strict=True)
+        bounds = zip(arrays, least.tolist(), (-most).tolist())
         return [name for name, low, high in bounds if low != high and not (math.isnan(low) and math.isnan(high))]
 
     def memory(self, data: bytearray) -> Tensor:

@@ -38,7 +38,7 @@ def gather(data: bytes) -> list[bytes]:
     padded = numpy.zeros(max(1, int(sizes.max())), numpy.uint8)  # all processes must give the same number of bytes
     padded[: len(own)] = own
     rows = numpy.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
-    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
+    return [row[:size].tobytes() for row, size in zip(rows, sizes)]
 
 
 def leaf_of(value: jax.Array) -> Leaf:
@@ -64,8 +64,8 @@ def _placed(like: jax.Array, content: Any, offsets: tuple[int, ...]) -> jax.Arra
     """Return an array with the sharding of `like`, of which `content` is the box that begins at `offsets`."""
 
     def shard(index: tuple[slice, ...]) -> Any:
-        bounds = [axis.indices(length)[:2] for axis, length in zip(index, like.shape, strict=True)]
-        return content[tuple(slice(begin - o, end - o) for (begin, end), o in zip(bounds, offsets, strict=True))]
+        bounds = [axis.indices(length)[:2] for axis, length in zip(index, like.shape)]
+        return content[tuple(slice(begin - o, end - o) for (begin, end), o in zip(bounds, offsets))]
 
     return jax.make_array_from_callback(like.shape, like.sharding, shard)
 
@@ -80,15 +80,15 @@ def _box(value: jax.Array) -> tuple[Any, tuple[int, ...]]:
         InvalidInput: The part is not one box.
     """
     bounds = [
-        tuple(axis.indices(length)[:2] for axis, length in zip(shard.index, value.shape, strict=True))
+        tuple(axis.indices(length)[:2] for axis, length in zip(shard.index, value.shape))
         for shard in value.addressable_shards
     ]
-    begins = tuple(min(begin for begin, _ in axis) for axis in zip(*bounds, strict=True))
-    ends = tuple(max(end for _, end in axis) for axis in zip(*bounds, strict=True))
-    copy = numpy.empty([end - begin for begin, end in zip(begins, ends, strict=True)], value.dtype)
+    begins = tuple(min(begin for begin, _ in axis) for axis in zip(*bounds))
+    ends = tuple(max(end for _, end in axis) for axis in zip(*bounds))
+    copy = numpy.empty([end - begin for begin, end in zip(begins, ends)], value.dtype)
     covered = numpy.zeros(copy.shape, bool)
-    for shard, axes in zip(value.addressable_shards, bounds, strict=True):
-        place = tuple(slice(begin - o, end - o) for (begin, end), o in zip(axes, begins, strict=True))
+    for shard, axes in zip(value.addressable_shards, bounds):
+        place = tuple(slice(begin - o, end - o) for (begin, end), o in zip(axes, begins))
         copy[place], covered[place] = numpy.asarray(shard.data), True
     if not covered.all():
         raise InvalidInput(

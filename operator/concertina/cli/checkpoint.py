@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from concertina.cli.checkpoint_rows import size, when
+from concertina.cli.extras import Extra, ExtraMissing, needing
 from concertina.terminal.characters import harmless
 from concertina.terminal.console import plain
 
@@ -31,25 +32,23 @@ Run = Annotated[str, typer.Argument(help="A run's folder, as spec.checkpoint.uri
 
 
 @contextlib.contextmanager
-def sentences() -> Iterator[None]:
+def sentences(extra: Extra = Extra.STORAGE) -> Iterator[None]:
     """Print expected errors as sentences, and exit with status 1.
 
     Raises:
-        typer.Exit: When the block fails with an expected error, or when the trainer's packages are not installed.
+        typer.Exit: When the block fails with an expected error, or when it needs an extra that is not installed.
     """
+    from concertina_state.errors import InvalidInput
+
+    expected: tuple[type[Exception], ...] = (ExtraMissing, InvalidInput)
     try:
-        from concertina.reproduction import Irreproducible
-        from concertina_state.errors import InvalidInput
-        from concertina_state.objects.prefix import StorageError
-    except ImportError as error:
-        typer.echo(
-            f"{error}: install '.[trainer]' from a checkout of concertina, or use the image concertina/trainer.",
-            err=True,
-        )
-        raise typer.Exit(1) from error
-    try:
-        yield
-    except (InvalidInput, StorageError, Irreproducible) as error:
+        with needing(Extra.STORAGE):
+            from concertina.reproduction import Irreproducible
+            from concertina_state.objects.prefix import StorageError
+        expected = (*expected, Irreproducible, StorageError)
+        with needing(extra):
+            yield
+    except expected as error:
         typer.echo(harmless(str(error)), err=True)
         raise typer.Exit(1) from error
 
@@ -145,7 +144,7 @@ def export(
     ] = "",
 ) -> None:
     """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
-    with sentences():
+    with sentences(Extra.DATA):  # low-rank adapters are merged by numpy
         from concertina_state.checkpoints.reader import opened, resolve
         from concertina_state.objects.prefix import ObjectPrefix
         from concertina_trainer.export import export as exporting

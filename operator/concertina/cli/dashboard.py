@@ -20,8 +20,8 @@ from concertina.cli.collect_evidence import EvidenceRecord
 from concertina.cli.diagnose import judge
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
+from concertina.kube.reflector import Reflector
 from concertina.kube.resources import TRAINING_JOBS, Raw
-from concertina.kube.watch.reflector import Reflector
 from concertina.report.dashboard_page import DashboardView, job_page, jobs_page, policy, trouble_page
 from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain

@@ -9,24 +9,24 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from concertina.cli.extras import Extra, ExtraMissing, needing
 from concertina.terminal.cluster_connection import Target, UserError
+from concertina_trainer.cli import main
 
 
 async def data(arguments: Sequence[str]) -> int:
     """Run `concertina data` and return its exit status.
 
     Raises:
-        UserError: When the trainer package is not installed.
+        UserError: When the extra `data` is not installed.
     """
     if list(arguments[:1]) == ["build"] and "--cluster" in arguments:
         return await _on_cluster(arguments[1:])
     try:
-        from concertina_trainer.cli import main
-    except ImportError as error:
-        raise UserError(
-            f"{error}: install '.[trainer]' from a checkout of concertina, or use the image concertina/trainer."
-        ) from error
-    return main(["data", *arguments], prog="concertina")
+        with needing(Extra.DATA):
+            return main(["data", *arguments], prog="concertina")
+    except ExtraMissing as error:
+        raise UserError(str(error)) from error
 
 
 async def _on_cluster(arguments: Sequence[str]) -> int:

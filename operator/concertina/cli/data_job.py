@@ -41,7 +41,7 @@ class DataJobOptions:
 
 
 def default_image() -> str:
-    return f"concertina/trainer:{version('concertina')}"
+    return f"concertina/trainer:{version('concertina-cli')}"
 
 
 def manifest(options: DataJobOptions) -> Raw:

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Context settings of a command that passes its arguments to an app, which is imported only then."""
-JOBS, CLUSTER = "Jobs", "Clusters and the operator"
+JOBS, CLUSTER = "Jobs", "Clusters"
 
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the kubeconfig's context.")
@@ -310,19 +310,11 @@ def reproduce(
 
 
 @app.command(rich_help_panel=CLUSTER)
-def operator() -> None:
-    """Run the operator, as its Deployment does (see charts/concertina)."""
-    from concertina.controller.operator import main
-
-    main()
-
-
-@app.command(rich_help_panel=CLUSTER)
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version
 
-    typer.echo(version("concertina"))
+    typer.echo(version("concertina-cli"))
 
 
 @app.command(rich_help_panel=CLUSTER, add_help_option=False, context_settings=FORWARD)

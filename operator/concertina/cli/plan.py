@@ -37,7 +37,8 @@ MOST_QUOTED = 1000
 MOST_MEASURED = 4
 """Number of layouts that a search measures for each one that it shows."""
 WITHOUT_TORCH = (
-    "Memory is not measured: that needs torch, which is not installed here. The trainer's image has it:\n"
+    "Memory is not measured: that needs torch, which is not installed here. Install it, or use the trainer's image:\n"
+    "  pip install 'concertina-cli[torch]'\n"
     "  concertina plan {file} --python 'docker run --rm -i --entrypoint python3 {image}'\n"
     "  concertina plan {file} --python 'kubectl run plan --rm -iq --restart=Never --image={image} --command -- python3'"
 )

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from rich.live import Live
 
 from concertina.kube.client import Client
+from concertina.kube.reflector import Reflector
 from concertina.kube.resources import TRAINING_JOBS
-from concertina.kube.watch.reflector import Reflector
 from concertina.terminal.cluster_connection import Target, UserError
 from concertina.terminal.console import plain
 from concertina.terminal.job_table import JobRow, RowOrder, as_json, ordered, row, screen

@@ -1,7 +1,8 @@
-"""Process of `concertina operator`. It connects all components and decides nothing."""
+"""Process of `concertina-operator`. It connects all components and decides nothing."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import gc
@@ -35,13 +36,14 @@ from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Forbidden
 from concertina.kube.manifests.names import SELECTOR
 from concertina.kube.parse.views import OwnedPod, node_view, pod_view
+from concertina.kube.reflector import Reflector
 from concertina.kube.resources import NODES, PODS, Raw
 from concertina.kube.watch import trainingjobs
 from concertina.kube.watch.event_recorder import Events
 from concertina.kube.watch.gang_apis import served_gang_apis
 from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.namespaces import SelectedNamespaces
-from concertina.kube.watch.reflector import Reflector
+from concertina.kube.watch.service_account import service_account_access
 from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import NodeView
@@ -72,6 +74,8 @@ STEADY_SECONDS = 60.0
 
 def main() -> None:
     """Run until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is restarted)."""
+    text = "Serve TrainingJobs until SIGTERM. Environment variables configure it: install it by its Helm chart."
+    argparse.ArgumentParser(prog="concertina-operator", description=text).parse_args()
     descriptors.raise_limit()
     # The time to parse an integer grows with the square of its length, and agents may send any.
     sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
@@ -82,14 +86,15 @@ def main() -> None:
         operator_log.configure(settings.log_level, settings.log_format)
         sys.exit(asyncio.run(serve(settings)))
     except (OperatorSettingsError, NoAccess, MasterKeyError) as error:
-        sys.exit(f"concertina operator: {error}")
+        sys.exit(f"concertina-operator: {error}")
 
 
 async def serve(settings: OperatorSettings) -> int:
     """Run the operator until it is stopped, and return its exit code."""
     stop = asyncio.Event()
     _on_signals(stop)
-    access = await load()
+    in_pod = not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST")
+    access = service_account_access() if in_pod else await load()
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (

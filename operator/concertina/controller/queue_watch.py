@@ -14,6 +14,7 @@ from concertina.controller.workload_writes import drop_orphan
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.parse.workloads import flavor_view, priority_class_view, workload_view
+from concertina.kube.reflector import Reflector
 from concertina.kube.resources import (
     KUEUE,
     PRIORITY_CLASSES,
@@ -22,7 +23,6 @@ from concertina.kube.resources import (
     WORKLOADS,
     Raw,
 )
-from concertina.kube.watch.reflector import Reflector
 from concertina.plan.kueue import WorkloadView
 from concertina_protocol.log import log_event
 

@@ -54,7 +54,13 @@ def demo(
 
 
 def tell(console: Console, name: str, picture: Path) -> list[str]:
-    """Run the whole demo, and return a sentence for each promise that was not kept."""
+    """Run the whole demo, and return a sentence for each promise that was not kept.
+
+    Raises:
+        LocalClusterError: When this is not a checkout, or the cluster fails.
+    """
+    if not stages.CHART.is_dir():
+        raise LocalClusterError("the demo needs a checkout of concertina, with its chart: run `make demo` there.")
     with stages.standing(name, 3, lambda text: timed(console, text)) as stage:
         console.print(f"Logs are in {stage.cluster.record.logs}; kubectl: KUBECONFIG={stage.cluster.kubeconfig}")
         with timed(console, "data: invented text, as tokens in the bucket") as say:

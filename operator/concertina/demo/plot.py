@@ -10,7 +10,7 @@ COLOURS = {"kill": "#c0392b", "shrunk": "#e67e22", "grown": "#27ae60"}
 
 
 def draw(history: DemoHistory, path: Path) -> None:
-    """Write the picture as PNG. matplotlib comes with the `demo` extra."""
+    """Write the picture as PNG. matplotlib is in the development environment."""
     import matplotlib
 
     matplotlib.use("Agg")

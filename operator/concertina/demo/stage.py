@@ -20,6 +20,7 @@ from concertina.local.cluster import LocalCluster
 from concertina.local.state.record import Options
 
 CHECKOUT = Path(__file__).resolve().parents[3]
+CHART = CHECKOUT / "charts" / "concertina"
 SYSTEM = "concertina-system"
 BUCKET = "demo"
 TEXT_FILES, TEXT_BYTES = 60, 6_000_000
@@ -73,7 +74,7 @@ def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stag
 def install_operator(up: LocalCluster, *settings: str) -> None:
     """Install charts/concertina, and wait until its Deployment is available."""
     programs.run_helm(
-        up.kubeconfig, "install", "concertina", str(CHECKOUT / "charts" / "concertina"),
+        up.kubeconfig, "install", "concertina", str(CHART),
         "--namespace", SYSTEM, "--create-namespace", *(f"--set={setting}" for setting in settings),
     )  # fmt: skip
     up.kubectl("-n", SYSTEM, "rollout", "status", "deployment/concertina", "--timeout=60s")

@@ -1,6 +1,7 @@
 """Access to the API server: KUBECONFIG, the service account of the pod, or ~/.kube/config.
 
-kubernetes.aio loads it (exec plugins, OIDC, tokens that are renewed). concertina sends its own requests, see client.py.
+kubernetes.aio loads it (exec plugins, OIDC, tokens that are renewed). The operator in its pod reads its service account
+without that library: see watch/service_account.py. concertina sends its own requests: see client.py.
 """
 
 from __future__ import annotations
@@ -91,7 +92,13 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Acc
     path = kubeconfig or os.environ.get("KUBECONFIG") or ""
     file = _expanded(path or "~/.kube/config")
     os.environ.setdefault("HOME", "/")  # the import below reads it, and a user without a name has none
-    from kubernetes.aio import client, config  # imports take 1 s: only when a cluster is used
+    try:
+        from kubernetes.aio import client, config  # imports take 1 s: only when a cluster is used
+    except ImportError as error:
+        raise NoAccess(
+            "This operator has no client library to read a kubeconfig with, and runs in no pod. To run it outside of "
+            "its cluster: pip install 'concertina-operator[kubeconfig]'"
+        ) from error
 
     configuration = client.Configuration()
     if not path and os.environ.get("KUBERNETES_SERVICE_HOST"):

@@ -34,7 +34,7 @@ def setting(name: str, default: str = "") -> str:
 
 NAMESPACE = setting("NAMESPACE", "concertina-e2e")
 IMAGE, TAG = setting("IMAGE", "concertina/operator"), setting("TAG", "0.1.0")
-"""Of operator, agent and trainer where the next ones don't say otherwise."""
+"""The operator's. Where the next ones are not set, it holds agent and trainer too: see tools/image-rootfs.sh."""
 AGENT_IMAGE, TRAINER_IMAGE = setting("AGENT_IMAGE", IMAGE), setting("TRAINER_IMAGE", f"{IMAGE}:{TAG}")
 MORE_IMAGES = ("SCRIPT_IMAGE", "NO_PYTHON_IMAGE", "BARE_PYTHON_IMAGE")
 """Variables that name other images; tests whose image is missing are skipped."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 VARIABLE = "CONCERTINA_E2E_LOAD"
 """Command with {image} (the image's whole name) and {name} (its last part without tag), as `kind load docker-image
-{image}` or `real-cluster image load out/{name}.tar {image}`. Empty: the cluster pulls its images."""
+{image}` or `load out/{name}.tar {image}`. Empty: the cluster pulls its images."""
 
 
 def name_of(image: str) -> str:

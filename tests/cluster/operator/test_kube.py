@@ -13,9 +13,9 @@ from builders.until import until_async
 from concertina.kube import access
 from concertina.kube.client import Client
 from concertina.kube.errors import Conflict, Invalid, NotFound, TestFailed, Unreachable
+from concertina.kube.reflector import Reflector
 from concertina.kube.resources import LEASES, PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.kube.watch.lease import Lease, LeaseLost
-from concertina.kube.watch.reflector import Reflector
 from concertina.local.cluster import LocalCluster
 
 GIVE_UP = 60.0

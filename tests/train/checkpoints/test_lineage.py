@@ -5,6 +5,8 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,43 @@ def test_where_all_before_it_are_gone_it_is_trained_again_from_the_seed(bitwise,
     done = again(folder, parent, manifest)
     assert (done.step, done.complete) == (middle, True)
     assert same_bits(done.uri, uri)
+
+
+BARE = """
+import sys
+sys.modules |= dict.fromkeys(("torch", "numpy"))
+from concertina.cli.main import app
+app(sys.argv[1:])
+"""
+
+
+def bare(*arguments):
+    """Return what the command prints in a Python without torch and numpy."""
+    done = subprocess.run(
+        [sys.executable, "-c", BARE, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_commands_need_neither_torch_nor_numpy(bitwise, tmp_path):
+    copy = tmp_path / "copy"
+    for arguments in (
+        ("checkpoint", "list", bitwise.uri),
+        ("checkpoint", "show", bitwise.uri),
+        ("checkpoint", "verify", bitwise.uri),
+        ("checkpoint", "copy", bitwise.uri, copy),
+        ("checkpoint", "prune", copy, "--keep", 1),
+        ("reproduce", bitwise.uri, "--step", 12),
+    ):
+        assert bare(*arguments) == command(*arguments) != ""
+    for how, run_it in (("with", command), ("without", bare)):
+        run_it("checkpoint", "export", bitwise.uri, tmp_path / how, "--shard-gigabytes", 0.00005)
+    exported = {
+        how: {file.name: file.read_bytes() for file in (tmp_path / how).iterdir()} for how in ("with", "without")
+    }
+    assert len(exported["with"]) > 3
+    assert exported["with"] == exported["without"]
 
 
 def test_what_a_checkpoint_says_of_itself(bitwise):

@@ -382,7 +382,7 @@ def test_a_manifest_says_what_made_it(storage_uri, tmp_path, monkeypatch, traine
     assert manifest.code.libraries["torch"] == torch.__version__.split("+")[0]
     assert (manifest.trainer["model"]["layers"], manifest.trainer["model"]["ropeTheta"]) == (2, 10000.0)
     assert manifest.parallelism == {"data": 2}
-    assert manifest.code.libraries.keys() == {"concertina", "torch", "numpy", "obstore"}
+    assert manifest.code.libraries.keys() == {"concertina-sdk", "torch", "numpy", "obstore"}
     assert all(manifest.code.libraries.values())
     assert manifest.code.python == platform.python_version()
     assert (manifest.config, manifest.data, manifest.position) == ("config", "data", 7)

@@ -167,9 +167,9 @@ def environment(folder: Path, lock: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def environments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]]:
-    """Pythons as in the operator's image, which is without torch, and in the trainer's."""
+    """Pythons as of the base install of concertina-cli, which is without torch, and in the trainer's image."""
     folder = tmp_path_factory.mktemp("environments")
-    return environment(folder / "operator", "operator"), environment(folder / "trainer", "trainer")
+    return environment(folder / "cli", "cli"), environment(folder / "trainer", "trainer")
 
 
 def without_torch(environments: tuple[list[str], list[str]], *options: object) -> str:
@@ -182,6 +182,7 @@ def test_without_torch_it_says_how_to_measure_in_the_trainers_image(
 ) -> None:
     told = without_torch(environments, file)
     assert "Memory is not measured: that needs torch, which is not installed here." in told
+    assert "\n  pip install 'concertina-cli[torch]'\n" in told
     assert f"concertina plan {file} --python 'docker run --rm -i --entrypoint python3 concertina/trainer:test'" in told
     assert "at the peak" not in told
     assert "First bottleneck: " in told

@@ -16,10 +16,10 @@ from builders.api_server import api_server, group, kind, no_success
 from builders.until import until_async
 from concertina.controller import master_keys, operator
 from concertina.controller.settings import from_environment
-from concertina.kube import access
+from concertina.kube import access, reflector
 from concertina.kube.client import Client
 from concertina.kube.resources import Raw
-from concertina.kube.watch import kopf_session, reflector
+from concertina.kube.watch import kopf_session
 from concertina.kube.watch.lease import Lease
 from concertina.kube.watch.trainingjobs import TrainingJobs
 

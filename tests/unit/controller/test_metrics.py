@@ -25,7 +25,7 @@ from concertina.controller.job_metrics import FAMILIES, JOB_LABELS
 from concertina.controller.queue import KeyedQueue
 from concertina.controller.settings import OperatorSettings, OperatorSettingsError, from_environment
 from concertina.controller.tracing import SpanResult
-from concertina.kube.watch.reflector import WatchEnd
+from concertina.kube.reflector import WatchEnd
 from concertina.local.host import processes
 from concertina.plan.observed import Refusal
 from concertina_agent.metrics import families

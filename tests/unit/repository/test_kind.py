@@ -86,14 +86,19 @@ def test_a_cluster_that_was_asked_for_stays(machine: Machine, monkeypatch: pytes
     assert ("kind", "delete") not in [(name, arguments[0]) for name, arguments, _ in machine.called()]
 
 
-def test_images_are_loaded_by_the_command_of_the_environment(machine: Machine) -> None:
-    load = machine.program("load")
+def test_images_are_loaded_by_the_command_of_the_environment(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ["registry:5000/concertina/operator:1", "registry:5000/concertina/agent@sha256:12"]
-    images.load([*named, named[0]], f"{load} out/{{name}}.tar {{image}}")
+    monkeypatch.delenv(images.VARIABLE, raising=False)
+    assert images.load(named) == [], "the cluster pulls its images"
+    load = machine.program("load")
+    monkeypatch.setenv(images.VARIABLE, f"{load} --cluster 'my own' out/{{name}}.tar {{image}}")
+    images.load([*named, named[0]])
     assert [arguments for _, arguments, _ in machine.called()] == [
-        ["out/operator.tar", named[0]], ["out/agent.tar", named[1]],
+        ["--cluster", "my own", "out/operator.tar", named[0]], ["--cluster", "my own", "out/agent.tar", named[1]],
     ]  # fmt: skip
-    assert images.load(named, "") == [], "the cluster pulls its images"
+    monkeypatch.setenv(images.VARIABLE, f"{machine.program('load', fails=named[0])} {{image}}")
+    with pytest.raises(subprocess.CalledProcessError):
+        images.load(named)
 
 
 @pytest.mark.parametrize("trainer", ["", "registry/trainer:1"])

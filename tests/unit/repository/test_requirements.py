@@ -38,7 +38,7 @@ def test_a_lock_is_pins_with_hashes_and_nothing_else(path: Path) -> None:
     assert PIN.sub("", path.read_text()).strip() == ""
 
 
-@pytest.mark.parametrize("environment", ["operator", "trainer", "agent"])
+@pytest.mark.parametrize("environment", ["operator", "trainer", "agent", "cli"])
 def test_images_hold_the_versions_that_were_tested(environment: str) -> None:
     tested = {(name, version) for name, version, _ in PIN.findall((ROOT / "requirements" / "dev.txt").read_text())}
     shipped = {(n, v) for n, v, _ in PIN.findall((ROOT / "requirements" / f"{environment}.txt").read_text())}
@@ -68,7 +68,7 @@ def test_without_a_python_there_is_a_sentence(tmp_path: Path) -> None:
 def test_an_environment_that_there_is_not(tmp_path: Path) -> None:
     done = script("install-environment.sh", str(tmp_path), "nothing", path=os.environ["PATH"])
     assert done.returncode == 2
-    assert "choose dev, operator, agent, trainer or docs" in done.stderr
+    assert "choose dev, operator, agent, trainer, cli, docs or build" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -91,5 +91,5 @@ echo 3.12
     if there is not None:
         (folder / "bin/python").write_text(f"{there}\n")
         (folder / "bin/python").chmod(0o755)
-    script("install-environment.sh", str(folder), "agent", path=os.environ["PATH"], python=python)
+    script("install-environment.sh", str(folder), "dev", path=os.environ["PATH"], python=python)
     assert (f"-m venv --clear {folder}" in asked.read_text()) == anew

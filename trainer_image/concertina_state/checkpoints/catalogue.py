@@ -28,7 +28,7 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
     """Return the finished checkpoints below a run's folder, oldest first, and a sentence for each unusable one."""
     _, keys = found(folder.entries())
     read, problems = [], []
-    for key, text in zip(keys, folder.get_many([f"{key.folder}/{NAME}" for key in keys]), strict=True):
+    for key, text in zip(keys, folder.get_many([f"{key.folder}/{NAME}" for key in keys])):
         try:
             read += [manifests.parse(text, f"{folder.uri}/{key.folder}")] if text is not None else []
         except InvalidInput as error:

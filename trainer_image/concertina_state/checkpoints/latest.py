@@ -33,7 +33,7 @@ class Fenced(Exception):
 class Latest:
     """Contents of `LATEST`."""
 
-    durable: Optional[Durable]  # noqa: UP045 (typed_json knows typing's form)
+    durable: Optional[Durable]
     """Newest checkpoint; None if no good one is left."""
     manifest: str
     """Key of the manifest, below the checkpoint URI."""

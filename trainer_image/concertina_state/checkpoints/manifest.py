@@ -27,7 +27,7 @@ VERSION = 1
 BLOCK = 4 << 20
 """Bytes of a file that have a checksum of their own, so that byte ranges can be verified."""
 NAME = "manifest.json"
-LIBRARIES = ("concertina", "torch", "numpy", "obstore")
+LIBRARIES = ("concertina-sdk", "torch", "numpy", "obstore")
 _PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
 
 
@@ -113,7 +113,7 @@ class Manifest:
     trainer: Mapping[str, Any]
     """spec.trainer with its defaults; empty if it is not known."""
     code: Code
-    continued: Optional[Continued] = None  # noqa: UP045 (typed_json knows typing's form)
+    continued: Optional[Continued] = None
     skipped: Ranges = ()
     """Positions that were skipped."""
     undone: tuple[Undone, ...] = ()

@@ -42,7 +42,7 @@ class Owner:
     namespace: str
     name: str
     """Name of the TrainingJob."""
-    latest: Optional[Position] = None  # noqa: UP045 (typed_json knows typing's form)
+    latest: Optional[Position] = None
     """Checkpoint that `LATEST` named when this job became the owner. None: there was no checkpoint."""
 
 

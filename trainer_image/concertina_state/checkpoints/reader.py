@@ -57,7 +57,7 @@ class StoredShard:
             StorageError: When it can't be read.
         """
         buffers = [memoryview(bytearray(end - begin)) for begin, end in ranges]
-        self.read_into([(begin, target) for (begin, _), target in zip(ranges, buffers, strict=True)])
+        self.read_into([(begin, target) for (begin, _), target in zip(ranges, buffers)])
         return buffers
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:

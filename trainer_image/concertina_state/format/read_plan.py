@@ -38,14 +38,14 @@ class Box:
         begins = tuple(map(max, self.offsets, second.offsets))
         shape = tuple(
             min(a + n, b + m) - begin
-            for a, n, b, m, begin in zip(self.offsets, self.shape, second.offsets, second.shape, begins, strict=True)
+            for a, n, b, m, begin in zip(self.offsets, self.shape, second.offsets, second.shape, begins)
         )
         return Box(begins, shape) if all(length > 0 for length in shape) else None
 
     def without(self, part: Box) -> Iterator[Box]:
         """Yield the remainder as boxes that do not overlap; `part` lies within this box."""
         offsets, shape = list(self.offsets), list(self.shape)
-        for axis, (first, length) in enumerate(zip(part.offsets, part.shape, strict=True)):
+        for axis, (first, length) in enumerate(zip(part.offsets, part.shape)):
             begin, end = offsets[axis], offsets[axis] + shape[axis]
             for low, high in ((begin, first), (first + length, end)):
                 if high > low:
@@ -56,7 +56,7 @@ class Box:
 
     def within(self, outer: Box) -> tuple[slice, ...]:
         """Return the index of this box in an array that holds `outer`."""
-        return tuple(slice(a - o, a - o + n) for a, n, o in zip(self.offsets, self.shape, outer.offsets, strict=True))
+        return tuple(slice(a - o, a - o + n) for a, n, o in zip(self.offsets, self.shape, outer.offsets))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ReadPlan:
             InvalidInput: When no shard stores some of the requested elements.
         """
         for chunk, box in self.lacking:
-            ends = [offset + length for offset, length in zip(box.offsets, box.shape, strict=True)]
+            ends = [offset + length for offset, length in zip(box.offsets, box.shape)]
             raise InvalidInput(
                 f"{chunk.name} is not wholly in {whence}: its elements from {list(box.offsets)} to {ends} are in no "
                 "shard. It was written by another model."

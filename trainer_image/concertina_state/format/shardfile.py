@@ -81,7 +81,7 @@ class ShardMetadata:
     """Digest of the configuration."""
     data: str
     """Digest of the data's manifest. Positions are meaningless with other data."""
-    continued: Optional[Continued] = None  # noqa: UP045 (from_json knows typing's form)
+    continued: Optional[Continued] = None
     skipped: Ranges = ()
     """Positions that were skipped."""
     trend: Trend = Trend()
@@ -207,7 +207,7 @@ def _trainer_config(file_metadata: dict[str, Any]) -> str:
 
 def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
     chunk = Chunk(name, entry["dtype"], counts(begin), counts(entry["shape"]), counts(whole))
-    for first, length, end in zip(chunk.offsets, chunk.shape, chunk.global_shape, strict=True):
+    for first, length, end in zip(chunk.offsets, chunk.shape, chunk.global_shape):
         if first + length > end:
             raise ValueError(f"{name:.100} is beyond the tensor that it is of")
     return chunk

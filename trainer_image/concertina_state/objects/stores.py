@@ -14,14 +14,14 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from obstore.store import AzureStore, GCSStore, S3Store
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
-CloudStore = S3Store | GCSStore | AzureStore
+CloudStore = Union[S3Store, GCSStore, AzureStore]
 CA_FILES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
 """Variables that name a PEM file of further certificates to trust. The first one that is set counts."""
 CONNECT = timedelta(seconds=3)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from concertina_protocol.messages.ranges import Ranges
 from concertina_trainer.config.data_config import DataConfig
-from concertina_trainer.data.batch_order import Skipped
-from concertina_trainer.data.read.mixture import Interleave
+from concertina_trainer.data.read.interleave import before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +24,22 @@ class Consumed:
 
 def positions(begin: int, end: int, skipped: Ranges) -> tuple[int, int]:
     """Return the range of positions that the samples [begin, end) are in."""
-    first, last = Skipped(skipped).position_of(np.array([begin, max(begin, end - 1)], dtype=np.int64)).tolist()
+    first, last = (_position(sample, skipped) for sample in (begin, max(begin, end - 1)))
     return first, last + 1 if end > begin else first
 
 
 def consumed(data: DataConfig, begin: int, end: int, skipped: Ranges) -> Sequence[Consumed]:
     """Return the sequences of each data set for the samples [begin, end)."""
     first, last = positions(begin, end, skipped)
-    interleave = Interleave([source.weight for source in data.sources])
-    edges = zip(data.sources, interleave.before(first), interleave.before(last), strict=True)
-    return [Consumed(source.uri, before, after) for source, before, after in edges]
+    weights = [source.weight for source in data.sources]
+    edges = zip(data.sources, before(weights, first), before(weights, last), strict=True)
+    return [Consumed(source.uri, begin_, end_) for source, begin_, end_ in edges]
+
+
+def _position(sample: int, skipped: Ranges) -> int:
+    """Return the position of the n-th sample, as `batch_order.Skipped` does for many at once."""
+    for begin, end in skipped:
+        if sample < begin:
+            break
+        sample += end - begin
+    return sample

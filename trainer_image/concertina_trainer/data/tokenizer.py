@@ -8,13 +8,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from concertina_data.data_manifest import short_digest
 from concertina_state.errors import InvalidInput
+from concertina_trainer.data.defaults import BYTES
 from concertina_trainer.data.rangefile import read_whole, split
 
-BYTES = "bytes"
 TYPES = {1: "<u1", 2: "<u2", 4: "<u4"}
 """Format of tokens on disk, by their bytes."""
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
@@ -78,6 +76,7 @@ def _encode_bytes(documents: Sequence[bytes]) -> list[bytes]:
 
 def _hugging_face(location: str, separator: str) -> Tokenizer:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # shards are the parallel unit
+    import numpy as np  # only to build data: bytes, which exports know too, need none
     from tokenizers import Tokenizer as Loaded
 
     file = read_whole(location)
@@ -104,6 +103,8 @@ def _hugging_face(location: str, separator: str) -> Tokenizer:
 
 
 def _tiktoken(name: str, separator: str, split_pattern: str) -> Tokenizer:
+    import numpy as np
+
     encoding = _encoding_of_file(name, split_pattern) if name.endswith(".tiktoken") else _encoding(name)
     specials = encoding._special_tokens
     end = specials.get(separator or "<|endoftext|>")

@@ -1,6 +1,6 @@
 """Export of a checkpoint's weights as a Hugging Face model: sharded safetensors, config.json, the tokenizer.
 
-No torch.
+It needs neither torch nor numpy, but for low-rank adapters, which are merged into their weights by numpy.
 
 The format of the index: https://huggingface.co/docs/transformers/big_models (model.safetensors.index.json).
 """
@@ -11,10 +11,9 @@ import dataclasses
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from concertina_state.buffers import stretches
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import Box, ReadPlan, reads
@@ -24,6 +23,10 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import adapters, hf_experts, hf_names
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 FILE_BYTES = 5 * 10**9
 """Maximum bytes of one file of weights (unless a single tensor is larger)."""
@@ -203,19 +206,30 @@ def _content(
     for tensor in tensors:
         out = _bytes(tensor.ours, checkpoint, plan)
         if tensor.adapter is not None:
-            adapter = tensor.adapter
-            a, b = (_bytes(chunk, checkpoint, plan).view("<f4")[..., 0] for chunk in (adapter.a, adapter.b))
-            out.view("<f4")[..., 0] += np.float32(adapter.scale) * (b @ a)
-        yield out.reshape(-1).data
+            a, b = (_bytes(chunk, checkpoint, plan) for chunk in (tensor.adapter.a, tensor.adapter.b))
+            _merge(out, tensor.adapter, a, b)
+        yield memoryview(out)
         advance(tensor.ours.size)
 
 
-def _bytes(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> NDArray[np.uint8]:
-    """Return the bytes of a chunk, uint8 `[*shape, bytes of the dtype]`."""
+def _merge(weight: bytearray, adapter: Adapter, a: bytearray, b: bytearray) -> None:
+    """Add an adapter's product to its weight, in place. All are float32."""
+    import numpy as np
+
+    def matrix(content: bytearray, chunk: Chunk) -> NDArray[np.float32]:
+        return np.frombuffer(content, "<f4").reshape(chunk.shape)
+
+    product = matrix(b, adapter.b) @ matrix(a, adapter.a)
+    target = np.frombuffer(weight, "<f4").reshape(product.shape)
+    target += np.float32(adapter.scale) * product
+
+
+def _bytes(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> bytearray:
+    """Return the bytes of a chunk, row-major."""
     itemsize = ITEM_SIZES[chunk.dtype]
-    out = np.empty((*chunk.shape, itemsize), dtype=np.uint8)
+    out = bytearray(chunk.size)
     for item in plan.of(chunk):
         [data] = checkpoint.shards[item.shard].read([(item.begin, item.begin + item.size)])
-        values = np.frombuffer(data, dtype=np.uint8).reshape(*item.rows.shape, itemsize)
-        out[item.box.within(Box.of(chunk))] = values[item.box.within(item.rows)]
+        for source, target, length in stretches(item.box, item.rows, Box.of(chunk), itemsize):
+            out[target : target + length] = data[source : source + length]
     return out

@@ -17,7 +17,7 @@ from concertina_data.data_manifest import TokenizerFacts
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.tokenizer import BYTES
+from concertina_trainer.data.defaults import BYTES
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 CLASS = "PreTrainedTokenizerFast"

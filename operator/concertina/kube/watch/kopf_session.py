@@ -21,7 +21,7 @@ from concertina.api import GROUP, PLURAL, VERSION
 from concertina.kube import deep_json
 from concertina.kube.access import Access
 from concertina.kube.client import READ_AHEAD, REQUEST_SECONDS, WATCH_SILENCE_SECONDS
-from concertina.kube.watch.reflector import WatchEnd
+from concertina.kube.reflector import WatchEnd
 
 log = logging.getLogger(__name__)
 UNKNOWN_SECONDS = 1.0

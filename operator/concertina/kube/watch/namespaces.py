@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from concertina.kube.client import Client
+from concertina.kube.reflector import Reflector
 from concertina.kube.resources import NAMESPACES
-from concertina.kube.watch.reflector import Reflector
 
 
 class SelectedNamespaces:

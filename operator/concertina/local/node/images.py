@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 # concertina's images, represented by the running environment, with their default commands (see the Dockerfiles).
 OWN_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "concertina/operator": ("concertina", "operator"),
+    "concertina/operator": ("concertina-operator",),
     "concertina/agent": ("concertina-agent",),
     "concertina/trainer": (),
 }

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from concertina_trainer.data import consumed
 from concertina_trainer.data.batch_order import Skipped
+from concertina_trainer.data.read import interleave as plain
 from concertina_trainer.data.read.mixture import Interleave
 
 weights = st.lists(st.integers(1, 60), min_size=1, max_size=8)
@@ -33,7 +35,7 @@ def test_any_position_of_a_mixture_is_found_by_itself(weights, start):
     for source, nth in zip(sources.tolist(), before.tolist(), strict=True):
         assert nth == counts[source]
         counts[source] += 1
-    assert interleave.before(start + 50) == counts.tolist()
+    assert interleave.before(start + 50) == counts.tolist() == plain.before(weights, start + 50)
 
 
 def test_the_mixture_never_changes():
@@ -54,6 +56,7 @@ def test_all_but_the_skipped_are_consumed_in_order(stretches):
     found = Skipped(stretches).position_of(np.arange(300)).tolist()
     kept = [p for p in range(1000) if not any(begin <= p < end for begin, end in stretches)]
     assert found == kept[:300]
+    assert [consumed.positions(n, n + 1, tuple(stretches))[0] for n in range(300)] == found
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
 from contextlib import suppress
 
 import pytest
@@ -43,3 +44,22 @@ def test_what_still_can_not_be_opened_is_raised() -> None:
     for _ in range(2):
         with pytest.raises(OSError, match="can't be reached"):
             shards.get(0)
+
+
+def test_work_that_has_not_begun_when_the_threads_end_is_cancelled() -> None:
+    """Otherwise a thread that waits for it would hold up the end of the interpreter."""
+    threads, begun, may_end = Threads(1), threading.Event(), threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return may_end.wait(60)
+
+    present, waiting = threads.submit(work), threads.submit(work)
+    assert begun.wait(60)
+    threads.end()
+    late = threads.submit(work)
+    may_end.set()
+    assert present.result(60)
+    for future in (waiting, late):
+        with pytest.raises(CancelledError):
+            future.result(10)

@@ -28,8 +28,8 @@ from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
 from concertina_trainer.data.build.write import ShardInput, Written, write
+from concertina_trainer.data.defaults import SHARD_BYTES
 
-SHARD_BYTES = 64 * 2**20
 _HEADS_AT_ONCE = 16
 """Files whose first bytes are read at a time."""
 MADE_BY = "made-by"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from concertina_data.data_manifest import FrameFacts
+from concertina_trainer.data import defaults
 from concertina_trainer.data import frames as elements
 from concertina_trainer.data import tokenizer as tokenizers
 
@@ -13,15 +14,15 @@ from concertina_trainer.data import tokenizer as tokenizers
 class Recipe:
     """Everything beside the sources that determines the bytes of the result."""
 
-    tokenizer: str = tokenizers.BYTES
+    tokenizer: str = defaults.BYTES
     separator: str = ""
     split_pattern: str = ""
-    column: str = "text"
+    column: str = defaults.COLUMN
     validation: float = 0.0
     """Share of the documents that are set aside, by the hash of their text."""
     against: tuple[str, ...] = ()
     """Evaluation files whose n-grams are searched for."""
-    ngram: int = 13
+    ngram: int = defaults.NGRAM
     """Words of an n-gram."""
     against_column: str = ""
     """Column of the evaluation files; "" means `column`."""

@@ -1,1 +1,0 @@
-"""A Kubernetes operator for elastic training jobs."""

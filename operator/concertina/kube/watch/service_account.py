@@ -1,0 +1,77 @@
+"""The operator's access to the API server: the service account of its pod, by kopf's own login.
+
+The client library of Kubernetes takes 126 MB, twice as much as all else in the operator's image, and an operator in a
+pod needs three files of it (decision "The operator logs in by kopf").
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import kopf
+
+from concertina.kube.access import Access, NoAccess
+
+READ_AGAIN_SECONDS = 60.0
+"""Time in seconds after which the token is read again. The kubelet replaces it before it expires."""
+
+
+class ServiceAccount:
+    """Configuration of an `Access` by the service account."""
+
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify_ssl = True
+    tls_server_name: str | None = None
+    proxy: str | None = None
+
+    def __init__(self) -> None:
+        """Read the service account.
+
+        Raises:
+            NoAccess: When the pod has no token of a service account.
+        """
+        self.namespace = "default"
+        self.read()
+
+    def read(self) -> None:
+        """Read the token, the certificate's path and the namespace, which the kubelet may have replaced.
+
+        Raises:
+            NoAccess: When the pod has no token of a service account.
+        """
+        login = kopf.login_with_service_account(settings=kopf.OperatorSettings())
+        if login is None or not login.token:
+            raise NoAccess("This pod has no token of a service account: set automountServiceAccountToken to true.")
+        self.host = _in_cluster() or login.server
+        self.ssl_ca_cert = login.ca_path
+        self.namespace = login.default_namespace or "default"
+        self._token = login.token
+        self._read_at = time.monotonic()
+
+    async def get_api_key_with_prefix(self, identifier: str) -> str:
+        """Return the Authorization header. `identifier` is the client library's name of it."""
+        if time.monotonic() - self._read_at >= READ_AGAIN_SECONDS:
+            self.read()
+        return f"Bearer {self._token}"
+
+
+def _in_cluster() -> str:
+    """Return the API server's address by the pod's variables, or "". kopf's name of it needs the cluster's DNS."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else ""
+
+
+def service_account_access() -> Access:
+    """Return the access of the pod's service account.
+
+    Raises:
+        NoAccess: When the pod has no token of a service account.
+    """
+    account = ServiceAccount()
+
+    async def reload(_: object) -> None:
+        account.read()
+
+    return Access(account, account.namespace, reload)

@@ -1,1 +1,0 @@
-"""The bundled trainer. Importing this package is cheap: torch comes with its modules."""
