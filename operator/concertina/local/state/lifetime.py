@@ -42,6 +42,10 @@ def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
     identity = ProcessIdentity.of(process.pid)
     if identity is None:
         raise LocalClusterError(f"{name} ended at once; see {logs / name}.log")
+    # For a moment the kernel shows the new program without an environment, by which `processes.marked` knows it.
+    with contextlib.suppress(OSError):  # it has ended
+        while identity.alive() and not Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.001)
     (folder / f"{name}.process").write_text(str(identity))
     return identity
 
