@@ -55,12 +55,13 @@ def reference(folder_of_module, parent, wide):
     ],
 )
 def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference, chain):
-    job, losses, restore = node.Job(folder, parent, wide), {}, node.FRESH
+    """One rank is killed; the others stay in their process, in the reverse order of ranks."""
+    job, losses, restore = node.Job(folder, parent, wide, stays=True), {}, node.FRESH
     for i, name in enumerate(chain):
         world, parallelism = LAYOUTS[name]
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
         last = i == len(chain) - 1
-        script = node.Script() if last else node.Script(kill=(3 * (i + 1), tuple(range(world))))
+        script = node.Script() if last else node.Script(kill=(3 * (i + 1), (world - 1,)))
         outcome = job.run(world, restore, script)
         assert outcome.losses, outcome.output
         losses |= outcome.losses

@@ -22,8 +22,9 @@ from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.workers import local_workers, output
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.family import ends
-from concertina_agent.workers.local_workers import LocalWorkers
+from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_agent.workers.workers import Process
+from concertina_protocol import worker_channel as w
 
 SLEEPS = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print(1, flush=True)"
 
@@ -163,5 +164,100 @@ def test_one_that_never_goes_fails_a_round_and_keeps_its_replica_out_of_the_next
         assert not halting.done()
         starter.processes[0].end(-9)
         await halting
+
+    play(tmp_path, (), scenario)
+
+
+class Channel:
+    """The channel of a worker, as the agent uses it."""
+
+    peer_pid = 0
+
+    def __init__(self) -> None:
+        self.sent: list[w.Message] = []
+
+    def send(self, message: w.Message) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        pass
+
+
+async def staying(local: LocalWorkers, starter: Starter) -> tuple[LocalWorker, Channel]:
+    """Return a worker of round 1 that can stay."""
+    begin(local, 1)
+    await begun(local, 1, starter)
+    worker, channel = await local.of(starter.processes[0].pid), Channel()
+    assert worker is not None
+    local.attach(worker, channel, stays=True)
+    return worker, channel
+
+
+def test_one_that_leaves_in_time_enters_the_next_round(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        halting = asyncio.ensure_future(local.halt())
+        await until_async(lambda: bool(channel.sent), "the request")
+        assert channel.sent == [w.Leave(1)]
+        assert not halting.done()
+        local.left(worker, w.Left(1, 1))
+        assert await halting == ()
+        assert (told, local.running(), worker.running) == ([], {}, True)
+        begin(local, 2)
+        await until_async(lambda: len(channel.sent) == 2, "its entry")
+        enter = channel.sent[-1]
+        assert isinstance(enter, w.Enter)
+        assert enter.environment["CONCERTINA_ROUND"] == "2"
+        assert len(starter.processes) == 1
+        assert local.running() == {}, "it has not said Hello"
+        local.attach(worker, channel, stays=True)
+        assert local.running() == {0: starter.processes[0].pid}
+        local.left(worker, w.Left(1, 1))
+        assert told == [], "Left of an old round ends no other"
+        local.left(worker, w.Left(2, 1, ("Traceback", "RuntimeError: Connection closed by peer", "")))
+        assert [(each.round, each.rank, each.code, each.last_error) for each in told] == [
+            (2, 0, 1, "RuntimeError: Connection closed by peer")
+        ]
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_is_late_or_stopped_or_unable_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_workers, "LEAVE_SECONDS", 0.01)
+
+    async def late(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, _ = await staying(local, starter)
+        assert await local.halt() == (p.Replaced.LATE,)
+        assert ends(worker.process.pid)
+        local.left(worker, w.Left(1, 0))
+        assert told == [], "too late"
+
+    async def stopped(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        await until_async(lambda: "T" in state(worker.process.pid), "it is stopped")
+        assert await local.halt() == (p.Replaced.STOPPED,)
+        assert channel.sent == []
+
+    async def unable(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        worker.stays = False
+        assert await local.halt() == (p.Replaced.UNABLE,)
+        assert channel.sent == []
+
+    for scenario in (late, stopped, unable):
+        play(tmp_path, (), scenario)
+
+
+def test_one_that_dies_while_it_waits_for_the_next_round_is_followed_by_another(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, _ = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        starter.processes[0].end(-9)
+        begin(local, 2)
+        await begun(local, 2, starter)
+        assert [each.code for each in told] == [0], "its end is told once"
+        starter.processes[1].end(0)
 
     play(tmp_path, (), scenario)
