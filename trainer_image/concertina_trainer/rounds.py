@@ -16,6 +16,7 @@ from concertina_protocol.worker_channel import ChannelClosed, Enter, Hello, Leav
 
 ABORT_SECONDS = 0.01
 """Seconds between two aborts, because the main thread may be about to make another group."""
+CLOSED = "the agent closed its end"
 T = TypeVar("T")
 
 
@@ -35,6 +36,8 @@ class RoundChannel:
         """Round that the main thread is in."""
         self._over = False
         """Whether the round has ended, so that nothing of it may be said any more."""
+        self._last_left = -1
+        """Highest round that the agent has ended."""
         self._closed = False
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
@@ -55,9 +58,15 @@ class RoundChannel:
         self._end.send(message)
 
     def poll(self) -> list[Message]:
-        """Return the messages that have arrived, without waiting."""
+        """Return the messages that have arrived, without waiting.
+
+        Raises:
+            ChannelClosed: If the agent is gone.
+        """
         self.check()
         with self._changed:
+            if self._closed:
+                raise ChannelClosed(CLOSED)
             messages = list(self._messages)
             self._messages.clear()
         return messages
@@ -74,8 +83,9 @@ class RoundChannel:
     # --- between rounds
 
     def enter(self, round: int, hello: Hello) -> None:
+        """Enter a round, which the agent may have ended already."""
         with self._changed:
-            self._round, self._over = round, False
+            self._round, self._over = round, round <= self._last_left
         self.send(hello)
 
     @property
@@ -112,7 +122,7 @@ class RoundChannel:
                         self._messages.remove(message)
                         return message
                 if self._closed:
-                    raise ChannelClosed("the agent closed its end")
+                    raise ChannelClosed(CLOSED)
                 self._changed.wait()
 
     def _read(self) -> None:
@@ -133,8 +143,9 @@ class RoundChannel:
                 self._changed.notify_all()
 
     def _leave(self, round: int) -> None:
-        """Abort until the main thread has left the round, unless it has left by itself meanwhile."""
+        """Abort until the main thread has left the round, unless it has left by itself or has not entered it yet."""
         with self._changed:
+            self._last_left = max(self._last_left, round)
             if self._round != round:
                 return
             self._over = True

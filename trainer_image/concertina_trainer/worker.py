@@ -102,9 +102,9 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=can_stay())
-    channel.enter(round, offer)
-    stays, code, output = False, 1, ""
+    stays, code, output = entered is not None, 1, ""
     try:
+        channel.enter(round, offer)
         start = channel.receive(Start)
         stays = offer.stays and start.stays
         done = run(channel, start, Reporter(configuration()[0], offer.rank, channel, heartbeat, entered))

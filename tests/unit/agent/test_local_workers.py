@@ -211,7 +211,7 @@ def test_one_that_leaves_in_time_enters_the_next_round(tmp_path: Path) -> None:
         assert len(starter.processes) == 1
         assert local.running() == {}, "it has not said Hello"
         local.attach(worker, channel, stays=True)
-        assert local.running() == {0: starter.processes[0].pid}
+        assert local.running() == {0: (starter.processes[0].pid,)}
         local.left(worker, w.Left(1, 1))
         assert told == [], "Left of an old round ends no other"
         local.left(worker, w.Left(2, 1, ("Traceback", "RuntimeError: Connection closed by peer", "")))
@@ -259,5 +259,40 @@ def test_one_that_dies_while_it_waits_for_the_next_round_is_followed_by_another(
         await begun(local, 2, starter)
         assert [each.code for each in told] == [0], "its end is told once"
         starter.processes[1].end(0)
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_dies_before_its_next_hello_has_failed_in_the_round_that_it_was_to_enter(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        begin(local, 2)
+        await until_async(lambda: bool(channel.sent), "its entry")
+        worker.channel_closed.set()
+        starter.processes[0].end(-9)
+        await until_async(lambda: len(told) == 2, "its end")
+        assert [(each.round, each.rank, each.code) for each in told] == [(1, 0, 0), (2, 0, -9)]
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_has_not_said_hello_yet_is_asked_to_leave_too(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        begin(local, 2)
+        await until_async(lambda: bool(channel.sent), "its entry")
+        halting = asyncio.ensure_future(local.halt())
+        await until_async(lambda: len(channel.sent) == 2, "the request")
+        assert channel.sent[-1] == w.Leave(2)
+        local.left(worker, w.Left(2, 1))
+        assert await halting == ()
+        assert len(told) == 1, "the round was over"
+        begin(local, 3)
+        await until_async(lambda: len(channel.sent) == 3, "its entry")
+        assert len(starter.processes) == 1
 
     play(tmp_path, (), scenario)

@@ -13,6 +13,7 @@ import pytest
 from concertina_protocol import Restore
 from concertina_protocol.worker_channel import (
     Beat,
+    ChannelClosed,
     CopiedUpTo,
     Enter,
     Hello,
@@ -104,3 +105,27 @@ def test_a_request_that_crosses_left_aborts_nothing_of_the_next_round(ends: Ends
     assert ends.worker.receive(Start) == START
     ends.worker.check()
     assert not ends.aborted.is_set()
+
+
+def test_a_round_that_is_over_before_it_is_entered_is_left_without_a_word(ends: Ends) -> None:
+    ends.worker.end_round()
+    ends.worker.say_left(Left(1, 1))
+    ends.say(Enter({}), Leave(2))
+    ends.worker.next_round()
+    ends.say(Enter({}))  # read after Leave
+    ends.worker.next_round()
+    with pytest.raises(RoundLeft):
+        ends.worker.enter(2, Hello(0, 1, stays=True))
+    assert ends.heard() == [Left(1, 1)]
+    assert not ends.aborted.is_set()
+    ends.worker.end_round()
+    ends.worker.enter(3, Hello(0, 1, stays=True))
+    assert ends.heard() == [Hello(0, 1, stays=True)]
+
+
+def test_one_whose_agent_is_gone_hears_of_it_between_two_steps(ends: Ends) -> None:
+    ends.agent.close()
+    with pytest.raises(ChannelClosed):
+        ends.worker.receive(Start)
+    with pytest.raises(ChannelClosed):
+        ends.worker.poll()

@@ -128,10 +128,10 @@ class ChannelServer:
         if isinstance(message, w.Hello):
             if not worker.in_round and message.rank == worker.rank:
                 self._greet(worker, message, end)
+        elif isinstance(message, w.Left):  # without Hello, if the round was over before the worker had entered it
+            self._local.left(worker, message)
         elif not worker.in_round:
             log_event("worker_message_dropped", rank=worker.rank, kind=type(message).__name__)
-        elif isinstance(message, w.Left):
-            self._local.left(worker, message)
         elif isinstance(message, w.Fetch):
             try:
                 end.send(w.Fetched(path=str(await self._peers.fetch(message.id, message.shard))))

@@ -71,6 +71,7 @@ class LocalWorker:
     in_round: bool = True
     """Whether the process is in its round. It is not from Left to the next Hello, and what it says there is dropped."""
     has_left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    """Whether the process has left `round`. Until then its end is the end of a worker of the round."""
 
     @property
     def running(self) -> bool:
@@ -246,7 +247,7 @@ class LocalWorkers:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(CHANNEL_EOF_SECONDS, worker.channel_closed.wait())
         lines = await worker.process.last_lines()
-        if worker.in_round and not worker.over.is_set():
+        if not worker.has_left.is_set() and not worker.over.is_set():
             last_error = worker.process.lines.last_error
             self._emit(e.WorkerExited(worker.round, worker.rank, code, lines, last_error, out_of_memory))
 
@@ -271,7 +272,7 @@ class LocalWorkers:
 
     def left(self, worker: LocalWorker, message: w.Left) -> None:
         """Handle the end of a round in a worker that stays. To the core it is the end of the worker."""
-        if not worker.in_round or message.round != worker.round:
+        if message.round != worker.round or worker.has_left.is_set():
             return
         worker.in_round = False
         log_event("worker_left", round=worker.round, rank=worker.rank, pid=worker.process.pid, code=message.code)
@@ -412,7 +413,7 @@ class LocalWorkers:
             return Replaced.UNABLE
         if worker.in_round and stacks.stopped(worker.process.pid) is not None:
             return Replaced.STOPPED
-        if worker.in_round:
+        if not worker.has_left.is_set():
             worker.channel.send(w.Leave(worker.round))
         left = asyncio.ensure_future(worker.has_left.wait())
         ends: set[asyncio.Future[Any]] = {left, worker.process.ended}

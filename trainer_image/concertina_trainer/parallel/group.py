@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._redistribute import _gen_transform_infos
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from concertina_protocol.lost_peer import LOST_PEER
@@ -43,7 +45,12 @@ class DistContext:
 
     @staticmethod
     def of(
-        rank: int, size: int, device: torch.device, parallelism: ParallelismConfig, routed: bool = False
+        rank: int,
+        size: int,
+        device: torch.device,
+        parallelism: ParallelismConfig,
+        routed: bool = False,
+        round: int = 0,
     ) -> DistContext:
         """Return the context in the process group that has been joined; `routed` is for a model with experts.
 
@@ -51,7 +58,7 @@ class DistContext:
             InvalidInput: When the world is no whole number of blocks.
         """
         degrees = Degrees.of(parallelism, size)
-        meshes = Meshes.of(degrees, device.type, parallelism, routed)
+        meshes = Meshes.of(degrees, device.type, parallelism, routed, round)
         return DistContext(rank, size, device, parallelism, degrees, meshes, StepTimes(device))
 
     @property
@@ -121,7 +128,7 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
     Raises:
         InvalidInput: When the world is no whole number of blocks.
     """
-    rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    rank, size, round = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "CONCERTINA_ROUND"))
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
         for name, value in socket_variables(interface).items():
             os.environ.setdefault(name, value)
@@ -131,7 +138,7 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
         torch.cuda.set_device(device)
     # Each group of a round has another name than any of an earlier round, so that one that something has kept is an
     # error, and never a group of this round.
-    distributed_c10d._world.group_count = int(environment["CONCERTINA_ROUND"]) * MOST_GROUPS
+    distributed_c10d._world.group_count = round * MOST_GROUPS
     store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
@@ -141,13 +148,13 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
     )
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore(f"round-{environment['CONCERTINA_ROUND']}", store),
+        store=PrefixStore(f"round-{round}", store),
         rank=rank,
         world_size=size,
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    return DistContext.of(rank, size, device, parallelism, routed)
+    return DistContext.of(rank, size, device, parallelism, routed, round)
 
 
 def abort() -> None:
@@ -182,14 +189,12 @@ def lost_peer(error: Exception, aborted: bool) -> bool:
 
 
 def leave() -> None:
-    """Close all groups, and drop what torch has cached about their meshes.
-
-    A mesh of the next world can be equal to one of this world, where this rank had another place. Gradients would be
-    silently wrong (decision "A survivor keeps its process").
-    """
+    """Close all groups, and free what DTensor has cached for their meshes, which no other round uses."""
     if dist.is_initialized():
         dist.destroy_process_group()
     _clear_sharding_prop_cache()
+    _gen_transform_infos.cache_clear()
+    MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 def make_deterministic() -> None:
