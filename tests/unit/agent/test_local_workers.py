@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -19,12 +20,14 @@ from builders.until import until, until_async
 from concertina_agent import settings
 from concertina_agent.core import events as e
 from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.transfers.channel import ChannelServer
 from concertina_agent.workers import local_workers, output
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.family import ends
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_agent.workers.workers import Process
 from concertina_protocol import worker_channel as w
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 SLEEPS = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print(1, flush=True)"
 
@@ -294,5 +297,37 @@ def test_one_that_has_not_said_hello_yet_is_asked_to_leave_too(tmp_path: Path) -
         begin(local, 3)
         await until_async(lambda: len(channel.sent) == 3, "its entry")
         assert len(starter.processes) == 1
+
+    play(tmp_path, (), scenario)
+
+
+def test_what_a_worker_says_between_left_and_its_next_hello_is_dropped(tmp_path: Path) -> None:
+    committed = w.Committed(p.SnapshotId(1, 8, "1 shards", 1), 0, str(tmp_path / "slot-0"))
+
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        begin(local, 1)
+        await begun(local, 1, starter)
+        worker = await local.of(starter.processes[0].pid)
+        assert worker is not None
+        server = ChannelServer("", local, None, None, mock.Mock(), None, told.append, lambda: None, bundled=True)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            serving = asyncio.ensure_future(server._serve(worker, w.Hello(0, 1, stays=True), AgentEnd(ours)))
+
+            def say(*messages: w.Message) -> None:
+                theirs.sendall(b"".join(map(w.encode, messages)))
+
+            say(w.Left(1, 0), committed, w.Beat(0, 8, "training"))
+            await until_async(lambda: not worker.in_round, "Left")
+            assert await local.halt() == ()
+            begin(local, 2)
+            await until_async(lambda: not worker.has_left.is_set(), "its entry")
+            say(committed, w.Hello(0, 1, stays=True), w.Beat(0, 9, "training"))
+            theirs.shutdown(socket.SHUT_WR)
+            await serving
+            said = [(each.round, type(each.message)) for each in told if isinstance(each, e.WorkerMessage)]
+            assert said == [(1, w.Hello), (2, w.Hello), (2, w.Beat)]
+            starts = [each for each in map(w.decode, theirs.recv(1 << 16).splitlines()) if isinstance(each, w.Start)]
+            assert [start.stays for start in starts] == [True, True]
 
     play(tmp_path, (), scenario)

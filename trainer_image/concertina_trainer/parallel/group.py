@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
-from torch.distributed.tensor._redistribute import _gen_transform_infos
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from concertina_protocol.lost_peer import LOST_PEER
@@ -194,6 +194,7 @@ def leave() -> None:
         dist.destroy_process_group()
     _clear_sharding_prop_cache()
     _gen_transform_infos.cache_clear()
+    clear_redistribute_planner_cache()
     MeshTopoInfo.build_from_mesh.cache_clear()
 
 
