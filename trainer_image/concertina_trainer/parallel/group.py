@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore, distributed_c10d
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._collective_utils import MeshTopoInfo
 from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
@@ -193,6 +194,7 @@ def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     _clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
     _gen_transform_infos.cache_clear()
     clear_redistribute_planner_cache()
     MeshTopoInfo.build_from_mesh.cache_clear()
