@@ -143,11 +143,9 @@ class RoundChannel:
                 self._changed.notify_all()
 
     def _leave(self, round: int) -> None:
-        """Abort until the main thread has left the round, unless it has left by itself or has not entered it yet."""
+        """Abort until the main thread has left the round, unless it has left it by itself or has not entered it."""
         with self._changed:
             self._last_left = max(self._last_left, round)
-            if self._round != round:
-                return
             self._over = True
             self._changed.notify_all()
             while self._round == round:
