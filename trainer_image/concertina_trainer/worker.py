@@ -79,11 +79,16 @@ def main() -> NoReturn:
     The exit status is 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if torch.cuda.is_available() and can_stay():
+        # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     channel, heartbeat = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), group.abort), HeartbeatWriter()
     entered = None
     while isinstance(end := one_round(channel, heartbeat, entered), Left):
         channel.say_left(end)
         gc.collect()  # the old model goes while the agents prepare the next round
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the streams of the next round can't use what those of this round have freed
         os.environ.update(channel.next_round().environment)
         entered = time.perf_counter()
     channel.finish()
