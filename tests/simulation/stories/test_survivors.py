@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 
 from concertina_agent.core import events as e
+from concertina_agent.core import machine
 from concertina_agent.core.agent_state import AgentState
+from concertina_agent.core.steps import worker_steps
 from concertina_protocol import Progress, SnapshotId
 from concertina_protocol import worker_channel as w
 from simulation.faults.table import FAULTS
@@ -23,6 +28,12 @@ from simulation.runs.world import World
 HERE = "tests/simulation/stories/test_survivors.py"
 LEAVE_SECONDS = 1.0
 Patch = pytest.MonkeyPatch
+
+
+def known(core: AgentState) -> tuple[object, ...]:
+    """What an agent says, holds and ships."""
+    r = core.round
+    return core.report(), core.held, core.latest, r and copy.copy(r.saved), copy.deepcopy(vars(core.uploads))
 
 
 def survive(patch: Patch, seed: int) -> list[str]:
@@ -45,16 +56,21 @@ def survive(patch: Patch, seed: int) -> list[str]:
                     (effect.round, w.WantDurable(id, rank, "", complete=True)),
                 ]
                 for of, word in words:
-                    self.clock.after(late + draw.uniform(0.0, 3.0), speak, self, of, rank, word)
-                self.clock.after(late + draw.uniform(0.0, 3.0), self.handle, e.WorkerExited(round, rank, 1, LOST))
+                    self.clock.after(late + draw.uniform(0.0, 3.0), tell, self, e.WorkerMessage(of, rank, word))
+                ended = e.WorkerExited(round, rank, 1, LOST)
+                self.clock.after(late + draw.uniform(0.0, 3.0), tell, self, ended)
         self._end_round()
         self.clock.after(late, self._gone, effect.round)
 
-    def speak(self: AgentProcess, round: int, rank: int, word: w.Message) -> None:
+    def tell(self: AgentProcess, event: e.WorkerMessage | e.WorkerExited) -> None:
         r = self.core.round
-        if r is not None and rank in r.workers.ranks:
-            said.append(type(word).__name__)
-            self.handle(e.WorkerMessage(round, rank, word))
+        if r is None or event.rank not in r.workers.ranks or self.clock.stands(self):
+            return
+        said.append(type(event.message if isinstance(event, e.WorkerMessage) else event).__name__)
+        before = known(self.core)
+        self.handle(event)
+        if known(self.core) != before:
+            raise Violation(f"{self.replica} has taken in what was said too late: {event}")
 
     patch.setitem(agents.EFFECTS, e.KillWorkers, leave)
     return said
@@ -83,7 +99,7 @@ def play(seed: int, patch: Patch, others: Iterable[Strike] = ()) -> list[str]:
 )
 def test_survivors_spoil_no_round(seeds: range, monkeypatch: Patch) -> None:
     said = [word for seed in seeds for word in play(seed, monkeypatch)]
-    assert {"Progress", "Committed", "WantDurable"} <= set(said)
+    assert {"Progress", "Committed", "WantDurable", "WorkerExited"} <= set(said)
 
 
 @pytest.mark.parametrize(
@@ -100,10 +116,27 @@ def test_a_second_failure_meets_them(seeds: range, monkeypatch: Patch) -> None:
         play(seed, monkeypatch, [Strike(moment, FAULTS[seed % len(FAULTS)], seed)])
 
 
-def test_without_the_fence_they_do(monkeypatch: Patch) -> None:
-    """The core takes events of any round."""
-    monkeypatch.setattr(AgentState, "current", lambda self, round: self.round)
-    with pytest.raises(Violation):
+def _takes(patch: Patch, kind: type) -> None:
+    """The core takes such events of any round."""
+    step = machine.HANDLERS[kind]
+
+    def taken(agent: AgentState, event: Any, t: e.Moment) -> list[e.Effect]:
+        return step(agent, dataclasses.replace(event, round=agent.seen[0]), t)
+
+    patch.setitem(machine.HANDLERS, kind, taken)
+
+
+FENCES: dict[str, Callable[[Patch], None]] = {
+    "messages of another round": lambda patch: _takes(patch, e.WorkerMessage),
+    "ends of workers of another round": lambda patch: _takes(patch, e.WorkerExited),
+    "snapshots of another round": lambda patch: patch.setattr(worker_steps, "is_of_round", lambda message, round: True),
+}
+
+
+@pytest.mark.parametrize("fence", FENCES)
+def test_without_a_fence_they_do(fence: str, monkeypatch: Patch) -> None:
+    FENCES[fence](monkeypatch)
+    with pytest.raises(Violation, match="too late"):
         _play_all(range(30), monkeypatch)
 
 
