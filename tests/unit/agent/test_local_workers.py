@@ -212,9 +212,8 @@ def test_one_that_leaves_in_time_enters_the_next_round(tmp_path: Path) -> None:
         assert isinstance(enter, w.Enter)
         assert enter.environment["CONCERTINA_ROUND"] == "2"
         assert len(starter.processes) == 1
-        assert local.running() == {}, "it has not said Hello"
-        local.attach(worker, channel, stays=True)
         assert local.running() == {0: (starter.processes[0].pid,)}
+        local.attach(worker, channel, stays=True)
         local.left(worker, w.Left(1, 1))
         assert told == [], "Left of an old round ends no other"
         local.left(worker, w.Left(2, 1, ("Traceback", "RuntimeError: Connection closed by peer", "")))
@@ -250,6 +249,36 @@ def test_one_that_is_late_or_stopped_or_unable_is_replaced(tmp_path: Path, monke
 
     for scenario in (late, stopped, unable):
         play(tmp_path, (), scenario)
+
+
+def test_one_that_is_stopped_while_it_waits_for_the_next_round_is_replaced(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        await until_async(lambda: "T" in state(worker.process.pid), "it is stopped")
+        assert await local.halt() == (p.Replaced.STOPPED,)
+        assert ends(worker.process.pid)
+        starter.processes[0].end(-9)
+        begin(local, 3)
+        await begun(local, 2, starter)
+        assert channel.sent == []
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_is_stopped_as_it_enters_is_seen(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        begin(local, 2)
+        await until_async(lambda: bool(channel.sent), "its entry")
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        await until_async(lambda: [rank for rank, _ in local.poll().stopped] == [0], "it is stopped")
+
+    play(tmp_path, (), scenario)
 
 
 def test_one_that_dies_while_it_waits_for_the_next_round_is_followed_by_another(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ class LocalWorkers:
         return {worker.rank: worker.process.pids for worker in self._at_work()}
 
     def _at_work(self) -> list[LocalWorker]:
-        return [worker for worker in self._workers.values() if worker.running and worker.in_round]
+        return [worker for worker in self._workers.values() if worker.running and not worker.has_left.is_set()]
 
     def collect_stacks(self, round: int) -> None:
         """Collect stacks and emit StacksCollected. Complete stacks go to stderr, which is the pod's log."""
@@ -370,11 +370,11 @@ class LocalWorkers:
         """
         async with self._ending:
             await self._stop_starting()
-            workers = list(self._workers.values())
+            workers = [*self._workers.values(), *self._staying.values()]
             asked = workers if self._settings.bundled else []
             reasons = await asyncio.gather(*(self._leave(worker) for worker in asked))
             staying = [worker for worker, why in zip(asked, reasons) if why is None and worker.running]
-            self._staying.update({worker.local_rank: worker for worker in staying})
+            self._staying = {worker.local_rank: worker for worker in staying}
             await self._kill([worker for worker in workers if worker not in staying])
             return tuple(why for why in reasons if why is not None)
 
@@ -411,7 +411,7 @@ class LocalWorkers:
             return Replaced.STARTING
         if not worker.stays:
             return Replaced.UNABLE
-        if worker.in_round and stacks.stopped(worker.process.pid) is not None:
+        if stacks.stopped(worker.process.pid) is not None:
             return Replaced.STOPPED
         if not worker.has_left.is_set():
             worker.channel.send(w.Leave(worker.round))
