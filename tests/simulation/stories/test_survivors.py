@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 
 
 def known(core: AgentState) -> tuple[object, ...]:
-    """What an agent says, holds and ships."""
+    """Return what an agent says, holds and ships."""
     r = core.round
     return core.report(), core.held, core.latest, r and copy.copy(r.saved), copy.deepcopy(vars(core.uploads))
 
@@ -117,7 +117,7 @@ def test_a_second_failure_meets_them(seeds: range, monkeypatch: Patch) -> None:
 
 
 def _takes(patch: Patch, kind: type) -> None:
-    """The core takes such events of any round."""
+    """Let the core take such events of any round."""
     step = machine.HANDLERS[kind]
 
     def taken(agent: AgentState, event: Any, t: e.Moment) -> list[e.Effect]:

@@ -126,8 +126,10 @@ STEPS = 12
 
 @pytest.mark.parametrize("chain", CHAINS, ids=" > ".join)
 def test_killed_it_goes_on_in_another_layout(folder, parent, trainer, chain):
-    """With the losses, and the biases, of one worker that nothing happens to. One rank is killed; the others stay in
-    their process, in the reverse order of ranks."""
+    """With the losses, and the biases, of one worker that nothing happens to.
+
+    One rank is killed. The others stay in their process, in the reverse order of ranks.
+    """
     trainer = with_experts(trainer, **({} if chain is ALONE else WIDE))
     alone = node.Job(folder / "alone", parent, trainer)
     reference = alone.run(1)

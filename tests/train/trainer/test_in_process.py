@@ -78,8 +78,10 @@ def used(pid: int) -> tuple[int, int, int]:
     ],
 )
 def test_rounds_leave_nothing_behind(folder, parent, trainer, rounds):
-    """Two processes change ranks in each round, and the layout changes in each second one; after the first rounds
-    neither has more files, threads or memory."""
+    """After the first rounds, no process has more files, threads or memory.
+
+    Two processes change ranks in each round, and the layout changes in each second one.
+    """
     model = {**trainer["model"], "kvHeads": 2}
     job = node.Job(folder, parent, {**trainer, "steps": 10_000, "model": model}, stays=True)
     restore, first = node.FRESH, []
