@@ -71,6 +71,11 @@ RANKS = Board(
                 ),
                 Panel("Written to storage", "", _worker_rate("storage_written_bytes_total"), Unit.BYTES_PER_SECOND),
                 Panel(
+                    "Workers replaced",
+                    "Killed because they could not enter the next round, by reason.",
+                    (Query(_by("replica, reason", "concertina_worker_replaced_total"), "{{replica}} {{reason}}"),),
+                ),
+                Panel(
                     "Step",
                     "By the replica with rank 0.",
                     (Query(_by("replica", "concertina_training_step"), REPLICA),),

@@ -82,6 +82,7 @@ POD = {
     "CONCERTINA_WARM_START": "`spec.warmStart` as JSON; `null` for the bundled trainer.",
     "CONCERTINA_TRACKING": "`spec.tracking` as JSON, if the job has one.",
     "CONCERTINA_PARALLELISM": "`spec.parallelism` as JSON, if the job has one.",
+    "CONCERTINA_GPU_STAYS": "`1`: workers with GPUs keep their process from round to round, too.",
     "CONCERTINA_STEP_DETECTION": "`false`: optimizer steps are not counted.",
     "CONCERTINA_VOLUME": "Folder of the agent's files.",
     "CONCERTINA_IDENTITY": "Folder of the agent's certificates.",

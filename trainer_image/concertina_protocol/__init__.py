@@ -51,6 +51,7 @@ from concertina_protocol.messages.operator_calls import (
     Relay,
     Relayed,
     Release,
+    Replaced,
     Save,
     Watch,
 )
@@ -153,6 +154,7 @@ __all__ = [
     "Relay",
     "Relayed",
     "Release",
+    "Replaced",
     "Report",
     "ReportChange",
     "Restore",

@@ -303,6 +303,10 @@ class Saving:
         """Wait until the last snapshot is committed."""
         self._snapshots.finish()
 
+    def close(self) -> None:
+        """End the round's snapshots: what was begun is committed, and nothing is afterwards."""
+        self._snapshots.close()
+
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
         """Save the state for a drain that arrives while `step` steps are evaluated.
 

@@ -220,6 +220,14 @@ class Snapshots:
             self._committing.result()
             self._committing = None
 
+    def close(self) -> None:
+        """Wait until the thread has ended, and unmap the files, which stay."""
+        self._committer.shutdown()
+        for slot in self._slots:
+            if slot is not None:
+                file_space.unmap(slot.give_up())
+        self._slots, self._making = [None] * SNAPSHOT_SLOTS, None
+
     def link_for_shipping(self, snapshot: TakenSnapshot) -> Path:
         """Give a committed slot a second name, and return it. The file does not change until that name is removed."""
         name = self._folder / f"shipping-{snapshot.id.step}"

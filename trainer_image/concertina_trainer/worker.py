@@ -1,9 +1,10 @@
-"""Worker: one rank of one round. It is a fork of the preloaded parent (see `preload`) and ends with its round."""
+"""Worker: one rank of a round, and then of the next. It is a fork of the preloaded parent (see `preload`)."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import sys
@@ -16,9 +17,19 @@ import torch
 from pydantic import ValidationError
 
 from concertina_protocol import FailureReason, Restore, RestoreSource, Rollback, SnapshotId
-from concertina_protocol.heartbeat import WorkerPhase
+from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.messages.ranges import united
-from concertina_protocol.worker_channel import BAD_INPUT_EXIT, ChannelClosed, Done, Fault, Hello, Start, WorkerEnd
+from concertina_protocol.worker_channel import (
+    BAD_INPUT_EXIT,
+    ChannelClosed,
+    Done,
+    Fault,
+    Hello,
+    Left,
+    Outcome,
+    Start,
+    WorkerEnd,
+)
 from concertina_state.checkpoints.catalogue import instead_of
 from concertina_state.errors import DamagedInput, DataChanged, InvalidInput, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
@@ -44,6 +55,7 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
+from concertina_trainer.rounds import RoundChannel, RoundLeft
 from concertina_trainer.state.restore import restore
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
@@ -57,49 +69,94 @@ from concertina_trainer.training.progress_report import Reporter, RoundInfo
 
 AFTER_THE_CULPRIT = 0.5
 """Seconds by which ranks without corruption delay their report, so that the corrupt one reports first."""
+KEPT_LINES = 50
+"""Lines of a traceback that the agent is told."""
 
 
 def main() -> NoReturn:
-    """Run the worker, and exit.
+    """Run the rounds of this worker, and exit.
 
     The exit status is 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
-    channel.send(Hello(int(os.environ["RANK"]), os.getpid(), traces=True))
-    code = 1
-    try:
-        channel.send(run(channel))
-        code = 0
-    except InvalidInput as error:
-        if isinstance(error, DamagedInput) and error.rollback:
-            code = _fault(channel, error.reason, error, 1, error.rollback)
-        else:
-            code = _fault(channel, error.reason, InvalidInput(f"{error}{instead_of(error)}"), BAD_INPUT_EXIT)
-    except RestoreFailed as error:
-        code = _fault(channel, FailureReason.RESTORE_FAILED, error, 1)
-    except RollBack as error:
-        if error.reason == FailureReason.ROLLED_BACK:
-            time.sleep(AFTER_THE_CULPRIT)
-        code = _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
-    except FloatingPointError as error:
-        code = _fault(channel, FailureReason.LOSS_NOT_FINITE, error, 1)
-    except StorageError as error:
-        print(error, file=sys.stderr)
-    except Exception:
-        traceback.print_exc()
+    if torch.cuda.is_available() and can_stay():
+        # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    channel, heartbeat = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), group.abort), HeartbeatWriter()
+    entered = None
+    while isinstance(end := one_round(channel, heartbeat, entered), Left):
+        channel.say_left(end)
+        gc.collect()  # the old model goes while the agents prepare the next round
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # the streams of the next round can't use what those of this round have freed
+        os.environ.update(channel.next_round().environment)
+        entered = time.perf_counter()
     channel.finish()
     # Exit at once. A regular exit would wait for the group's threads, and for a peer that may be gone.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(end)
+
+
+def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None) -> Left | int:
+    """Run one round, and return Left if the process has left it and stays, else the exit status.
+
+    The process stays after a drain, and if it has lost a peer or the agent has ended the round. After any other end a
+    new process is the safer one (decision "A survivor keeps its process"). `entered` is the time (perf_counter) at
+    which this process entered the round, or None if it began with it.
+    """
+    round = int(os.environ["CONCERTINA_ROUND"])
+    offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=can_stay())
+    stays, code, output = entered is not None, 1, ""
+    try:
+        channel.enter(round, offer)
+        start = channel.receive(Start)
+        stays = offer.stays and start.stays
+        done = run(channel, start, Reporter(configuration()[0], offer.rank, channel, heartbeat, entered))
+        channel.send(done)
+        code, stays = 0, stays and done.outcome == Outcome.DRAINED
+    except RoundLeft:
+        pass
+    except InvalidInput as error:
+        if isinstance(error, DamagedInput) and error.rollback:
+            return _fault(channel, error.reason, error, 1, error.rollback)
+        return _fault(channel, error.reason, InvalidInput(f"{error}{instead_of(error)}"), BAD_INPUT_EXIT)
+    except RestoreFailed as error:
+        return _fault(channel, FailureReason.RESTORE_FAILED, error, 1)
+    except RollBack as error:
+        if error.reason == FailureReason.ROLLED_BACK:
+            time.sleep(AFTER_THE_CULPRIT)
+        return _fault(channel, error.reason, error, 1, Rollback(error.step, error.skipped))
+    except FloatingPointError as error:
+        return _fault(channel, FailureReason.LOSS_NOT_FINITE, error, 1)
+    except StorageError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Exception as error:
+        stays = stays and group.lost_peer(error, aborted=channel.over)
+        if not stays or not channel.over:
+            output = traceback.format_exc()
+            sys.stderr.write(output)
+    if not stays:
+        return code
+    channel.end_round()
+    group.leave()
+    return Left(round, code, tuple(output.splitlines()[-KEPT_LINES:]))
+
+
+def can_stay() -> bool:
+    """Return whether this process can leave a round and enter another one.
+
+    It is not known yet that a process with a GPU can (docs/gpu-checks.md), so these have to be told.
+    """
+    return not torch.cuda.is_available() or os.environ.get("CONCERTINA_GPU_STAYS") == "1"
 
 
 def _fault(
-    channel: WorkerEnd, reason: FailureReason, error: Exception, code: int, rollback: Rollback | None = None
+    channel: RoundChannel, reason: FailureReason, error: Exception, code: int, rollback: Rollback | None = None
 ) -> int:
     print(error, file=sys.stderr)
-    with contextlib.suppress(ChannelClosed):
+    with contextlib.suppress(ChannelClosed, RoundLeft):
         channel.send(Fault(reason, str(error), rollback))
     return code
 
@@ -137,13 +194,11 @@ class Built:
     state: TrainState
 
 
-def run(channel: WorkerEnd) -> Done:
-    """Run the whole round: join, build, restore, train."""
+def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
+    """Run the whole round: join, build, restore, train. Nothing of it is open afterwards."""
     config, checkpoint, parallelism = configuration()
     if config.bitwise:
         group.make_deterministic()
-    start = channel.receive(Start)
-    reporter = Reporter(config, int(os.environ["RANK"]), channel)
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
     with reporter.timed("group"):
         world = group.join(os.environ, parallelism, config.model.experts is not None)
@@ -159,8 +214,9 @@ def run(channel: WorkerEnd) -> Done:
             "learningRate"
         )
     reporter.begin(round_info(built, start.restore, restored))
-    with tensor.measured_waits(world):
-        return train(assemble(built, start, restored, reporter, channel), restored.id.step, restored.position)
+    training = assemble(built, start, restored, reporter, channel)
+    with tensor.measured_waits(world), contextlib.closing(training.batches), contextlib.closing(training.saving):
+        return train(training, restored.id.step, restored.position, channel.check)
 
 
 def build(
@@ -221,7 +277,7 @@ def round_info(built: Built, requested: Restore, restored: ShardMetadata) -> Rou
 
 
 def assemble(
-    built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: WorkerEnd
+    built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: RoundChannel
 ) -> TrainingRun:
     """Return everything that the loop needs, at the position of the restored state."""
     config, world = built.config, built.world
@@ -247,7 +303,7 @@ def assemble(
     )  # fmt: skip
 
 
-def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: WorkerEnd) -> Saving:
+def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: RoundChannel) -> Saving:
     """Return the saving of this round.
 
     It takes snapshots, and checkpoints after the newest durable one that was not undone.

@@ -63,6 +63,12 @@ CHECKS = (
         limit_seconds=180,
     ),
     _tests(
+        "in-process",
+        "a worker whose peer is killed goes on in its process with another NCCL group, and then with another rank",
+        "tests/gpu/test_in_process.py",
+        limit_seconds=150,
+    ),
+    _tests(
         "snapshots",
         "a snapshot is copied beside the GPU's work, and is whole",
         "tests/gpu/test_snapshots.py",

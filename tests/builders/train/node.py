@@ -87,7 +87,9 @@ class Outcome:
     durable: list[Durable] = dataclasses.field(default_factory=list)
     errors: list[str] = dataclasses.field(default_factory=list)
     codes: dict[int, int] = dataclasses.field(default_factory=dict)
+    pids: dict[int, int] = dataclasses.field(default_factory=dict)
     output: str = ""
+    """Of the processes that began with this round."""
     t0: float = 0.0
 
     @property
@@ -109,8 +111,27 @@ class Script:
     watch: Callable[[Round], None] | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Survivor:
+    """A worker that has left its round."""
+
+    pid: int
+    connection: socket.socket
+
+
 class Job:
-    def __init__(self, folder: Path, parent: Parent, trainer: dict, checkpoint: dict | None = None, uid: str = "u1"):
+    def __init__(
+        self,
+        folder: Path,
+        parent: Parent,
+        trainer: dict,
+        checkpoint: dict | None = None,
+        uid: str = "u1",
+        stays: bool = False,
+    ):
+        self.stays = stays
+        """Workers stay in their process from round to round, and take each other's ranks."""
+        self.survivors: list[Survivor] = []
         self.folder, self.parent, self.uid = folder, parent, uid
         self.trainer, self.checkpoint = trainer, checkpoint
         self.worker, self.environment = "concertina_trainer.worker:main", {}
@@ -162,6 +183,7 @@ class Round:
         self.wanted: dict[SnapshotId, int] = {}
         self.over = asyncio.Event()
         self.gone: set[int] = set()
+        self.left: dict[int, channel.Left] = {}
         self.committed: dict[int, list[int]] = {}
         self.shards = 0
         self.drained = self.killed = False
@@ -203,14 +225,27 @@ class Round:
         if self.job.checkpoint:
             environment = {**common, **self.job.environment}
             others.append(self.job.parent.fork("concertina_trainer.uploader:main", environment, log.fileno()))
+        survivors, self.job.survivors = self.job.survivors, []
+        serving: list[asyncio.Task[None]] = []
         for rank in range(self.world):
             folder = self.job.folder / f"node-{rank}" / "snapshots" / f"round-{self.job.number}"
             mine = {"RANK": str(rank), "CONCERTINA_SNAPSHOTS": str(folder)}
             environment = {**common, **mine, **gpus.variables(rank, self.world), **self.job.environment}
-            self.pids[rank] = self.job.parent.fork(self.job.worker, environment, log.fileno())
+            if survivors:
+                survivor = survivors.pop()
+                self.pids[rank], end = survivor.pid, AgentEnd(survivor.connection)
+                end.send(channel.Enter(environment))
+                serving.append(asyncio.ensure_future(self._serve(end)))
+            else:
+                self.pids[rank] = self.job.parent.fork(self.job.worker, environment, log.fileno())
+        for survivor in survivors:
+            os.kill(survivor.pid, signal.SIGKILL)
+            survivor.connection.close()
         try:
             async with asyncio.timeout(GIVE_UP):
                 await self.over.wait()
+                if self.job.stays:
+                    await self._leave()
                 async with self.uploads:
                     pass
         except TimeoutError as error:
@@ -225,13 +260,21 @@ class Round:
         finally:
             watching.cancel()
             accepting.cancel()
+            for task in serving:
+                task.cancel()
+            await asyncio.gather(*serving, return_exceptions=True)
             with contextlib.suppress(asyncio.CancelledError):
                 await accepting
             listening.close()
             for pid in (*self._stuck(), *others):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            self.outcome.codes = {rank: self.job.parent.wait(pid) for rank, pid in self.pids.items()}
+            self.outcome.codes = {
+                rank: self.left[rank].code if rank in self.left else self.job.parent.wait(pid)
+                for rank, pid in self.pids.items()
+            }
+            self.outcome.pids = self.pids
+            self.job.survivors = [Survivor(self.pids[rank], self.ends[rank]._socket) for rank in sorted(self.left)]
             for pid in others:
                 self.job.parent.wait(pid)
             log.seek(0)
@@ -239,6 +282,14 @@ class Round:
             log.close()
         self._check_torn()
         return self.outcome
+
+    async def _leave(self) -> None:
+        """All that are left leave the round, from wherever they are."""
+        for rank, end in self.ends.items():
+            if rank not in self.gone:
+                end.send(channel.Leave(self.job.number))
+        while len(self.gone) < self.world:
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _watch(self) -> None:
         while self.script.watch is not None:
@@ -272,13 +323,19 @@ class Round:
             return
         self.ends[hello.rank] = end
         start = channel.Start(self.restore, self.world, self.job.uid, self.job.durable, images=self.job.images)
-        end.send(start)
+        end.send(dataclasses.replace(start, stays=self.job.stays and hello.stays))
         while (message := await end.receive()) is not None:
+            if isinstance(message, channel.Left):
+                self.left[hello.rank] = message
+                break
             await self._hear(hello.rank, end, message)
-        end.release()
+        else:
+            end.release()
         # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.
         self.gone.add(hello.rank)
-        if len(self.gone) == self.world or not (hello.rank in self.outcome.done or await self._completes(hello.rank)):
+        if len(self.gone) == self.world or not (
+            hello.rank in self.outcome.done or (hello.rank not in self.left and await self._completes(hello.rank))
+        ):
             self.over.set()
 
     async def _completes(self, rank: int) -> bool:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from concertina_protocol import Progress, Restore
+from concertina_protocol.heartbeat import HeartbeatWriter
 from concertina_protocol.sidecar import read_sidecar
 from concertina_protocol.worker_channel import Fetch, Fetched, FetchedHeader, Start
 from concertina_state.format.shardfile import header_length
@@ -76,7 +77,7 @@ def run(config, world, folder):
     """Losses and positions by step, and the weights after the last one."""
     given = folder.newest()
     start = Start(given, world.size, UID)
-    reporter = Reporter(config, world.rank, folder)
+    reporter = Reporter(config, world.rank, folder, HeartbeatWriter(), None)
     built = worker.build(config, None, world, given.step, reporter)
     restored = restore(given, UID, built.state, config, None, built.reader.digest, world, folder)
     reporter.begin(worker.round_info(built, given, restored))

@@ -1,10 +1,13 @@
 """Custom models for token data: one that is right, and others with one mistake each."""
 
 import dataclasses
+import os
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
 
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.model.decoder import Decoder
@@ -78,6 +81,24 @@ class Still(Model):
         self.mixers[0].eval()
 
 
+class CompiledMixer(Mixer):
+    forward = torch.compile(Mixer.forward, backend="aot_eager")
+
+
+class Compiled(Model):
+    """With blocks that are compiled, and a file for each process with the round and number of graphs in each step."""
+
+    def __init__(self, vocab, folder):
+        super().__init__(vocab)
+        self.mixers = nn.ModuleList(CompiledMixer(24, 0.0) for _ in range(2))
+        self.folder = Path(folder)
+
+    def forward(self, tokens):
+        with (self.folder / f"graphs-{os.getpid()}").open("a") as file:
+            print(os.environ["CONCERTINA_ROUND"], counters["stats"]["unique_graphs"], file=file)
+        return super().forward(tokens)
+
+
 class Constant(Model):
     def __init__(self, vocab):
         super().__init__(vocab)
@@ -126,6 +147,7 @@ def other(**changed):
     return dataclasses.replace(spec, **changed)
 
 
+compiled = other(build=lambda options, data: Compiled(data.vocab_size, **options))
 constant = other(build=lambda options, data: Constant(data.vocab_size), initial=with_ones)
 frozen = other(build=lambda options, data: Frozen(data.vocab_size))
 still = other(build=lambda options, data: Still(data.vocab_size))

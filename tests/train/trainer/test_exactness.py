@@ -18,14 +18,18 @@ def uninterrupted(folder, parent, trainer, world=1):
     return job, outcome.losses
 
 
-def interrupted(folder, parent, trainer, bound=0.0):
+def interrupted(folder, parent, trainer, bound=0.0, stays=False):
     """The job, its losses by step, and the positions consumed by then; a step trained again has the same loss."""
-    job, restore, losses, positions = node.Job(folder, parent, trainer), node.FRESH, {}, {}
+    job = node.Job(folder, parent, trainer, stays=stays)
+    restore, losses, positions = node.FRESH, {}, {}
     for i, (world, step) in enumerate((*HISTORY, (2, None))):
         script = None
         if step is not None:
             script = node.Script(drain=(step, False)) if i % 2 else node.Script(kill=(step, (world - 1,)))
+        survivors = {survivor.pid for survivor in job.survivors}
         outcome = job.run(world, restore, script)
+        assert len(survivors & set(outcome.pids.values())) == min(len(survivors), world)
+        assert len(job.survivors) == (world - (i % 2 == 0) if stays and step else 0)
         for told in outcome.progress:
             if told.phase == "training":
                 assert losses.setdefault(told.step, told.loss) == pytest.approx(told.loss, rel=bound, abs=0)
@@ -45,10 +49,11 @@ def longer(trainer):
     return {**trainer, "steps": STEPS, "globalBatchSize": 15}
 
 
-def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer):
+@pytest.mark.parametrize("stays", [pytest.param(True, id="in process"), pytest.param(False, id="forked")])
+def test_bitwise_every_loss_and_weight_is_the_same(folder, parent, longer, stays):
     bitwise = {**longer, "determinism": "Bitwise"}
     whole, expected = uninterrupted(folder / "a", parent, bitwise)
-    job, losses, positions = interrupted(folder / "b", parent, bitwise)
+    job, losses, positions = interrupted(folder / "b", parent, bitwise, stays=stays)
     assert losses == expected
     assert positions == {step: 15 * step for step in range(1, STEPS + 1)}
     reference, found = states.whole(whole), states.whole(job)
@@ -61,6 +66,6 @@ def test_interrupted_and_resized_the_loss_differs_by_rounding_alone(folder, pare
     bound = plain.rounding_bound(longer)
     assert bound < plain.wrong_sample(longer)
     _, expected = uninterrupted(folder / "a", parent, longer)
-    _, losses, positions = interrupted(folder / "b", parent, longer, bound)
+    _, losses, positions = interrupted(folder / "b", parent, longer, bound, stays=True)
     assert positions == {step: 15 * step for step in range(1, STEPS + 1)}
     assert losses == pytest.approx(expected, rel=bound)

@@ -6,6 +6,7 @@ import pytest
 
 from builders.train import node
 
+HERE = "tests/train/trainer/test_layouts.py"
 REASSOCIATION = 2e-4
 """As in test_resume: the same float32 numbers are added in another order."""
 STEPS = 12
@@ -27,6 +28,8 @@ CHAINS = [
     ["pipeline", "pipeline x tensor", "fsdp", "interleaved x copies"],
     ["fsdp", "fsdp x tensor", "context x tensor", "hsdp"],
 ]
+SAME = ["fsdp x tensor", "context x tensor", "async tensor", "pipeline x tensor"]
+"""Layouts in which a process has another place in an equal mesh if the ranks are in another order."""
 MORE = ["context", "tensor", "async tensor", "hsdp x tensor"]
 
 
@@ -48,19 +51,18 @@ def reference(folder_of_module, parent, wide):
         pytest.param(
             MORE,
             id=" > ".join(MORE),
-            marks=pytest.mark.long(
-                law="tests/train/trainer/test_layouts.py::test_each_layout_goes_on_from_the_one_before"
-            ),
+            marks=pytest.mark.long(law=f"{HERE}::test_each_layout_goes_on_from_the_one_before"),
         ),
     ],
 )
 def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference, chain):
-    job, losses, restore = node.Job(folder, parent, wide), {}, node.FRESH
+    """One rank is killed; the others stay in their process, in the reverse order of ranks."""
+    job, losses, restore = node.Job(folder, parent, wide, stays=True), {}, node.FRESH
     for i, name in enumerate(chain):
         world, parallelism = LAYOUTS[name]
         job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
         last = i == len(chain) - 1
-        script = node.Script() if last else node.Script(kill=(3 * (i + 1), tuple(range(world))))
+        script = node.Script() if last else node.Script(kill=(3 * (i + 1), (world - 1,)))
         outcome = job.run(world, restore, script)
         assert outcome.losses, outcome.output
         losses |= outcome.losses
@@ -68,5 +70,35 @@ def test_each_layout_goes_on_from_the_one_before(folder, parent, wide, reference
             assert set(outcome.codes.values()) == {0}, outcome.output
         else:
             restore = job.newest()
+    assert list(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx(reference, rel=REASSOCIATION)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        SAME[0],
+        *(
+            pytest.param(
+                name,
+                marks=pytest.mark.long(law=f"{HERE}::test_the_same_layout_goes_on_in_another_order[fsdp x tensor]"),
+            )
+            for name in SAME[1:]
+        ),
+    ],
+)
+def test_the_same_layout_goes_on_in_another_order(folder, parent, wide, reference, name):
+    """No process ends, and each has another rank in each round."""
+    world, parallelism = LAYOUTS[name]
+    job, losses, restore = node.Job(folder, parent, wide, stays=True), {}, node.FRESH
+    job.environment["CONCERTINA_PARALLELISM"] = json.dumps(parallelism)
+    pids = set()
+    for step in (4, 8, None):
+        outcome = job.run(world, restore, node.Script(drain=step and (step, False)))
+        assert set(outcome.codes.values()) == {0}, outcome.output
+        pids |= set(outcome.pids.values())
+        losses |= outcome.losses
+        restore = job.newest()
+    assert len(pids) == world
     assert list(losses) == list(range(1, STEPS + 1))
     assert losses == pytest.approx(reference, rel=REASSOCIATION)

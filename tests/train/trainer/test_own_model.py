@@ -129,6 +129,23 @@ def test_killed_in_one_world_it_goes_on_in_another(folder, parent, of_frames):
     assert whole.losses[12] < 0.8 * whole.losses[1], "it learns"
 
 
+def test_survivors_compile_nothing_again(folder, parent, of_tokens, tmp_path):
+    """In another world and with another rank, where the shapes are those of before."""
+    job = node.Job(folder, parent, {**of_tokens("compiled", folder=str(tmp_path)), "microBatchSize": 1}, stays=True)
+    first = job.run(3, script=node.Script(kill=(4, (2,))))
+    second = job.run(2, job.newest(), node.Script(drain=(8, False)))
+    third = job.run(2, job.newest())
+    assert {*second.pids.values()} == {*third.pids.values()} == {first.pids[0], first.pids[1]}
+    assert set(third.codes.values()) == {0}, third.output
+    for pid in third.pids.values():
+        graphs = {}
+        for line in (tmp_path / f"graphs-{pid}").read_text().splitlines():
+            round, count = map(int, line.split())
+            graphs.setdefault(round, set()).add(count)
+        assert graphs[1] > {0}, "they are compiled in the first step"
+        assert graphs[2] == graphs[3] == {max(graphs[1])}
+
+
 KILLED = "tests/train/trainer/test_own_model.py::test_killed_in_one_world_it_goes_on_in_another"
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -19,11 +20,14 @@ from builders.until import until, until_async
 from concertina_agent import settings
 from concertina_agent.core import events as e
 from concertina_agent.runtime.nursery import TaskGroup
+from concertina_agent.transfers.channel import ChannelServer
 from concertina_agent.workers import local_workers, output
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.family import ends
-from concertina_agent.workers.local_workers import LocalWorkers
+from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
 from concertina_agent.workers.workers import Process
+from concertina_protocol import worker_channel as w
+from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 SLEEPS = "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start(); print(1, flush=True)"
 
@@ -163,5 +167,196 @@ def test_one_that_never_goes_fails_a_round_and_keeps_its_replica_out_of_the_next
         assert not halting.done()
         starter.processes[0].end(-9)
         await halting
+
+    play(tmp_path, (), scenario)
+
+
+class Channel:
+    """The channel of a worker, as the agent uses it."""
+
+    peer_pid = 0
+
+    def __init__(self) -> None:
+        self.sent: list[w.Message] = []
+
+    def send(self, message: w.Message) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        pass
+
+
+async def staying(local: LocalWorkers, starter: Starter) -> tuple[LocalWorker, Channel]:
+    """Return a worker of round 1 that can stay."""
+    begin(local, 1)
+    await begun(local, 1, starter)
+    worker, channel = await local.of(starter.processes[0].pid), Channel()
+    assert worker is not None
+    local.attach(worker, channel, stays=True)
+    return worker, channel
+
+
+def test_one_that_leaves_in_time_enters_the_next_round(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        halting = asyncio.ensure_future(local.halt())
+        await until_async(lambda: bool(channel.sent), "the request")
+        assert channel.sent == [w.Leave(1)]
+        assert not halting.done()
+        local.left(worker, w.Left(1, 1))
+        assert await halting == ()
+        assert (told, local.running(), worker.running) == ([], {}, True)
+        begin(local, 2)
+        await until_async(lambda: len(channel.sent) == 2, "its entry")
+        enter = channel.sent[-1]
+        assert isinstance(enter, w.Enter)
+        assert enter.environment["CONCERTINA_ROUND"] == "2"
+        assert len(starter.processes) == 1
+        assert local.running() == {0: (starter.processes[0].pid,)}
+        local.attach(worker, channel, stays=True)
+        local.left(worker, w.Left(1, 1))
+        assert told == [], "Left of an old round ends no other"
+        local.left(worker, w.Left(2, 1, ("Traceback", "RuntimeError: Connection closed by peer", "")))
+        assert [(each.round, each.rank, each.code, each.last_error) for each in told] == [
+            (2, 0, 1, "RuntimeError: Connection closed by peer")
+        ]
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_is_late_or_stopped_or_unable_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_workers, "LEAVE_SECONDS", 0.01)
+
+    async def late(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, _ = await staying(local, starter)
+        assert await local.halt() == (p.Replaced.LATE,)
+        assert ends(worker.process.pid)
+        local.left(worker, w.Left(1, 0))
+        assert told == [], "too late"
+
+    async def stopped(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        await until_async(lambda: "T" in state(worker.process.pid), "it is stopped")
+        assert await local.halt() == (p.Replaced.STOPPED,)
+        assert channel.sent == []
+
+    async def unable(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        worker.stays = False
+        assert await local.halt() == (p.Replaced.UNABLE,)
+        assert channel.sent == []
+
+    for scenario in (late, stopped, unable):
+        play(tmp_path, (), scenario)
+
+
+def test_one_that_is_stopped_while_it_waits_for_the_next_round_is_replaced(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        await until_async(lambda: "T" in state(worker.process.pid), "it is stopped")
+        assert await local.halt() == (p.Replaced.STOPPED,)
+        assert ends(worker.process.pid)
+        starter.processes[0].end(-9)
+        begin(local, 3)
+        await begun(local, 2, starter)
+        assert channel.sent == []
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_is_stopped_as_it_enters_is_seen(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        begin(local, 2)
+        await until_async(lambda: bool(channel.sent), "its entry")
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        await until_async(lambda: [rank for rank, _ in local.poll().stopped] == [0], "it is stopped")
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_dies_while_it_waits_for_the_next_round_is_followed_by_another(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, _ = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        starter.processes[0].end(-9)
+        begin(local, 2)
+        await begun(local, 2, starter)
+        assert [each.code for each in told] == [0], "its end is told once"
+        starter.processes[1].end(0)
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_dies_before_its_next_hello_has_failed_in_the_round_that_it_was_to_enter(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        begin(local, 2)
+        await until_async(lambda: bool(channel.sent), "its entry")
+        worker.channel_closed.set()
+        starter.processes[0].end(-9)
+        await until_async(lambda: len(told) == 2, "its end")
+        assert [(each.round, each.rank, each.code) for each in told] == [(1, 0, 0), (2, 0, -9)]
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_has_not_said_hello_yet_is_asked_to_leave_too(tmp_path: Path) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        local.left(worker, w.Left(1, 0))
+        assert await local.halt() == ()
+        begin(local, 2)
+        await until_async(lambda: bool(channel.sent), "its entry")
+        halting = asyncio.ensure_future(local.halt())
+        await until_async(lambda: len(channel.sent) == 2, "the request")
+        assert channel.sent[-1] == w.Leave(2)
+        local.left(worker, w.Left(2, 1))
+        assert await halting == ()
+        assert len(told) == 1, "the round was over"
+        begin(local, 3)
+        await until_async(lambda: len(channel.sent) == 3, "its entry")
+        assert len(starter.processes) == 1
+
+    play(tmp_path, (), scenario)
+
+
+def test_what_a_worker_says_between_left_and_its_next_hello_is_dropped(tmp_path: Path) -> None:
+    committed = w.Committed(p.SnapshotId(1, 8, "1 shards", 1), 0, str(tmp_path / "slot-0"))
+
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        begin(local, 1)
+        await begun(local, 1, starter)
+        worker = await local.of(starter.processes[0].pid)
+        assert worker is not None
+        server = ChannelServer("", local, None, None, mock.Mock(), None, told.append, lambda: None, bundled=True)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            serving = asyncio.ensure_future(server._serve(worker, w.Hello(0, 1, stays=True), AgentEnd(ours)))
+
+            def say(*messages: w.Message) -> None:
+                theirs.sendall(b"".join(map(w.encode, messages)))
+
+            say(w.Left(1, 0), committed, w.Beat(0, 8, "training"))
+            await until_async(lambda: not worker.in_round, "Left")
+            assert await local.halt() == ()
+            begin(local, 2)
+            await until_async(lambda: not worker.has_left.is_set(), "its entry")
+            say(committed, w.Hello(0, 1, stays=True), w.Beat(0, 9, "training"))
+            theirs.shutdown(socket.SHUT_WR)
+            await serving
+            said = [(each.round, type(each.message)) for each in told if isinstance(each, e.WorkerMessage)]
+            assert said == [(1, w.Hello), (2, w.Hello), (2, w.Beat)]
+            starts = [each for each in map(w.decode, theirs.recv(1 << 16).splitlines()) if isinstance(each, w.Start)]
+            assert [start.stays for start in starts] == [True, True]
 
     play(tmp_path, (), scenario)

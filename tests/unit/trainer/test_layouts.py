@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeStore
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from concertina_protocol import SnapshotId
 from concertina_state.format.read_plan import Box, reads
@@ -34,6 +33,7 @@ CONFIG = TrainerConfig.model_validate(
         },
     }
 )  # fmt: skip
+ROUNDS = itertools.count(1)
 LAYOUTS = {
     "fsdp": (3, {}),
     "hsdp": (4, {"shard": 2}),
@@ -76,11 +76,11 @@ def saved_by(world, parallelism, **changed):
     config = CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update=changed)})
     for rank in range(world):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-        _clear_sharding_prop_cache()  # equal meshes of another rank are in it
         try:
             where = torch.device("cpu")
             given = ParallelismConfig.model_validate(parallelism)
-            context = DistContext.of(rank, world, where, given, config.model.experts is not None)
+            # Only the round tells meshes of this rank from those of another one, which DTensor's caches hold.
+            context = DistContext.of(rank, world, where, given, config.model.experts is not None, next(ROUNDS))
             model = parallelized(config, context)
             state = TrainState(model, config, ShardedAdamW(model, config.optimizer, 0), context)
             state.initialise(config)

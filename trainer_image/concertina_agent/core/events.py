@@ -37,11 +37,13 @@ class RequestReceived:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersGone:
-    """Answer to KillWorkers: no process of a lower round is left, and the volume has been read since."""
+    """Answer to KillWorkers: no worker is in a lower round any more, and the volume has been read since."""
 
     round: int
     held: Optional[tuple[p.HeldSnapshot, ...]] = None
     """Snapshots in the volume. If None, the core's own record applies (a worker leaves its newest three complete)."""
+    replaced: tuple[p.Replaced, ...] = ()
+    """Reason for each worker that had not ended and was killed, because it can't enter the next round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,8 +294,9 @@ class PersistSeen:
 class KillWorkers:
     """Leave everything older than `round`, then emit WorkersGone(round).
 
-    This kills (SIGKILL) and reaps the workers, and ends the store, the copier, shipping and the streams (both to the
-    coordinator and of members). The effect is repeated if a kill is requested again.
+    Workers that stay leave their round; this kills (SIGKILL) and reaps all others, and ends the store, the copier,
+    shipping and the streams (both to the coordinator and of members). The effect is repeated if a kill is requested
+    again.
     """
 
     round: int

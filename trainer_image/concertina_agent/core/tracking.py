@@ -64,7 +64,8 @@ class TrackingRecorder:
         if r.coordinator is None:
             return records
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress):
-            records += self._progress(r, round_record, event.message, at)
+            if event.round == round_record.round:
+                records += self._progress(r, round_record, event.message, at)
         elif not r.workers.alive(0):
             records += _flush(round_record)
         records += _notes(r.coordinator, round_record, at)

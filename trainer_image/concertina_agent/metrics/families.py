@@ -102,6 +102,9 @@ WORKER_PEAK = _gauge("concertina_worker_resident_memory_peak_bytes", "The most t
 WORKER_READ = _counter("concertina_worker_storage_read_bytes", "Bytes that they read from storage, not from caches.")
 WORKER_WRITTEN = _counter("concertina_worker_storage_written_bytes", "Bytes that they wrote to storage.")
 WORKER_THREADS = _gauge("concertina_worker_threads", "Threads of these processes.")
+WORKERS_REPLACED = _counter(
+    "concertina_worker_replaced", "Workers that were killed because they could not enter the next round.", "reason"
+)
 
 # --- the pod ----------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -70,6 +71,7 @@ class MetricsDriver:
         self._counted: Optional[p.Progress] = None
         """Last recorded progress of counted optimizer steps."""
         self._workers = worker_processes.WorkerProcesses()
+        self._replaced = collections.Counter({why.value: 0 for why in p.Replaced})
         self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._cached_text, self._cached_at = b"", float("-inf")
@@ -97,6 +99,8 @@ class MetricsDriver:
                 self._training.on_progress(event.round, event.message, time.monotonic())
         elif isinstance(event, e.Tick) and event.counts and self._loop is not None:
             self._count_steps()
+        elif isinstance(event, e.WorkersGone):
+            self._replaced.update(why.value for why in event.replaced)
 
     def _count_steps(self) -> None:
         """Record the progress of a script whose optimizer steps are counted."""
@@ -139,6 +143,8 @@ class MetricsDriver:
         if agent.uploads.storage is not None:
             families = (f.SHIPPED, f.SHIPPED_BYTES, f.SHIP_SECONDS, f.STORAGE_FAILURES)
             samples += map(MetricSample, families, dataclasses.astuple(self._shipping))
+        if self._settings.bundled:
+            samples += (MetricSample(f.WORKERS_REPLACED, n, (why,)) for why, n in self._replaced.items())
         return _Facts(tuple(samples), workers)
 
 

@@ -48,6 +48,7 @@ class ChannelServer:
         tracking: Optional[TrackingDriver],
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
+        bundled: bool,
     ) -> None:
         """Initialize the server without listening.
 
@@ -60,8 +61,9 @@ class ChannelServer:
             tracking: Driver of the tracking process, or None without tracking.
             emit: Function that passes events to the core.
             latest: Function that returns the checkpoint that LATEST names, as far as it is known.
+            bundled: Whether workers are those of the bundled trainer, which may stay when their round ends.
         """
-        self._latest = latest
+        self._latest, self._bundled = latest, bundled
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
         self._tracking = tracking
         self.path = path
@@ -107,19 +109,30 @@ class ChannelServer:
             end.release()
 
     async def _serve(self, worker: LocalWorker, hello: w.Hello, end: AgentEnd) -> None:
-        world = sum(member.workers for member in worker.assign.members)
-        assign = worker.assign
-        end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history, assign.images))
-        self._local.attach(worker, end)
-        self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
+        self._greet(worker, hello, end)
         try:
             while (message := await end.receive()) is not None:
                 await self._handle(worker, message, end)
         finally:
             worker.channel_closed.set()
 
+    def _greet(self, worker: LocalWorker, hello: w.Hello, end: AgentEnd) -> None:
+        """Answer the first message of a worker in a round."""
+        world = sum(member.workers for member in worker.assign.members)
+        assign, stays = worker.assign, hello.stays and self._bundled
+        end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history, assign.images, stays))
+        self._local.attach(worker, end, stays)
+        self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
+
     async def _handle(self, worker: LocalWorker, message: w.Message, end: AgentEnd) -> None:
-        if isinstance(message, w.Fetch):
+        if isinstance(message, w.Hello):
+            if not worker.in_round and message.rank == worker.rank:
+                self._greet(worker, message, end)
+        elif isinstance(message, w.Left):  # without Hello, if the round was over before the worker had entered it
+            self._local.left(worker, message)
+        elif not worker.in_round:
+            log_event("worker_message_dropped", rank=worker.rank, kind=type(message).__name__)
+        elif isinstance(message, w.Fetch):
             try:
                 end.send(w.Fetched(path=str(await self._peers.fetch(message.id, message.shard))))
             except (OSError, Damaged) as error:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -19,13 +18,13 @@ from concertina_agent.runtime.nursery import TaskGroup
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers import optimizer_steps, stacks, step_file, worlds
 from concertina_agent.workers.child_processes import Reaper, ancestors
-from concertina_agent.workers.environment import worker_environment
+from concertina_agent.workers.environment import VARYING, worker_environment
 from concertina_agent.workers.family import ends, kill_group
 from concertina_agent.workers.starters import Starter
 from concertina_agent.workers.step_file import StepFile
 from concertina_agent.workers.worker_memory import oom_kills
 from concertina_agent.workers.workers import Process, StartError
-from concertina_protocol import Assign
+from concertina_protocol import Assign, Replaced
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
 from concertina_protocol.log import log_event
@@ -36,6 +35,8 @@ CHANNEL_EOF_SECONDS = 0.5
 """Seconds to wait for the last messages of a dead worker."""
 GONE_SECONDS = 10.0
 """Seconds within which killed processes have to end before others start. A device's driver may never let one end."""
+LEAVE_SECONDS = 1.0
+"""Seconds within which a worker that stays has to leave its round. After them it is killed, and another one forked."""
 STORE_SECONDS = 0.1
 """Seconds by which worker 0 of a user's own command starts before the others.
 
@@ -56,12 +57,21 @@ class LocalWorker:
     """Number of OOM kills in this container before the worker started."""
     heartbeat: HeartbeatFile
     steps: StepFile
+    local_rank: int
+    over: asyncio.Event
+    """Whether the round of this worker is over."""
     channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """Messages to the worker, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     alone: str = ""
     """Clause that says how the worker trains in a world of its own (see `worlds`)."""
+    stays: bool = False
+    """Whether the process can leave its round and enter the next one."""
+    in_round: bool = True
+    """Whether the process is in its round. It is not from Left to the next Hello, and what it says there is dropped."""
+    has_left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    """Whether the process has left `round`. Until then its end is the end of a worker of the round."""
 
     @property
     def running(self) -> bool:
@@ -87,12 +97,18 @@ class LocalWorkers:
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}
         """Workers by rank."""
+        self._staying: dict[int, LocalWorker] = {}
+        """Workers by local rank that have left their round, and wait for the next one.
+
+        A GPU has contexts of the process that computes on it, so the process keeps its local rank.
+        """
         self._store_processes: list[Process] = []
         self._starting: Optional[asyncio.Task[None]] = None
         self._reaping: Optional[asyncio.Task[None]] = None
         """Task that reaps killed processes."""
         self._over, self._must_end = asyncio.Event(), asyncio.Event()
         self._tasks, self._collecting = tasks, TaskGroup()
+        self._ending = asyncio.Lock()
         self._started = asyncio.Event()
         self._signal: Optional[int] = None
         """Signal that was sent to the workers of this round. A worker that is being started gets it, too."""
@@ -177,31 +193,53 @@ class LocalWorkers:
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """Start a worker. Return False if the caller has to try again."""
+        """Start a worker, or let one that stays enter. Return False if the caller has to try again."""
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
+        staying = self._staying.pop(local_rank, None)
+        if staying is not None and staying.running:
+            self._enter(staying, assign, me, base)
+            return True
         heartbeat = self._heartbeat(assign.round, rank)
         base[VARIABLE] = heartbeat.path
         steps = StepFile(rank, heartbeat.path + step_file.SUFFIX)
         if self._settings.step_detection:
             base[optimizer_steps.VARIABLE] = steps.path
         environment = worker_environment(base, assign, me, local_rank, self._settings.bundled)
-        prefix = f"[rank {rank}] " if member.workers > 1 else ""
         killed = oom_kills()
-        process = await self._starter.start(environment, local_rank, prefix)
+        process = await self._starter.start(environment, local_rank, _prefix(rank, member.workers))
         if process is None:
             return False
         log_event("worker_started", round=assign.round, rank=rank, pid=process.pid)
-        worker = self._workers[rank] = LocalWorker(assign.round, rank, process, assign, killed, heartbeat, steps)
-        self._tasks.start("watch worker", self._watch(worker, self._over))
+        worker = self._workers[rank] = LocalWorker(
+            assign.round, rank, process, assign, killed, heartbeat, steps, local_rank, self._over
+        )
+        self._tasks.start("watch worker", self._watch(worker))
         if not self._settings.bundled:
             self._emit(e.WorkerMessage(assign.round, rank, w.Hello(rank, process.pid)))
         if self._signal is not None:
             process.send_signal(self._signal)
         return True
 
-    async def _watch(self, worker: LocalWorker, over: asyncio.Event) -> None:
+    def _enter(self, worker: LocalWorker, assign: Assign, me: int, base: dict[str, str]) -> None:
+        """Let a worker that stays enter the round."""
+        member = assign.members[me]
+        rank = member.first_rank + worker.local_rank
+        base[VARIABLE] = worker.heartbeat.path
+        with contextlib.suppress(OSError):
+            os.truncate(worker.heartbeat.path, 0)  # what it says is of the old round
+        worker.round, worker.rank, worker.assign, worker.over = assign.round, rank, assign, self._over
+        worker.heartbeat, worker.oom_kills = HeartbeatFile(rank, worker.heartbeat.path), oom_kills()
+        worker.has_left.clear()
+        worker.process.lines.start_anew(_prefix(rank, member.workers))
+        self._workers[rank] = worker
+        log_event("worker_started", round=assign.round, rank=rank, pid=worker.process.pid, stayed=True)
+        environment = worker_environment(base, assign, me, worker.local_rank, self._settings.bundled)
+        assert worker.channel is not None  # it has said Left
+        worker.channel.send(w.Enter({name: environment[name] for name in VARYING if name in environment}))
+
+    async def _watch(self, worker: LocalWorker) -> None:
         code = await worker.process.ended
         out_of_memory = code == -signal.SIGKILL and oom_kills() > worker.oom_kills
         log_event("worker_ended", round=worker.round, rank=worker.rank, code=code)
@@ -209,7 +247,7 @@ class LocalWorkers:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(CHANNEL_EOF_SECONDS, worker.channel_closed.wait())
         lines = await worker.process.last_lines()
-        if not over.is_set():
+        if not worker.has_left.is_set() and not worker.over.is_set():
             last_error = worker.process.lines.last_error
             self._emit(e.WorkerExited(worker.round, worker.rank, code, lines, last_error, out_of_memory))
 
@@ -225,11 +263,23 @@ class LocalWorkers:
         workers = self._workers.values()
         return next((worker for worker in workers if not pids.isdisjoint(worker.process.pids)), None)
 
-    def attach(self, worker: LocalWorker, channel: AgentEnd) -> None:
-        worker.channel = channel
+    def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool) -> None:
+        """Open the channel of a worker, in each of its rounds."""
+        worker.channel, worker.stays, worker.in_round = channel, stays, True
         for message in worker.waiting:
             channel.send(message)
         worker.waiting.clear()
+
+    def left(self, worker: LocalWorker, message: w.Left) -> None:
+        """Handle the end of a round in a worker that stays. To the core it is the end of the worker."""
+        if message.round != worker.round or worker.has_left.is_set():
+            return
+        worker.in_round = False
+        log_event("worker_left", round=worker.round, rank=worker.rank, pid=worker.process.pid, code=message.code)
+        if not worker.over.is_set():
+            last = next((line for line in reversed(message.output) if line.strip()), "")
+            self._emit(e.WorkerExited(worker.round, worker.rank, message.code, message.output, last))
+        worker.has_left.set()
 
     def send(self, rank: int, message: w.Message) -> None:
         worker = self._workers.get(rank)
@@ -250,7 +300,7 @@ class LocalWorkers:
 
     def poll(self) -> e.Tick:
         """Return the heartbeats of the workers, and the workers that are stopped."""
-        now, running = time.monotonic(), [worker for worker in self._workers.values() if worker.running]
+        now, running = time.monotonic(), self._at_work()
         heartbeats = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pids[-1])) for worker in running)
         counted = running if self._settings.step_detection else ()
@@ -263,7 +313,7 @@ class LocalWorkers:
         The intervals between checks grow with the age of the workers.
         """
         now = time.monotonic()
-        running = [worker for worker in self._workers.values() if worker.running]
+        running = self._at_work()
         if self._settings.bundled or not running or not self._started.is_set() or now < self._next_look:
             return
         self._next_look = now + worlds.seconds_to_next_look(now - self._started_at)
@@ -279,11 +329,14 @@ class LocalWorkers:
 
     def running(self) -> dict[int, tuple[int, ...]]:
         """Return the pids of each running worker by its rank: those that are not below each other."""
-        return {worker.rank: worker.process.pids for worker in self._workers.values() if worker.running}
+        return {worker.rank: worker.process.pids for worker in self._at_work()}
+
+    def _at_work(self) -> list[LocalWorker]:
+        return [worker for worker in self._workers.values() if worker.running and not worker.has_left.is_set()]
 
     def collect_stacks(self, round: int) -> None:
         """Collect stacks and emit StacksCollected. Complete stacks go to stderr, which is the pod's log."""
-        running = [worker for worker in self._workers.values() if worker.running]
+        running = self._at_work()
         self._collecting.start("collect stacks", self._collect_stacks(round, running))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
@@ -301,58 +354,115 @@ class LocalWorkers:
         folder = self._settings.volume / "heartbeats"
         folder.mkdir(exist_ok=True)
         heartbeat = HeartbeatFile(rank, str(folder / f"round-{round}-rank-{rank}"))
-        # left over from the previous agent in this round
-        for path in (heartbeat.path, heartbeat.path + stacks.SUFFIX, heartbeat.path + step_file.SUFFIX):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        _remove_heartbeat(heartbeat.path)  # left over from the previous agent in this round
         return heartbeat
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
-    async def halt(self) -> None:
-        """Send SIGKILL to all processes of the current round, and return when they have written their last byte.
+    async def halt(self) -> tuple[Replaced, ...]:
+        """End the current round, and return when its workers have left it or have written their last byte.
 
-        A process with a GPU then still takes a quarter of a second to end. Only the next processes of this replica wait
-        for that (decision "A killed worker is waited for by its successor alone").
+        Return why those that had not ended were killed.
+
+        Workers that stay leave within LEAVE_SECONDS; all other processes of the round get SIGKILL. A process with a GPU
+        then still takes a quarter of a second to end. Only the next processes of this replica wait for that (decision
+        "A killed worker is waited for by its successor alone").
         """
+        async with self._ending:
+            await self._stop_starting()
+            workers = [*self._workers.values(), *self._staying.values()]
+            asked = workers if self._settings.bundled else []
+            reasons = await asyncio.gather(*(self._leave(worker) for worker in asked))
+            staying = [worker for worker, why in zip(asked, reasons) if why is None and worker.running]
+            self._staying = {worker.local_rank: worker for worker in staying}
+            await self._kill([worker for worker in workers if worker not in staying])
+            return tuple(why for why in reasons if why is not None)
+
+    async def kill(self) -> None:
+        """Kill all processes, and return when they and all strays have been reaped."""
+        async with self._ending:
+            await self._stop_starting()
+            await self._kill([*self._workers.values(), *self._staying.values()])
+            self._staying.clear()
+            await self._reaped()
+
+    async def _stop_starting(self) -> None:
         self._over.set()
         self._must_end.set()
         if self._starting is not None:
             await asyncio.wait({self._starting})
         await self._reaped()  # a process that never ends keeps this replica out of rounds
-        processes = [*(worker.process for worker in self._workers.values()), *self._store_processes]
+        for process in self._store_processes:  # workers may be waiting for it
+            process.send_signal(signal.SIGKILL)
+
+    async def _leave(self, worker: LocalWorker) -> Optional[Replaced]:
+        """Ask a worker to leave its round. If it does not, kill it and return the reason, or None if it has ended."""
+        why = await self._stands_in_the_way(worker)
+        if why is not None:
+            log_event("worker_replaced", round=worker.round, rank=worker.rank, pid=worker.process.pid, why=why.value)
+            worker.process.send_signal(signal.SIGKILL)
+        return why
+
+    async def _stands_in_the_way(self, worker: LocalWorker) -> Optional[Replaced]:
+        """Return the reason why a worker that has not ended can't enter the next round, or None."""
+        if not worker.running:
+            return None
+        if worker.channel is None:
+            return Replaced.STARTING
+        if not worker.stays:
+            return Replaced.UNABLE
+        if stacks.stopped(worker.process.pid) is not None:
+            return Replaced.STOPPED
+        if not worker.has_left.is_set():
+            worker.channel.send(w.Leave(worker.round))
+        left = asyncio.ensure_future(worker.has_left.wait())
+        ends: set[asyncio.Future[Any]] = {left, worker.process.ended}
+        done, _ = await asyncio.wait(ends, timeout=LEAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        return None if done else Replaced.LATE
+
+    async def _kill(self, workers: list[LocalWorker]) -> None:
+        """Send SIGKILL to these workers and the store, and return when they have written their last byte."""
+        processes = [*(worker.process for worker in workers), *self._store_processes]
         for process in processes:
             process.send_signal(signal.SIGKILL)
-        for worker in self._workers.values():
+        for worker in workers:
             if worker.channel is not None:
                 worker.channel.close()
         self._workers.clear()
         self._store_processes.clear()
-        self._reaping = self._tasks.start("reap", self._reap(processes))
+        self._reaping = self._tasks.start("reap", self._reap(processes, [worker.heartbeat.path for worker in workers]))
         if not self._settings.bundled:  # processes that a script has started may write, too
             return await self._reaped()
         while not all(process.ended.done() or ends(process.pid) for process in processes):
             await asyncio.sleep(0.002)
         return None
 
-    async def kill(self) -> None:
-        """Kill all processes of the current round, and return when they and all strays have been reaped."""
-        await self.halt()
-        await self._reaped()
-
     async def _reaped(self) -> None:
         """Wait until all killed processes have been reaped."""
         while self._reaping is not None and not self._reaping.done():
             await asyncio.wait({self._reaping})
 
-    async def _reap(self, processes: list[Process]) -> None:
+    async def _reap(self, processes: list[Process], heartbeats: list[str]) -> None:
         for process in processes:
             await process.gone()
         while strays := self._reaper.strays():
             for pid in strays:
                 kill_group(pid)
             await asyncio.sleep(0.002)
-        shutil.rmtree(self._settings.volume / "heartbeats", ignore_errors=True)
+        for path in heartbeats:
+            _remove_heartbeat(path)
+
+
+def _remove_heartbeat(path: str) -> None:
+    for suffix in ("", stacks.SUFFIX, step_file.SUFFIX):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + suffix)
+
+
+def _prefix(rank: int, workers: int) -> str:
+    """Return the beginning of each line of a worker's output, if the replica has several."""
+    return f"[rank {rank}] " if workers > 1 else ""
 
 
 def _group(pid: int) -> int:

@@ -72,6 +72,11 @@ class Tail:
             os.set_blocking(fd, False)
         self.resume()
 
+    def start_anew(self, prefix: str) -> None:
+        """Forget the lines so far, which are those of an earlier round."""
+        self._prefix, self.last_error = prefix.encode(), ""
+        self._lines.clear()
+
     def last(self) -> tuple[str, ...]:
         return tuple(line[:MAX_KEPT].decode(errors="replace") for line in self._lines)
 

@@ -131,9 +131,9 @@ class WorkersDriver:
         self._tasks.start("kill workers", self._kill_and_scan(effect.round, self._files.persisted))
 
     async def _kill_and_scan(self, round: int, persisted: asyncio.Future[None]) -> None:
-        await self.local.halt()
+        replaced = await self.local.halt()
         await persisted
-        self._emit(e.WorkersGone(round, self._files.snapshots.scan()))
+        self._emit(e.WorkersGone(round, self._files.snapshots.scan(), replaced))
 
     def bind_store(self, effect: e.BindStore) -> None:
         host = self._settings.pod_ip

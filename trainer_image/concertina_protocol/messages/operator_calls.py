@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Optional
 
-from concertina_protocol.codec.typed_json import Absent
+from concertina_protocol.codec.typed_json import Absent, OpenEnum
 from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member, Restore, Storage
 
 
@@ -20,6 +20,19 @@ class Prepare:
     round: int
     claim: str
     candidates: tuple[Candidate, ...]
+
+
+class Replaced(OpenEnum):
+    """Reason why a new process takes the place of a worker that has not ended."""
+
+    STARTING = "starting"
+    """It has not opened its channel yet."""
+    UNABLE = "unable"
+    """It can't stay: it has a GPU, or its trainer is of an earlier version."""
+    STOPPED = "stopped"
+    """It is stopped (SIGSTOP)."""
+    LATE = "late"
+    """It has not left its round in time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +55,8 @@ class Prepared:
 
     See decision "A large world is probed in part".
     """
+    replaced: tuple[Replaced, ...] = ()
+    """Reasons, each once, why next workers of this replica are new processes although the old ones had not ended."""
 
 
 @dataclasses.dataclass(frozen=True)

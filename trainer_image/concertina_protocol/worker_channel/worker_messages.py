@@ -9,6 +9,14 @@ The bundled trainer's worker:
            <-  CopiedUpTo*, SaveNow*, TraceSteps*, DrainRequest    at any time
     Done -> and exit 0,  or  Fault -> and a non-zero exit (InvalidInput: 78), each after `WorkerEnd.finish`
 
+A worker lives across rounds if its Hello and the Start say `stays`. It exits only when the run is complete, or after a
+fault of its own. Its other rounds end so, and it sends nothing between Left and the next Hello:
+
+           <-  Leave                            the round is over; not sent after Left
+    Left ->                                     after Done, after the loss of a peer, or as the answer to Leave
+           <-  Enter                            the next round
+    Hello ->                                    as above
+
 A user's own command can also use the channel, through the package `trainingjob`. It sends Hello, Progress and Beat as
 above. The following messages let all ranks stop after the same step without communicating with each other:
 
@@ -29,6 +37,7 @@ removes that name when the part is in storage. The agent removes the names of pa
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Restore, Rollback, SnapshotId
@@ -48,6 +57,22 @@ class Hello:
     pid: int
     traces: bool = False
     """Whether the worker knows TraceSteps, which makes a worker of an earlier version fail."""
+    stays: bool = False
+    """Whether the process can stay when its round ends, so that it knows Leave and Enter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """Last message of a worker in a round, if its process stays.
+
+    It has closed the groups and files of the round, so nothing of the round changes after it.
+    """
+
+    round: int
+    code: int
+    """Exit code with which a process that does not stay would have ended: 0 after Done, else 1."""
+    output: Tuple[str, ...] = ()
+    """Last lines of the traceback, if the worker has lost a peer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +196,24 @@ class Start:
     history: JobHistory = dataclasses.field(default_factory=JobHistory)
     images: Tuple[str, ...] = ()
     """Images as in Assign."""
+    stays: bool = False
+    """Whether the process stays when its round ends, as its Hello offered. An agent of an earlier version waits for
+    its exit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leave:
+    """Request to leave this round at once, from any point of a step; answered with Left."""
+
+    round: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Enter:
+    """First message of the agent about the next round to a worker that has left; answered with Hello."""
+
+    environment: Mapping[str, str]
+    """Variables of the worker that differ from round to round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +285,7 @@ class StopAtCall:
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
     Register, KeepsState, CallCount, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, TraceSteps, CopiedUpTo,
-    Registered, QueryCalls, StopAtCall,
+    Registered, QueryCalls, StopAtCall, Left, Leave, Enter,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {
     "Hello": Hello, "Progress": Progress, "Beat": Beat, "Committed": Committed, "WantDurable": WantDurable,
@@ -251,5 +294,6 @@ KINDS: Dict[str, Type[Any]] = {
     "Passed": CallCount, "Start": Start, "FetchedHeader": FetchedHeader, "Fetched": Fetched,
     "DrainRequest": DrainRequest, "SaveNow": SaveNow, "TraceSteps": TraceSteps, "CopiedUpTo": CopiedUpTo,
     "Attended": Registered, "AskPassed": QueryCalls, "StopAt": StopAtCall,
+    "Left": Left, "Leave": Leave, "Enter": Enter,
 }  # fmt: skip
 """Message classes by their names on the wire. These names are stable, even if a class is renamed."""

@@ -31,26 +31,44 @@ class Meshes:
     """Mesh over which weights of experts are cut, if it is not `fsdp`."""
 
     @staticmethod
-    def of(degrees: Degrees, device: str, parallelism: ParallelismConfig, routed: bool) -> Meshes:
+    def of(degrees: Degrees, device: str, parallelism: ParallelismConfig, routed: bool, round: int) -> Meshes:
         """Return the meshes of the process group of all ranks; `routed` is for a model with experts."""
-        world = init_device_mesh(device, (math.prod(degrees),), mesh_dim_names=("data",))
-        meshes = _dense(world, degrees)
-        return _with_experts(meshes, world, degrees, parallelism) if routed else meshes
+        names = _Names(round)
+        world = init_device_mesh(device, (math.prod(degrees),), mesh_dim_names=names("data"))
+        meshes = _dense(world, degrees, names)
+        return _with_experts(meshes, world, degrees, parallelism, names) if routed else meshes
 
 
-def _dense(world: DeviceMesh, degrees: Degrees) -> Meshes:
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """Names of dimensions, which are those of a round, so that no mesh equals one of another round.
+
+    DTensor caches placements, shapes and plans of communication by mesh, in each thread. Meshes are equal if their
+    ranks and names are. In an equal mesh of an earlier round this process may have had another place, and the cached
+    values would be silently wrong (decision "A survivor keeps its process").
+    """
+
+    round: int
+
+    def __call__(self, *names: str) -> tuple[str, ...]:
+        return tuple(f"{name} of round {self.round}" for name in names)
+
+
+def _dense(world: DeviceMesh, degrees: Degrees, names: _Names) -> Meshes:
     if degrees.replicate == degrees.group == 1:
         return Meshes(world)
-    view = world._unflatten(0, tuple(degrees), Degrees._fields)
-    fsdp = view["shard"]
+    view = world._unflatten(0, tuple(degrees), names(*Degrees._fields))
+    fsdp = view[names("shard")]
     if degrees.context > 1:
-        fsdp = view["shard", "context"]._flatten("fsdp")
+        fsdp = view[names("shard", "context")]._flatten(*names("fsdp"))
     if degrees.replicate > 1:
-        fsdp = DeviceMesh._concatenate([view["replicate"], fsdp])
-    return Meshes(fsdp, *(view[name] if getattr(degrees, name) > 1 else None for name in Degrees._fields[2:]))
+        fsdp = DeviceMesh._concatenate([view[names("replicate")], fsdp])
+    return Meshes(fsdp, *(view[names(name)] if getattr(degrees, name) > 1 else None for name in Degrees._fields[2:]))
 
 
-def _with_experts(meshes: Meshes, world: DeviceMesh, degrees: Degrees, parallelism: ParallelismConfig) -> Meshes:
+def _with_experts(
+    meshes: Meshes, world: DeviceMesh, degrees: Degrees, parallelism: ParallelismConfig, names: _Names
+) -> Meshes:
     """Add the meshes of experts, which are cut over all ranks of a stage that have tokens of their own.
 
     Between layers, the ranks of a tensor group have some tokens of each sequence, too.
@@ -68,11 +86,12 @@ def _with_experts(meshes: Meshes, world: DeviceMesh, degrees: Degrees, paralleli
         "expert_sequence": together // within,
         "expert_inner": within,
     }
-    view = world._unflatten(0, tuple(sizes.values()), tuple(sizes))
-    fsdp = view["expert_shard", "expert_sequence"]._flatten("expert_fsdp")
+    view = world._unflatten(0, tuple(sizes.values()), names(*sizes))
+    fsdp = view[names("expert_shard", "expert_sequence")]._flatten(*names("expert_fsdp"))
     if degrees.replicate > 1:
-        fsdp = DeviceMesh._concatenate([view["expert_copies"], fsdp])
+        fsdp = DeviceMesh._concatenate([view[names("expert_copies")], fsdp])
     if meshes.context and meshes.tensor:
-        meshes = dataclasses.replace(meshes, sequence=view["expert_sequence", "expert_inner"]._flatten("sequence"))
-    expert = view["expert_outer", "expert_inner"]._flatten("expert") if parallelism.expert > 1 else None
+        sequence = view[names("expert_sequence", "expert_inner")]._flatten(*names("sequence"))
+        meshes = dataclasses.replace(meshes, sequence=sequence)
+    expert = view[names("expert_outer", "expert_inner")]._flatten(*names("expert")) if parallelism.expert > 1 else None
     return dataclasses.replace(meshes, expert=expert, expert_fsdp=fsdp)

@@ -11,7 +11,6 @@ from typing import Any
 import torch.distributed as dist
 
 from concertina_protocol import Restore, RestoreSource, SnapshotId
-from concertina_protocol.worker_channel import WorkerEnd
 from concertina_state.checkpoints.catalogue import run_of
 from concertina_state.checkpoints.reader import StoredCheckpoint, opened, resolve
 from concertina_state.checkpoints.rollback import before_damaged, none_left, usable
@@ -21,7 +20,7 @@ from concertina_state.format.read_plan import ReadPlan
 from concertina_state.format.shardfile import Continued, Header, ShardMetadata
 from concertina_state.lineage import Origin
 from concertina_state.objects.retry import final
-from concertina_state.saved import InMemory, SavedState, find
+from concertina_state.saved import InMemory, Requests, SavedState, find
 from concertina_trainer.config.changes import identity_changes, other_changes
 from concertina_trainer.config.checkpoint_config import CheckpointConfig, DamageResponse
 from concertina_trainer.config.model_config import ModelConfig
@@ -43,7 +42,7 @@ def restore(
     checkpoint: CheckpointConfig | None,
     data: str,
     world: DistContext,
-    channel: WorkerEnd,
+    channel: Requests,
 ) -> ShardMetadata:
     """Fill the state, and return the metadata of what was restored (the id is meaningless for a fresh start).
 

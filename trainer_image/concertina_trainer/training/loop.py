@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from concertina_protocol import StepPart
 from concertina_protocol.heartbeat import WorkerPhase
@@ -54,8 +55,11 @@ class TrainingRun:
         return Done(Outcome.DRAINED, step)
 
 
-def train(run: TrainingRun, step: int, position: int) -> Done:
-    """Train from `step` finished steps and `position` consumed samples to the end of the run, or to a drain."""
+def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] = lambda: None) -> Done:
+    """Train from `step` finished steps and `position` consumed samples to the end of the run, or to a drain.
+
+    `check` raises if the round is over. What a GPU's collectives return after they were aborted is no result.
+    """
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
     if step >= config.last_step:
         if done := run.evaluate(step, position, last=True):
@@ -81,6 +85,7 @@ def train(run: TrainingRun, step: int, position: int) -> Done:
             run.digests.payload(step, run.world.device), run.balance.payload(run.world.device),
             run.loads.payload(run.world.device),
         )  # fmt: skip
+        check()
         run.digests.check(step, result.digests, anomalies.skipped)
         if why := anomalies.skips(step, position, result):
             optimizer.drop_gradients()

@@ -7,13 +7,13 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from concertina_protocol import CheckpointInterval, Evaluated, Progress, RestoreSource, SnapshotInterval, StepPart
 from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 from concertina_protocol.messages.ranges import Ranges
-from concertina_protocol.worker_channel import Beat, WorkerEnd
+from concertina_protocol.worker_channel import Beat, Message
 from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.parallel.step_times import StepTimes
@@ -68,14 +68,24 @@ class StepInfo:
     """Load of the busiest expert over the mean of its layer, in the layer where that is the greatest."""
 
 
+class Channel(Protocol):
+    """Channel to the agent."""
+
+    def send(self, message: Message) -> None: ...
+
+
 class Reporter:
     """Reporter of progress from rank 0, of a beat from every other rank, and of the heartbeat of each."""
 
-    def __init__(self, config: TrainerConfig, rank: int, channel: WorkerEnd) -> None:
-        self.heartbeat = HeartbeatWriter()
+    def __init__(
+        self, config: TrainerConfig, rank: int, channel: Channel, heartbeat: HeartbeatWriter, entered: float | None
+    ) -> None:
+        """Begin to report a round, which this process entered at a time of perf_counter, or with its start."""
+        self.heartbeat = heartbeat
+        heartbeat.busy = 0.0
         self._config, self._rank, self._channel = config, rank, channel
         self._round: RoundInfo | None = None
-        self._timeline = {"start": _seconds_since_process_start()}
+        self._timeline = {"start": _seconds_since_process_start() if entered is None else time.perf_counter() - entered}
         self._step_began = time.perf_counter()
         self._waited = 0.0
         self._before: Mapping[StepPart, float] = {}

@@ -177,6 +177,8 @@ class _RoundHistory:
         error = call.error
         if isinstance(call.reply, protocol.Refused):
             error = f"refused: {call.reply.reason}"
+        elif isinstance(call.reply, protocol.Prepared) and call.reply.replaced:
+            attributes["concertina.workers.replaced"] = ",".join(sorted(call.reply.replaced))
         elif call.done_at is None:
             error = "no answer"
         end = until if call.done_at is None else call.done_at

@@ -36,6 +36,18 @@ def test_what_a_round_goes_on_from_stays_until_it_is_safe_and_the_one_before_unt
     assert e.DropSnapshots((snapshot(1, 7),)) in driver.say(safe, round=2)
 
 
+@pytest.mark.parametrize("late", [w.Committed, w.WantDurable])
+def test_a_snapshot_of_an_old_round_is_no_snapshot_of_this_one(late):
+    """A process may outlive its round, and say what it has finished of it after it has entered the next one."""
+    held = (p.HeldSnapshot(snapshot(1, 7), (0, 2)),)
+    driver = Driver(held=held)
+    driver.prepared(2, held)
+    driver.ask(assignment("a", "b", "c", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7))))
+    assert driver.say(late(snapshot(1, 8), 0, "slot-1"), round=2) == []
+    assert driver.core.held == held
+    assert driver.core.round.saved == {}
+
+
 def test_a_member_learns_from_the_coordinators_beats_that_older_rounds_may_go():
     driver = Driver("b", held=(p.HeldSnapshot(snapshot(1, 7), (1,)),))
     driver.begun("a", "b", round=2, restore=p.Restore("Memory", 7, snapshot(1, 7)))

@@ -20,6 +20,16 @@ def test_prepare_persists_first_and_answers_last():
     assert reply == e.Reply(1, p.Prepared("a", "a-1", 3, "claim-3", 1, "here:9", NAMES))
 
 
+def test_why_workers_are_replaced_is_in_the_answer_once_each():
+    driver, message = Driver(), prepare(3)
+    driver.ask(message)
+    driver.tell(e.Reached(message, NAMES))
+    driver.tell(e.StoreBound(3, "claim-3", "here:9"))
+    late, stopped = p.Replaced.LATE, p.Replaced.STOPPED
+    (reply,) = driver.tell(e.WorkersGone(3, replaced=(late, stopped, late)))
+    assert reply.message.replaced == (late, stopped)
+
+
 def test_the_same_prepare_again_waits_with_the_first_and_then_has_the_same_answer():
     driver, message = Driver(), prepare(3)
     driver.ask(message)

@@ -13,6 +13,8 @@ from concertina.plan.plan import plan
 from concertina.plan.status.round_trace import MOST_MEMBERS
 
 COORDINATOR = "demo-0-0"
+REPLACES = "demo-2-0"
+"""A replica whose workers could not enter the round."""
 TIMELINE = {"start": 0.25, "group": 0.125, "build": 0.5, "restore": 0.25, "first_step": 1.0}
 
 
@@ -43,6 +45,8 @@ def prepared(seen: JobObservation, made: Plan, sent: float) -> JobObservation:
     agents = dict(seen.agents)
     for position, (name, message) in enumerate(jobs.sends(made, protocol.Prepare).items(), 1):
         done, reply = sent + position / 10, jobs.prepared(name, message)
+        if name == REPLACES:
+            reply = replace(reply, replaced=(protocol.Replaced.STOPPED, protocol.Replaced.LATE))
         agents[name] = jobs.called(agents[name], message, sent, done_at=done, reply=reply)
     return jobs.then(seen, made, agents=agents)
 
@@ -103,6 +107,9 @@ def test_a_failure_to_the_first_step() -> None:
         "k8s.node.name": "node-1",
         "concertina.failure": "WorkerSignaled",
     }
+    members = next(span for span in trace.root.children if span.name == "prepare").children
+    replaced = [span.attributes.get("concertina.workers.replaced") for span in members]
+    assert replaced == ["late,stopped", None, None]
     assert plan(jobs.then(seen, made), T0 + 25).trace is None, "it is told once"
 
 

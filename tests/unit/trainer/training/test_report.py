@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from concertina_protocol import SnapshotInterval
+from concertina_protocol.heartbeat import HeartbeatWriter
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.training.progress_report import Reporter, RoundInfo, StepInfo
@@ -20,7 +21,7 @@ def test_tokens_are_those_of_the_step(monkeypatch, documents, total):
     model = {"sequenceLength": 2048}
     trainer = {"data": {"uri": "/data", "documents": documents}, "globalBatchSize": 32, "model": model}
     sent = Sent()
-    reporter = Reporter(TrainerConfig.model_validate(trainer), 0, sent)
+    reporter = Reporter(TrainerConfig.model_validate(trainer), 0, sent, HeartbeatWriter({}), None)
     times = StepTimes(torch.device("cpu"))
     reporter.begin(RoundInfo(0, "Fresh", times, token_flops=6.0, token_flops_full_attention=9.0, peak_flops=12.0))
     reporter.step(StepInfo(1, 32, 4664, 1.0, 1.0, 1e-3, None, 0.0, 0.0, (), (), None, SnapshotInterval(3, 0.008)))

@@ -13,21 +13,9 @@ from typing import Optional
 
 from concertina_agent.core.events import WorkerExited
 from concertina_protocol import BAD_INPUTS, LONGEST_LAST_LINE, MOST_LAST_LINES, Failure, FailureReason
+from concertina_protocol.lost_peer import LOST_PEER
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT, Fault
-
-LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Connection refused",
-    "Broken pipe",
-    "recvValue failed",
-    "remote process exited",
-    "NCCL communicator was aborted",
-    "Socket Timeout",
-    "Timed out waiting",
-)
-"""Messages of gloo, NCCL and the store in the last lines of output after another rank has gone."""
 
 TRACEBACK = "Traceback (most recent call last):"
 EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(:|$)")

@@ -26,6 +26,8 @@ class Preparation:
     released: bool = False
     """Whether this replica is not a member of the round, which does not need its state either (`p.Release`)."""
     gone: bool = False
+    replaced: tuple[p.Replaced, ...] = ()
+    """Reasons why workers are new processes, as in Prepared."""
     store: Optional[str] = None
     reachable: Optional[tuple[str, ...]] = None
     answer: Optional[p.Prepared] = None

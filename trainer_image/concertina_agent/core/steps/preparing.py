@@ -54,7 +54,7 @@ def on_workers_gone(agent: AgentState, event: e.WorkersGone, t: e.Moment) -> lis
         return []
     if event.held is not None:
         agent.snapshots.replace(event.held)
-    agent.preparation.gone = True
+    agent.preparation.gone, agent.preparation.replaced = True, tuple(dict.fromkeys(event.replaced))
     return _answer_when_ready(agent, agent.preparation)
 
 
@@ -93,6 +93,7 @@ def _answer_when_ready(agent: AgentState, preparation: Preparation) -> list[e.Ef
         agent.held,
         agent.uploads.storage,
         unreachable=None if len(preparation.asked) == len(preparation.prepare.candidates) else absent,
+        replaced=preparation.replaced,
     )
     effects: list[e.Effect] = [e.Reply(request, preparation.answer) for request in preparation.waiting]
     preparation.waiting.clear()

@@ -16,7 +16,7 @@ from concertina_protocol.heartbeat import WorkerPhase
 
 def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) -> list[e.Effect]:
     r, message = agent.current(event.round), event.message
-    if r is None or event.rank not in r.workers.ranks:
+    if r is None or event.rank not in r.workers.ranks or not is_of_round(message, event.round):
         return []
     r.workers.on_message(event.rank, message)
     effects: list[e.Effect] = []
@@ -49,6 +49,11 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
     elif isinstance(message, w.CallCount):
         r.stopping.passed(event.rank, message.calls)
     return [*effects, *own_state.changed(agent, t)]
+
+
+def is_of_round(message: w.Message, round: int) -> bool:
+    """Return whether a message does not name a snapshot of another round: a process may outlive its round."""
+    return not isinstance(message, (w.Committed, w.WantDurable)) or message.id.round == round
 
 
 def on_worker_exited(agent: AgentState, event: e.WorkerExited, t: e.Moment) -> list[e.Effect]:

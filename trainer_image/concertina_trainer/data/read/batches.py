@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import queue
@@ -21,6 +22,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 
 AHEAD = 2
 _STALL_REPORT_SECONDS = 1.0
+_CLOSE_SECONDS = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,8 @@ class Batches:
         self._change: tuple[int, BatchPlan] | None = None
         self._closed = False
         self.stalled_seconds = 0.0
-        threading.Thread(target=self._prepare, args=(position,), name="batches", daemon=True).start()
+        self._thread = threading.Thread(target=self._prepare, args=(position,), name="batches", daemon=True)
+        self._thread.start()
 
     def next(self, stalled: Callable[[str, float], None]) -> list[Microbatch]:
         """Return the next batch, waiting if reading is slower than training.
@@ -106,8 +109,9 @@ class Batches:
     def close(self) -> None:
         """End the thread, which otherwise keeps the reader's files open. Call nothing else after it."""
         self._closed = True
-        while not self._ready.empty():  # the thread may wait for room, and checks `_closed` after each batch
-            self._ready.get_nowait()
+        while self._thread.is_alive():  # it may wait for room, and checks `_closed` after each batch
+            with contextlib.suppress(queue.Empty):
+                self._ready.get(timeout=_CLOSE_SECONDS)
 
     def _prepare(self, position: int) -> None:
         plan = self.plan

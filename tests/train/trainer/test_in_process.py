@@ -1,0 +1,106 @@
+"""Workers that stay in their process from round to round, under real agents."""
+
+import asyncio
+import json
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from builders.train import node
+from builders.train.replicas import newest_complete, running, trained
+from builders.until import until
+
+WARM_ROUNDS = 5
+"""Rounds after which all caches have their size."""
+LAYOUTS = ({}, {"tensor": 2})
+GROWTH_KIB = 8 << 10
+"""The most that the allocator of C may add."""
+
+
+def test_survivors_keep_their_process(folder, trainer):
+    """A worker is killed, then a replica; the other workers go on in the process in which they began."""
+    environment = {
+        "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 60}),
+        "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
+    }
+
+    async def body(job):
+        await job.begin(1, job[0], job[1], job[2])
+        await job.until(job[0], trained(10))
+        before = [replica.worker_pids() for replica in job.replicas.values()]
+        os.kill(before[1][1], 9)
+        report = await job.until(job[0], lambda r: any(not f.secondary for f in r.failures))
+        assert [f.reason for f in report.failures if not f.secondary] == ["WorkerSignaled"]
+
+        prepared = await job.prepare(2, job[0], job[1], job[2])
+        restore = newest_complete(prepared)
+        await job.assign(job.assignment(prepared, restore))
+        await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r))
+        second = [replica.worker_pids() for replica in job.replicas.values()]
+        assert (second[0], second[2]) == (before[0], before[2])
+        assert second[1] != before[1]
+
+        job[0].kill()
+        prepared = await job.prepare(3, job[2], job[1])
+        await job.assign(job.assignment(prepared, newest_complete(prepared)))
+        report = await job.until(job[2], lambda r: r.state == "succeeded", "never succeeded")
+        assert (job[2].worker_pids()[0], job[1].worker_pids()[1]) == (before[2][2], second[1][1])
+        assert report.progress.position == 60 * 7
+
+    async def main():
+        async with running(folder, 3, ["--bundled"], **environment) as job:
+            try:
+                await body(job)
+            finally:
+                for r in job.replicas.values():
+                    print("=====", r.name)
+                    print(r.log()[-6000:])
+
+    asyncio.run(main())
+
+
+def used(pid: int) -> tuple[int, int, int]:
+    """Open files, threads, and resident KiB of a process."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+    return len(os.listdir(f"/proc/{pid}/fd")), int(status["Threads"]), int(status["VmRSS"].split()[0])
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        20,
+        pytest.param(
+            200, marks=pytest.mark.long(law="tests/train/trainer/test_in_process.py::test_rounds_leave_nothing_behind")
+        ),
+    ],
+)
+def test_rounds_leave_nothing_behind(folder, parent, trainer, rounds):
+    """After the first rounds, no process has more files, threads or memory.
+
+    Two processes change ranks in each round, and the layout changes in each second one.
+    """
+    model = {**trainer["model"], "kvHeads": 2}
+    job = node.Job(folder, parent, {**trainer, "steps": 10_000, "model": model}, stays=True)
+    restore, first = node.FRESH, []
+    for i in range(rounds):
+        job.environment["CONCERTINA_PARALLELISM"] = json.dumps(LAYOUTS[i // 2 % 2])
+        job.run(2, restore, node.Script(drain=(2 * i + 2, False)))
+        restore = job.newest()
+        for old in folder.glob("node-*/*/round-*"):  # as agents do
+            if int(old.name.partition("-")[2]) < job.number:
+                shutil.rmtree(old)
+        assert len(job.survivors) == 2
+        pids = sorted(survivor.pid for survivor in job.survivors)
+        if i == WARM_ROUNDS:
+            first = [used(pid) for pid in pids]
+        if i > WARM_ROUNDS:  # what a round had is freed beside the next one's preparation
+            for pid, before in zip(pids, first, strict=True):
+                until(partial(within, pid, before), f"no more than {before}", seen=partial(used, pid))
+
+
+def within(pid: int, before: tuple[int, int, int]) -> bool:
+    files, threads, resident = used(pid)
+    return files <= before[0] + 2 and threads <= before[1] + 2 and resident <= before[2] + GROWTH_KIB

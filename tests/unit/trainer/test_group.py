@@ -1,0 +1,55 @@
+"""The process group of a round, in a process that joins one after the other."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeStore
+from torch.distributed import TCPStore, distributed_c10d
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.parallel import group
+from concertina_trainer.parallel.group import DistContext
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+
+
+def test_no_group_has_the_name_of_one_of_an_earlier_round(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what has kept a name finds no group under it, and never another one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    names: list[set[str]] = []
+    for round in (4, 5):
+        environment = {"RANK": "0", "WORLD_SIZE": "1", "CONCERTINA_ROUND": str(round)}
+        environment |= {"MASTER_ADDR": HERE, "MASTER_PORT": str(store.port)}
+        group.join(environment, ParallelismConfig(), routed=False)
+        dist.new_group([0])
+        names.append(set(distributed_c10d._world.pg_names.values()))
+        group.leave()
+    first, second = names
+    assert len(first) == len(second) >= 2
+    assert not first & second
+
+
+def test_what_is_cached_of_a_rounds_meshes_is_freed_with_its_groups() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    meshes = DistContext.of(1, 2, torch.device("cpu"), ParallelismConfig(tensor=2), round=1).meshes
+    assert meshes.tensor is not None
+    mesh = weakref.ref(meshes.tensor)
+    matrix = distribute_tensor(torch.ones(4, 4), meshes.tensor, [Shard(0)], src_data_rank=None)
+    matrix.mm(matrix).redistribute(placements=[Replicate()])
+    del meshes, matrix
+    gc.collect()
+    assert mesh() is not None
+    group.leave()
+    gc.collect()
+    assert mesh() is None

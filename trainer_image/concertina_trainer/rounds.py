@@ -1,0 +1,153 @@
+"""Rounds of one worker process: the channel on which it enters and leaves them.
+
+Leave can arrive while the main thread waits in a collective for a rank that is gone. So a thread of the channel reads,
+and aborts the groups, whose collectives then raise. From then on nothing of the round leaves the process: each use of
+the channel raises RoundLeft, in any thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from concertina_protocol.worker_channel import ChannelClosed, Enter, Hello, Leave, Left, Message, WorkerEnd
+
+ABORT_SECONDS = 0.01
+"""Seconds between two aborts, because the main thread may be about to make another group."""
+CLOSED = "the agent closed its end"
+T = TypeVar("T")
+
+
+class RoundLeft(BaseException):
+    """The agent has ended the round. This is no Exception, so that no handler of errors on the way takes it for one."""
+
+
+class RoundChannel:
+    """Channel to the agent, for one round after the other."""
+
+    def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
+        """Begin to read. `abort` aborts all groups of the process, from another thread."""
+        self._end, self._abort = end, abort
+        self._changed = threading.Condition()
+        self._messages: collections.deque[Message] = collections.deque()
+        self._round: int | None = None
+        """Round that the main thread is in."""
+        self._over = False
+        """Whether the round has ended, so that nothing of it may be said any more."""
+        self._last_left = -1
+        """Highest round that the agent has ended."""
+        self._closed = False
+        threading.Thread(target=self._read, name="channel", daemon=True).start()
+
+    # --- within a round
+
+    def check(self) -> None:
+        """Check that the round goes on.
+
+        Raises:
+            RoundLeft: When it does not.
+        """
+        if self._over:
+            raise RoundLeft
+
+    def send(self, message: Message) -> None:
+        """Send a message of the round from any thread."""
+        self.check()
+        self._end.send(message)
+
+    def poll(self) -> list[Message]:
+        """Return the messages that have arrived, without waiting.
+
+        Raises:
+            ChannelClosed: If the agent is gone.
+        """
+        self.check()
+        with self._changed:
+            if self._closed:
+                raise ChannelClosed(CLOSED)
+            messages = list(self._messages)
+            self._messages.clear()
+        return messages
+
+    def receive(self, kind: type[T]) -> T:
+        """Wait for the next message of this kind; keep others that arrive before it for `poll`."""
+        return self._receive(kind, self.check)
+
+    def request(self, message: Message, kind: type[T]) -> T:
+        """Send a message and wait for the answer."""
+        self.send(message)
+        return self.receive(kind)
+
+    # --- between rounds
+
+    def enter(self, round: int, hello: Hello) -> None:
+        """Enter a round, which the agent may have ended already."""
+        with self._changed:
+            self._round, self._over = round, round <= self._last_left
+        self.send(hello)
+
+    @property
+    def over(self) -> bool:
+        """Whether the round has ended."""
+        return self._over
+
+    def end_round(self) -> None:
+        """End the round in this process, whose main thread has left it. No abort happens after this."""
+        with self._changed:
+            self._round, self._over = None, True
+            self._changed.notify_all()
+
+    def say_left(self, left: Left) -> None:
+        """Say the last thing of a round that has ended here."""
+        self._end.send(left)
+
+    def next_round(self) -> Enter:
+        """Wait for the next round. What arrived for the old one is dropped."""
+        return self._receive(Enter, lambda: None)
+
+    def finish(self) -> None:
+        """Wait until the agent has read all messages."""
+        self._end.finish()
+
+    # --- the thread
+
+    def _receive(self, kind: type[T], check: Callable[[], None]) -> T:
+        with self._changed:
+            while True:
+                check()
+                for message in self._messages:
+                    if isinstance(message, kind):
+                        self._messages.remove(message)
+                        return message
+                if self._closed:
+                    raise ChannelClosed(CLOSED)
+                self._changed.wait()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                message: Message = self._end.receive(object)  # type: ignore[assignment]  # all kinds
+                if isinstance(message, Leave):
+                    self._leave(message.round)
+                    continue
+                with self._changed:
+                    if isinstance(message, Enter):
+                        self._messages.clear()
+                    self._messages.append(message)
+                    self._changed.notify_all()
+        except ChannelClosed:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+
+    def _leave(self, round: int) -> None:
+        """Abort until the main thread has left the round, unless it has left it by itself or has not entered it."""
+        with self._changed:
+            self._last_left = max(self._last_left, round)
+            self._over = True
+            self._changed.notify_all()
+            while self._round == round:
+                self._abort()
+                self._changed.wait(ABORT_SECONDS)
