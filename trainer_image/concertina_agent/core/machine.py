@@ -61,7 +61,7 @@ STOOD_STILL_SECONDS = 1.0
 
 The shell's ticks alone come four times a second, so after such a gap the agent did not run (stopped, starved, its
 machine asleep), and perhaps the others did not either. Silence in this time does not count against any member (decision
-"Who stood still accuses nobody").
+"Time in which a process did not run").
 """
 
 

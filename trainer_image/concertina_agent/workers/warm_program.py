@@ -1,8 +1,8 @@
 """Parents of one program: processes that have imported the program's modules, and of which its scripts are forks.
 
 A parent is the program itself, stopped before its script begins (`hook`). It imports the modules that an interpreter of
-the program has recorded, while that interpreter still imports (decision "What a script imports is learned from its
-first run"). A parent that has no children imports what is recorded later, too. After that, another parent replaces it
+the program has recorded, while that interpreter still imports (decision "Imports learned from a script's first
+run"). A parent that has no children imports what is recorded later, too. After that, another parent replaces it
 once no new modules are recorded.
 """
 

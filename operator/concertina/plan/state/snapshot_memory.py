@@ -1,6 +1,6 @@
 """Check that the snapshots of a job fit into the memory of its pods, before anything starts.
 
-The reason is in decision "Whether snapshots fit is known first".
+The reason is in decision "Memory for snapshots is checked first".
 
 A rank's snapshot holds its part of the weights, and of AdamW's two moments of those that are trained, in float32. A
 replica keeps three snapshots of each of its workers, one more while that is being copied to storage, and two of the
