@@ -52,6 +52,13 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert (set(listed), max(listed.values())) == (there, 1)
 
 
+@pytest.mark.parametrize("page", sorted(pages.DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(pages.DOCS)))
+def test_a_list_begins_after_an_empty_line(page: Path) -> None:
+    """Check that a list is not taken for a part of the paragraph before it, as Python-Markdown does otherwise."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^(?!\s|[-*] |\d+\. |#|\|).+\n(?:[-*] |\d+\. ).*", text, flags=re.MULTILINE)
+
+
 def test_files_that_a_page_shows_are_those_of_the_examples() -> None:
     shown = [block for block in pages.all_blocks() if block.title]
     assert shown
