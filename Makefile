@@ -53,7 +53,7 @@ test-gpu: ## Run what needs CUDA, in at most ten minutes; PYTHON=python3 uses th
 test-gpu-packages: ## Fill out/gpu-packages with what test-gpu needs beside torch and numpy; FOR=3.12 for another machine's Python
 	@$(GPU_PYTHON) tools/gpu_packages.py out/gpu-packages $(FOR)
 
-test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/drills.md
+test-e2e: setup ## Play drills and changes on the cluster of KUBECONFIG, in one namespace of it: see docs/e2e.md
 	@CONCERTINA_E2E_RUN=1 $(BIN)/python -m pytest tests/e2e
 
 e2e-prerequisites: setup ## Print what test-e2e must find on the cluster, for `kubectl apply --server-side -f -`

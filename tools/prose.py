@@ -1,4 +1,4 @@
-"""Check the text that users read outside the docs: CRD descriptions, help texts, events and errors.
+"""Check the text that users read: CRD descriptions, help texts, events, errors, and the pages of the site.
 
 `make lint` runs this script. It collects the texts, and Vale applies the style in tools/vale/styles to them. Without
 Vale nothing is checked: `make vale` provides it. `--warnings` lists warnings too; only errors fail the check.
@@ -32,6 +32,9 @@ ERROR_ENDINGS = ("Changed", "Error", "Failed", "Input", "NoAccess", "Unavailable
 """Endings of the names of exceptions whose text users read."""
 PLACEHOLDER = "`x`"
 """Replaces what a text interpolates. Vale leaves code alone."""
+NOT_CHECKED_PAGES = ("reference", "decisions")
+"""Folders of docs whose pages are not checked: generated pages repeat checked texts, and decisions are for
+contributors."""
 SHORTEST_TEXT = 3
 """Minimum number of words. Shorter strings are names and fragments."""
 
@@ -184,15 +187,45 @@ def check(vale: Path, texts: Iterable[Text], configuration: Path = ROOT / ".vale
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "texts.md"
         path.write_text("\n".join(lines))
-        command = [str(vale), f"--config={configuration}", "--no-global", "--no-exit", "--output=JSON", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return [
+            Finding(alert["Severity"], alert["Check"], alert["Message"], text_by_line[alert["Line"]])
+            for _, alert in _alerts(vale, [path], configuration)
+        ]
+
+
+def check_pages(vale: Path, root: Path, configuration: Path = ROOT / ".vale.ini") -> list[Finding]:
+    """Let Vale read the hand-written pages of the site.
+
+    Vale begins a new sentence after a link or code, so a sentence that seems to begin in lower case is not one.
+
+    Raises:
+        RuntimeError: Vale did not run; the text says why.
+    """
+    docs = root / "docs"
+    pages = [page for page in sorted(docs.rglob("*.md")) if page.relative_to(docs).parts[0] not in NOT_CHECKED_PAGES]
+    found = []
+    for page, alert in _alerts(vale, pages, configuration):
+        if alert["Check"].endswith("SubjectFirst") and alert["Match"][:1].islower():
+            continue
+        line = Path(page).read_text().splitlines()[alert["Line"] - 1]
+        text = Text(f"{Path(page).relative_to(root)}:{alert['Line']}", line.strip())
+        found.append(Finding(alert["Severity"], alert["Check"], alert["Message"], text))
+    return found
+
+
+def _alerts(vale: Path, paths: Iterable[Path], configuration: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what Vale reports about files, each with the path of its file.
+
+    Raises:
+        RuntimeError: Vale did not run; the text says why.
+    """
+    command = [str(vale), f"--config={configuration}", "--no-global", "--no-exit", "--output=JSON", *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"Vale failed: {done.stdout}{done.stderr}")
-    return [
-        Finding(alert["Severity"], alert["Check"], alert["Message"], text_by_line[alert["Line"]])
-        for alerts in json.loads(done.stdout).values()
-        for alert in alerts
-    ]
+    for path, alerts in json.loads(done.stdout).items():
+        for alert in alerts:
+            yield path, alert
 
 
 def main(arguments: list[str]) -> int:
@@ -201,7 +234,7 @@ def main(arguments: list[str]) -> int:
     if vale is None:
         print("prose: Vale was skipped, since it is not here: `make vale` provides it, once")
         return 0
-    findings = check(vale, all_texts(ROOT))
+    findings = check(vale, all_texts(ROOT)) + check_pages(vale, ROOT)
     errors = [finding for finding in findings if finding.severity == "error"]
     warnings = [finding for finding in findings if finding.severity != "error"]
     for finding in warnings if "--warnings" in arguments else ():

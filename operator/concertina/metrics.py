@@ -1,8 +1,9 @@
 """The operator's own metrics.
 
-Every metric is defined here and described in docs/metrics.md. The code that performs an action updates its metric.
-Names and buckets are those of controller-runtime and client-go wherever these have the same metric (decision
-"Metrics under names that dashboards know"). No label holds the name of a job, a namespace or a node.
+Every metric is defined here and listed in docs/reference/metrics.md; docs/metrics.md explains the labels. The code that
+performs an action updates its metric. Names and buckets are those of controller-runtime and client-go wherever these
+have the same metric (decision "Metrics under names that dashboards know"). No label holds the name of a job, a
+namespace or a node.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def set_all(metric: Gauge, counts: Mapping[str, int]) -> None:
 
 _RECONCILES = Counter(
     "controller_runtime_reconcile",
-    "Passes over jobs, by result: success (due again when something changes), requeue_after (or after a time), error.",
+    "Passes over jobs, by result: success (the next pass follows a change), requeue_after (it follows a time), error.",
     ["controller", "result"],
     registry=REGISTRY,
 )
@@ -65,50 +66,70 @@ REQUEUES = _RECONCILES.labels(CONTROLLER, "requeue_after")
 ERRORS = _RECONCILES.labels(CONTROLLER, "error")
 RECONCILE_ERRORS = Counter(
     "controller_runtime_reconcile_errors",
-    "Passes that raised: the condition ReconcileError of a job, and its message.",
+    "Passes that raised an error. The job's condition ReconcileError says what to do.",
     ["controller"],
     registry=REGISTRY,
 ).labels(CONTROLLER)
 RECONCILE_SECONDS = Histogram(
     "controller_runtime_reconcile_time_seconds",
-    "Seconds of a pass.",
+    "Duration of a pass in seconds.",
     ["controller"],
     buckets=_RECONCILE_BUCKETS,
     registry=REGISTRY,
 ).labels(CONTROLLER)
 ACTIVE_WORKERS = Gauge(
-    "controller_runtime_active_workers", "Passes under way.", ["controller"], registry=REGISTRY
+    "controller_runtime_active_workers",
+    "Passes in progress, at most one for each job.",
+    ["controller"],
+    registry=REGISTRY,
 ).labels(CONTROLLER)
 
 _QUEUE = ("name", "controller")
 _NAMES = (CONTROLLER, CONTROLLER)
-QUEUE_DEPTH = Gauge("workqueue_depth", "Jobs that wait for a pass.", _QUEUE, registry=REGISTRY).labels(*_NAMES)
-QUEUE_ADDS = Counter("workqueue_adds", "Jobs that began to wait for a pass.", _QUEUE, registry=REGISTRY).labels(*_NAMES)
+QUEUE_DEPTH = Gauge(
+    "workqueue_depth",
+    "Jobs that wait for a pass, including jobs whose last pass is in progress.",
+    _QUEUE,
+    registry=REGISTRY,
+).labels(*_NAMES)
+QUEUE_ADDS = Counter(
+    "workqueue_adds", "Number of times that a job began to wait for a pass.", _QUEUE, registry=REGISTRY
+).labels(*_NAMES)
 QUEUE_SECONDS = Histogram(
     "workqueue_queue_duration_seconds",
-    "Seconds that a job waited for its pass.",
+    "Seconds that a job waited for a pass.",
     _QUEUE,
     buckets=_QUEUE_BUCKETS,
     registry=REGISTRY,
 ).labels(*_NAMES)
 WORK_SECONDS = Histogram(
-    "workqueue_work_duration_seconds", "Seconds of a pass.", _QUEUE, buckets=_QUEUE_BUCKETS, registry=REGISTRY
+    "workqueue_work_duration_seconds",
+    "Duration in seconds of the pass of a job from the queue.",
+    _QUEUE,
+    buckets=_QUEUE_BUCKETS,
+    registry=REGISTRY,
 ).labels(*_NAMES)
 UNFINISHED_SECONDS = Gauge(
-    "workqueue_unfinished_work_seconds", "Seconds of all passes under way together.", _QUEUE, registry=REGISTRY
+    "workqueue_unfinished_work_seconds",
+    "Seconds that all passes in progress have taken so far, added up.",
+    _QUEUE,
+    registry=REGISTRY,
 ).labels(*_NAMES)
 LONGEST_SECONDS = Gauge(
     "workqueue_longest_running_processor_seconds",
-    "Seconds of the pass that has been under way for longest.",
+    "Seconds that the longest pass in progress has taken so far.",
     _QUEUE,
     registry=REGISTRY,
 ).labels(*_NAMES)
 QUEUE_RETRIES = Counter(
-    "workqueue_retries", "Passes that raised and are made again with back-off.", _QUEUE, registry=REGISTRY
+    "workqueue_retries",
+    "Passes that raised an error and are retried at increasing intervals.",
+    _QUEUE,
+    registry=REGISTRY,
 ).labels(*_NAMES)
 RECONCILE_ABORTED = Counter(
     "concertina_reconcile_aborted",
-    "Passes that the API server's answer ended early, by the answer.",
+    "Passes that the API server's answer ended early, by the answer. Most are retried at once.",
     ["reason"],
     registry=REGISTRY,
 )
@@ -117,7 +138,8 @@ RECONCILE_ABORTED = Counter(
 
 _REQUESTS = Counter(
     "rest_client_requests",
-    "Requests to the API server, by code (<error>: no answer came), method, host and resource.",
+    "Requests to the API server by code, method, host and resource: each attempt and each watch. "
+    "The code is <error> if there was no answer.",
     ["code", "method", "host", "resource"],
     registry=REGISTRY,
 )
@@ -125,7 +147,7 @@ requests = functools.cache(_REQUESTS.labels)
 """Counter of requests by code, method, host and resource."""
 _REQUEST_SECONDS = Histogram(
     "rest_client_request_duration_seconds",
-    "Seconds from a request's first try to its end, by verb, host and resource; watches are not in it.",
+    "Seconds from the first attempt of a request to its end, by verb, host and resource, without watches.",
     ["verb", "host", "resource"],
     buckets=_REQUEST_BUCKETS,
     registry=REGISTRY,
@@ -133,17 +155,20 @@ _REQUEST_SECONDS = Histogram(
 request_seconds = functools.cache(_REQUEST_SECONDS.labels)
 """Histogram of request durations by verb, host and resource."""
 LEADER = Gauge(
-    "leader_election_master_status", "Whether this operator holds the Lease, by its name.", ["name"], registry=REGISTRY
+    "leader_election_master_status",
+    "1 on the operator that holds its release's Lease. The name is always concertina-operator.",
+    ["name"],
+    registry=REGISTRY,
 )
 WATCH_RESTARTS = Counter(
     "concertina_watch_restarts",
-    "Watches of the API server that ended and were begun again, by resource and how they ended.",
+    "Watches of the API server that ended and were restarted, by resource and reason.",
     ["resource", "reason"],
     registry=REGISTRY,
 )
 CREATE_REJECTIONS = Counter(
     "concertina_create_rejections",
-    "Pods and Secrets that the API server refused, by what has to come first.",
+    "Pods and Secrets that the API server refused, by what must change first.",
     ["kind"],
     registry=REGISTRY,
 )
@@ -153,24 +178,25 @@ CREATE_REJECTIONS = Counter(
 AGENT_STREAMS = Gauge("concertina_agent_streams", "Streams to agents, by state.", ["state"], registry=REGISTRY)
 AGENT_STREAM_ENDS = Counter(
     "concertina_agent_stream_ends",
-    "Streams to agents that ended, and attempts to open one, by how.",
+    "Streams to agents that ended, and failed attempts to open one, by reason.",
     ["reason"],
     registry=REGISTRY,
 )
 AGENT_CALLS = Counter(
     "concertina_agent_calls",
-    "Calls to agents that have come to an end, by kind and result.",
+    "Finished calls to agents, by kind and result.",
     ["kind", "result"],
     registry=REGISTRY,
 )
 OPERATOR_ISOLATED = Gauge(
     "concertina_operator_isolated",
-    "Whether this operator takes the silence of agents for its own fault, and gives nobody up.",
+    "1 while most jobs that have trained are silent. The operator then assumes a fault of its "
+    "own, and declares no replica lost because of silence.",
     registry=REGISTRY,
 )
 STALL_SECONDS = Counter(
     "concertina_event_loop_stall_seconds",
-    "Seconds in which this operator stood still, each time for 2 s or more.",
+    "Seconds in which the process did not run (stopped or without CPU), for pauses of 2 s or more.",
     registry=REGISTRY,
 )
 
@@ -178,7 +204,7 @@ STALL_SECONDS = Counter(
 
 TRACE_SPANS = Counter(
     "concertina_trace_spans",
-    "Spans of rounds' traces, by what became of them.",
+    "Spans of rounds' traces, by result. All are 0 without a collector.",
     ["result"],
     registry=REGISTRY,
 )
@@ -186,16 +212,21 @@ TRACE_SPANS = Counter(
 # --- jobs, and this process -----------------------------------------------------------------------------------------
 
 JOBS = Gauge(
-    "concertina_trainingjobs", "TrainingJobs by the word in their column Status.", ["phase"], registry=REGISTRY
+    "concertina_trainingjobs",
+    "TrainingJobs by the value of the column Status. A job without a status counts as Waiting.",
+    ["phase"],
+    registry=REGISTRY,
 )
 JOBS_OF_ANOTHER_OPERATOR = Gauge(
     "concertina_jobs_of_another_operator",
-    "TrainingJobs whose master key this operator lacks and whose status another one writes: it leaves them alone.",
+    "TrainingJobs that this operator leaves to another one, because it lacks their master key and "
+    "the other operator writes their status.",
     registry=REGISTRY,
 )
 _ROUND_SECONDS = Histogram(
     "concertina_round_duration_seconds",
-    "Seconds until a round is under way, by phase: prepare (claim to commit), start (commit to first progress).",
+    "Duration of a round's start by phase: prepare (from its claim to its commit), start (from "
+    "the commit to its first progress).",
     ["phase"],
     buckets=_ROUND_BUCKETS,
     registry=REGISTRY,
@@ -204,7 +235,7 @@ ROUND_PREPARE_SECONDS = _ROUND_SECONDS.labels("prepare")
 ROUND_START_SECONDS = _ROUND_SECONDS.labels("start")
 BACKGROUND_TASK_RESTARTS = Counter(
     "concertina_background_task_restarts",
-    "Tasks of this operator that ended by an error nobody foresaw, and were begun again.",
+    "Background tasks that an unexpected error ended and that were restarted. The log line `part ended` has the error.",
     ["part"],
     registry=REGISTRY,
 )

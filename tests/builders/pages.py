@@ -16,6 +16,29 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GET_STARTED = ("install.md", "first-job.md", "elastic-ddp.md", "kill-a-node.md")
 """Pages of docs/get-started whose commands a test runs, in this order."""
+WITHOUT_CLUSTER = {
+    "data.md": (
+        "concertina data build --out s3://bucket/data",
+        "concertina data show",
+        "concertina data pack",
+        "concertina data build --out s3://bucket/audio",
+    ),
+    "own-models.md": ("PYTHONPATH=examples/audio concertina plan",),
+    "planning.md": ("concertina plan",),
+}
+"""Beginnings of the blocks of commands that tests/train/test_site.py runs, by page."""
+ON_API_SERVER = {
+    "checkpoints.md": ("kubectl create secret",),
+    "cli.md": ("concertina status", "concertina top", "concertina dashboard"),
+    "install.md": ("kubectl apply --server-side", "kubectl patch serviceaccount", "kubectl create quota"),
+    "master-key.md": ("OLD=", "kubectl -n concertina-system", "kubectl get tj"),
+    "metrics.md": ("kubectl create clusterrolebinding",),
+    "queues.md": ("kubectl get tj",),
+    "tracing.md": ("kubectl get tj",),
+}
+"""The same of tests/cluster/test_site.py."""
+NAMESPACED_INSTALL = ("install.md", "helm install concertina charts/concertina --namespace team-a")
+"""Page and beginning of the block that tests/cluster/test_chart.py runs."""
 NEEDS = ("kind", "cloud", "release")
 """What a command may need that no test has: real kubelets, a real cluster with its services, a published release."""
 BLOCK = re.compile(
@@ -70,6 +93,20 @@ def all_blocks() -> list[Block]:
     """Return the code blocks of all pages; decisions have none, and the generated pages are tested as such."""
     pages = [page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "reference"]
     return [block for page in pages for block in blocks(page)]
+
+
+def beginning_with(name: str, beginnings: str | tuple[str, ...]) -> list[Block]:
+    """Return the blocks of a page that begin in one of these ways; each of these ways must have a block."""
+    found = [block for block in blocks(DOCS / name) if block.text.startswith(beginnings)]
+    for beginning in (beginnings,) if isinstance(beginnings, str) else beginnings:
+        assert any(block.text.startswith(beginning) for block in found), f"{name} has no block {beginning}"
+    return found
+
+
+def run_by_tests() -> list[Block]:
+    """Return the blocks of commands outside Get started that tests run."""
+    tables = [*WITHOUT_CLUSTER.items(), *ON_API_SERVER.items(), NAMESPACED_INSTALL]
+    return [block for name, beginnings in tables for block in beginning_with(name, beginnings)]
 
 
 def _words(line: str) -> list[str]:

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from builders import pages
 from builders.manifests import job as manifest
 from builders.manifests import made
 from builders.until import until
@@ -282,9 +283,11 @@ def test_whoever_administers_a_namespace_installs_the_namespaced_mode(release: R
         cluster.kubectl("-n", team, "create", "rolebinding", role, f"--clusterrole={role}", "--user=ada")
     until(lambda: can(cluster, "patch", "trainingjobs", "-n", team, "--as=ada"), "the role to be aggregated")
     assert not can(cluster, "list", "nodes", "--as=ada")
-    values = ("crds.enabled=false", "nodes.enabled=false", "rbac.aggregate=false", f"watchNamespaces={{{team}}}")
-    options = ("--namespace", team, "--kube-as-user=ada", *(f"--set={value}" for value in values))
-    done = release.run("install", "mine", str(CHART), *options)
+    (block,) = pages.beginning_with(*pages.NAMESPACED_INSTALL)
+    (words,) = block.commands
+    assert words[:4] == ["helm", "install", "concertina", "charts/concertina"]
+    options = [word.replace("team-a", team) for word in words[4:]]
+    done = release.run("install", "mine", str(CHART), *options, "--kube-as-user=ada")
     assert done.returncode == 0, done.stderr
     cluster.kubectl("-n", team, "apply", "-f", "-", stdin=JOB)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 import yaml
 
 from builders import pages
+from builders.cluster.cli import DEMO, Cli, status
 from concertina.local.binaries import programs
 from concertina.local.cluster import LocalCluster
 
@@ -22,6 +26,7 @@ NOT_SERVED = ("PodMonitor",)
 """Kinds of manifests whose CRDs the local cluster lacks."""
 OTHER_FILES = {"integrations"}
 """Fields by which files that are not objects are recognised: Kueue's configuration."""
+KEY = "k" * 64
 MANIFESTS = [(block, document) for block in pages.all_blocks() for document in block.manifests]
 
 
@@ -67,6 +72,50 @@ def _program(name: str) -> str:
     return str(programs.ready(bundle)[name])
 
 
+def _path() -> str:
+    tools = ":".join(str(Path(path).parent) for path in (sys.executable, _program("kubectl"), _program("helm")))
+    return f"{tools}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize("name", sorted(pages.ON_API_SERVER))
+def test_commands_run_on_an_api_server(
+    cluster: LocalCluster, namespace: str, crd: None, tmp_path: Path, name: str
+) -> None:
+    """Run a page's commands in a namespace with a job, a master key and the operator's Deployment."""
+    _prepare(Cli(cluster, namespace))
+    shutil.copy(cluster.kubeconfig, tmp_path / "kubeconfig")
+    environment = os.environ | {"KUBECONFIG": str(tmp_path / "kubeconfig"), "PATH": _path()}
+    script = [f"kubectl config set-context --current --namespace={namespace}"]
+    for block in pages.beginning_with(name, pages.ON_API_SERVER[name]):
+        text = re.sub(r"\b(team-a|concertina-system)\b", namespace, block.text)
+        text = text.replace("concertina dashboard", "concertina dashboard --port 0")
+        # A command that runs until Ctrl-C is stopped, which is no failure.
+        script += [
+            f"timeout 5 {line.partition('#')[0]} || test $? = 124" if "until Ctrl-C" in line else line
+            for line in text.replace("\\\n", "").splitlines()
+            if line
+        ]
+    command = ["bash", "-e", "-o", "pipefail", "-c", "\n".join(script)]
+    done = subprocess.run(
+        command, cwd=pages.ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+    if name == "tracing.md":
+        assert re.fullmatch(r"[0-9a-f]{32}", done.stdout.split()[-1])
+    if name == "master-key.md":
+        kept = cluster.kubectl("-n", namespace, "get", "secret/concertina-master-key", "-o", "jsonpath={.data.key-old}")
+        assert base64.b64decode(kept) == KEY.encode()
+    if name == "metrics.md":
+        cluster.kubectl("delete", "clusterrolebinding", "prometheus-concertina")
+
+
+def _prepare(cli: Cli) -> None:
+    cli.kubectl("apply", "-f", str(DEMO))
+    cli.write("demo", status("Training", "3 of 3 replicas train", "Running"))
+    cli.kubectl("create", "secret", "generic", "concertina-master-key", f"--from-literal=key={KEY}")
+    cli.kubectl("create", "deployment", "concertina", "--image=none", "--replicas=0")
+
+
 @pytest.mark.long(law="tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are")
 @pytest.mark.timeout(1200)
 def test_the_first_pages_work_as_they_are_written(tmp_path: Path) -> None:
@@ -78,9 +127,8 @@ def test_the_first_pages_work_as_they_are_written(tmp_path: Path) -> None:
                 script.append(f"cat > {block.title} <<'END_OF_FILE'\n{block.text}END_OF_FILE")
             elif block.language == "bash" and not block.needs and "concertina local down" not in block.text:
                 script.append(block.text)
-    tools = ":".join(str(Path(path).parent) for path in (sys.executable, _program("kubectl"), _program("helm")))
     environment = {name: value for name, value in os.environ.items() if name not in ("KUBECONFIG", "MAKEFLAGS")}
-    environment["PATH"] = f"{tools}:{os.environ['PATH']}"
+    environment["PATH"] = _path()
     shell = ["bash", "-c", "\n".join(script)]
     try:
         done = subprocess.run(shell, cwd=pages.ROOT, env=environment, capture_output=True, text=True, check=False)

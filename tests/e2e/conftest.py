@@ -1,4 +1,4 @@
-"""Fixtures of the operator and one long-lived job in a namespace of the cluster of KUBECONFIG; see docs/drills.md."""
+"""The operator and one long-lived job in a namespace of a cluster that is given by KUBECONFIG; see docs/e2e.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cluster() -> Cluster:
     """Return the cluster, with everything that the tests must not create themselves."""
     kubeconfig = os.environ.get("KUBECONFIG", "")
     if not e2e.setting("RUN") or not kubeconfig:
-        pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/drills.md says the rest)")
+        pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/e2e.md says the rest)")
     reached = Cluster(kubeconfig)
     account = f"system:serviceaccount:{e2e.NAMESPACE}:concertina"
     wanted = {

@@ -38,7 +38,7 @@ jobs."""
 def platform() -> Platform:
     kubeconfig, shared = os.environ.get("KUBECONFIG", ""), e2e.setting("SHARED")
     if not e2e.setting("RUN") or not kubeconfig:
-        pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/drills.md says the rest)")
+        pytest.skip("end-to-end tests need a cluster: `KUBECONFIG=... make test-e2e` (docs/e2e.md says the rest)")
     if not shared:
         pytest.skip("set CONCERTINA_E2E_SHARED to a folder that this machine and all nodes see")
     reached = Platform(Path(kubeconfig), Path(shared))

@@ -8,7 +8,7 @@
     concertina-agent report              print the report of this container's agent and, on a coordinator, of its round
     concertina-agent trace               print a trace of some steps of a worker of this container
 
-The environment contains all other settings (docs/architecture.md, "What the operator puts into a pod").
+The environment contains all other settings (docs/architecture.md, "Contents of a pod").
 """
 
 from __future__ import annotations

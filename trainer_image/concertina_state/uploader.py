@@ -186,7 +186,8 @@ def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path)
 def _blocks(file: io.FileIO, size: int) -> Iterator[memoryview]:
     """Yield the blocks of a file, each of which is valid until HELD more have been produced.
 
-    The file is read, not mapped, because a snapshot that is given up is emptied (decision "What is freed is emptied").
+    The file is read, not mapped, because a snapshot that is given up is emptied (decision "Freed shards are
+    truncated").
 
     Raises:
         Damaged: When the snapshot was given up.

@@ -223,7 +223,7 @@ class Saver:
         """Save the restored state as a snapshot of this round.
 
         A script that had finished when its last round ended commits nothing more, and the agents of a round bring to
-        storage only what was committed in it (decision "What may be a script's last step is saved again").
+        storage only what was committed in it (decision "A script's last step is saved again").
         """
         arrays, values = self._contents.current()
         _, snapshots = self._shard.update(arrays, self._contents.buffers(), values)

@@ -2,7 +2,7 @@
 
 Numbers come from users' scripts and texts from their output, and an agent runs in a tenant's own pod. A value out of
 bounds is clamped to the nearest bound instead of refused: one odd number must not make a healthy job look silent
-(decision "What agents say is bounded, not refused").
+(decision "Bounds of agents' reports").
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ class AgentConnections:
         coordinator is known (decision "New pods ask the coordinator what to import").
 
         Args:
-            waits: Whether the job has no round yet (decision "Who waits speaks rarely").
+            waits: Whether the job has no round yet (decision "Rare reports from jobs without a round").
         """
         job = self._jobs.get(uid)
         if job is None:

@@ -1,7 +1,8 @@
 """Detection of stalls of this operator.
 
 Time in which this operator itself stood still (stopped, starved, its machine suspended) does not count as time in which
-an agent was unreachable, and neither does time in the operator's own queue (decision "Who stood still accuses nobody").
+an agent was unreachable, and neither does time in the operator's own queue (decision "Time in which a process did not
+run").
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `python -m concertina.api.crd` writes the definition, and `--check` compares it with the files.
 
 Pydantic generates JSON Schema, and Kubernetes requires a structural schema: no references, no unions, bounds as
-booleans. No library converts one into the other (decision "A CRD generator of our own").
+booleans. No library converts one into the other (decision "A custom CRD generator").
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 TEMPLATE_KUBERNETES = "1.36"
 """Version of Kubernetes whose fields of a pod `spec.template` has: `make pod-template` reads them."""
 MOST_REPLICAS, MOST_STANDBY_REPLICAS = 1024, 16
-"""Sizes that were shown to work by benchmarks/control_plane.py, with stand-ins for agents (decision "As many replicas
-as were seen to work")."""
+"""Sizes that were shown to work by benchmarks/control_plane.py, with stand-ins for agents (decision "1024 replicas at
+most")."""
 
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=256)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Field(max_length=256)]

@@ -1,6 +1,6 @@
 """Metrics of each job, computed from its status when they are collected.
 
-Nothing is stored, so a job's series disappear with the job. docs/metrics.md describes each metric too.
+Nothing is stored, so a job's series disappear with the job. docs/reference/metrics.md lists each metric.
 """
 
 from __future__ import annotations
@@ -151,103 +151,151 @@ def _counter(name: str, help: str, value: Callable[[JobStatus], float]) -> JobFa
 
 
 FAMILIES = (
-    _several("info", "1, with what does not change.", _info, "uid", "launcher", "trainer"),
-    _several("phase", "1, with the word of the column Status.", _phase, "phase"),
-    _several("condition", "1, with each condition as it stands.", _conditions, "type", "status"),
-    _gauge("wanted_replicas", "spec.replicas.", lambda job, _: job.spec.replicas if job.spec else None),
+    _several(
+        "info",
+        "1, with the job's uid, its launcher, and its trainer: bundled or command.",
+        _info,
+        "uid",
+        "launcher",
+        "trainer",
+    ),
+    _several("phase", "1, with the value of the column Status.", _phase, "phase"),
+    _several(
+        "condition",
+        "1 for each condition of the status, with its value: True, False or Unknown.",
+        _conditions,
+        "type",
+        "status",
+    ),
+    _gauge("wanted_replicas", "Value of spec.replicas.", lambda job, _: job.spec.replicas if job.spec else None),
     _gauge(
         "min_replicas",
-        "Fewest that training continues with.",
+        "Smallest number of replicas with which training continues.",
         lambda job, _: job.spec.min_replicas if job.spec else None,
     ),
     _gauge("replicas", "Pods that are not finished, without standby replicas.", lambda job, _: job.status.replicas),
-    _gauge("ready_replicas", "Replicas that train: members of the round.", lambda job, _: job.status.world.replicas),
+    _gauge("ready_replicas", "Replicas that are members of the round.", lambda job, _: job.status.world.replicas),
     _gauge(
         "standby_replicas_ready",
-        "Standby replicas that would join at once.",
+        "Standby replicas that are ready to join.",
         lambda job, _: job.status.standby_replicas.ready,
     ),
     _gauge("world_size", "Workers of the round.", lambda job, _: job.status.world.workers),
-    _counter("rounds", "Rounds that were committed.", lambda status: status.rounds),
-    _counter("failures", "Failures since the job was created.", lambda status: status.restarts.total),
-    _several("failures_in_window", "Failures within failurePolicy.windowSeconds, by reason.", _failures, "reason"),
-    _gauge("restarts_remaining", "Failures still allowed in this window.", lambda job, _: job.status.restarts.budget),
+    _counter("rounds", "Committed rounds.", lambda status: status.rounds),
+    _counter(
+        "failures",
+        "Failures since the job was created, including the one that ended it.",
+        lambda status: status.restarts.total,
+    ),
+    _several(
+        "failures_in_window",
+        "Failures within failurePolicy.windowSeconds that the status lists, by reason.",
+        _failures,
+        "reason",
+    ),
+    _gauge(
+        "restarts_remaining",
+        "Failures that are still allowed in this window.",
+        lambda job, _: job.status.restarts.budget,
+    ),
     _several(
         "stalled",
-        "1 while a person must act, with the reason of the condition Stalled or Degraded.",
+        "1 while the condition Stalled or Degraded is true, with its reason: you must act, or the job has failed.",
         _stalled,
         "reason",
     ),
     _gauge(
         "goodput_ratio",
-        "Part of the time with known steps, suspensions apart, that went into new steps. Absent while it is unknown.",
+        "Goodput from 0 to 1 (docs/accounting.md#goodput). Absent while it is unknown.",
         _goodput,
     ),
     _gauge(
         "useful_tokens_per_second",
-        "Tokens trained on, each counted once, by all the time without suspensions.",
+        "Tokens that the job has trained on, each counted once, divided by its time without suspensions.",
         lambda job, _: job.status.goodput.tokens_per_second,
     ),
     JobFamily(
         "concertina_trainingjob_time_seconds",
-        "Where the time since the job's start went, by class.",
+        "Seconds since the job's start, by class. The classes are the fields of status.goodput that "
+        "end in Seconds, without that ending. They add up to the whole time.",
         _time,
         ("class",),
         counter=True,
     ),
     JobFamily(
         "concertina_trainingjob_recovery_seconds",
-        "Recovery time by cause; a lower bound for scripts that report no steps.",
+        "Seconds of the class recovery by cause, with at most 32 causes. A lower bound for scripts "
+        "that report no steps.",
         _recovery,
         ("cause",),
         counter=True,
     ),
-    _several("cost", "Money by spec.price, so far.", _cost(lambda cost: cost.total), "currency"),
+    _several("cost", "Cost of the job so far, by spec.price.", _cost(lambda cost: cost.total), "currency"),
     _several(
         "cost_per_million_tokens",
-        "Money by spec.price for a million tokens, each counted once.",
+        "Cost of a million tokens by spec.price, each token counted once.",
         _cost(lambda cost: cost.per_million_tokens),
         "currency",
     ),
-    _progress("step", "Steps finished since the run began.", lambda progress: progress.step),
-    _progress("steps", "Steps of the whole run.", lambda progress: progress.steps),
-    _counter("steps_replayed", "Steps that were trained again.", lambda status: status.steps_replayed),
-    _progress("loss", "Mean loss of the last step told.", lambda progress: progress.loss),
-    _progress("tokens_per_second", "Tokens trained on per second.", lambda progress: progress.tokens_per_second),
-    _progress("mfu_ratio", "Part of the devices' peak.", lambda progress: progress.mfu),
+    _progress(
+        "step",
+        "Steps finished since the run began. It falls when steps are trained again. Counted steps "
+        "begin at 1 after each start.",
+        lambda progress: progress.step,
+    ),
+    _progress("steps", "Steps of the whole run, if known.", lambda progress: progress.steps),
+    _counter("steps_replayed", "Steps that were trained again after failures.", lambda status: status.steps_replayed),
+    _progress("loss", "Mean loss of the last reported step.", lambda progress: progress.loss),
+    _progress(
+        "tokens_per_second", "Tokens trained on per second by all workers.", lambda progress: progress.tokens_per_second
+    ),
+    _progress(
+        "mfu_ratio",
+        "Share of the devices' peak arithmetic that training uses, from 0 to 1, with causal attention "
+        "counted (docs/accounting.md).",
+        lambda progress: progress.mfu,
+    ),
     _gauge(
         "progress_age_seconds",
-        "Since a step was last told of.",
+        "Seconds since the last reported step.",
         lambda job, now: _age(job.status.progress, now),
     ),
     _gauge(
         "checkpoint_age_seconds",
-        "Since the newest durable checkpoint was made.",
+        "Seconds since the newest durable checkpoint became durable.",
         lambda job, now: _age(job.status.last_checkpoint, now),
     ),
     _gauge(
         "checkpoint_waited_seconds",
-        "Of that, what counts towards the next one: of steps, where they say when it is due, not of a suspension.",
+        "Part of the checkpoint's age that counts towards the next checkpoint, without suspensions. "
+        "With an interval in steps, it is counted by steps.",
         lambda job, now: unsaved_seconds(job.spec, job.status, now),
     ),
     _gauge(
         "checkpoint_step",
-        "Its step.",
+        "Step of the newest durable checkpoint.",
         lambda job, _: job.status.last_checkpoint.step if job.status.last_checkpoint else None,
     ),
     _gauge(
         "checkpoint_interval_seconds",
-        "Between durable checkpoints, as asked for.",
+        "Seconds between checkpoints by spec.checkpoint. An interval in steps is converted by the "
+        "duration of the last step.",
         lambda job, _: checkpoint_interval(job.spec, job.status),
     ),
     _gauge(
         "snapshot_age_seconds",
-        "Since the newest snapshot that is complete on peers was seen to be so.",
+        "Seconds since the newest snapshot in node memory was complete on peers.",
         lambda job, now: _age(job.status.last_snapshot, now),
     ),
-    _gauge("tracker_unreachable", "Whether the tracker takes nothing.", _tracker),
-    _gauge("stragglers", "Ranks that the others wait for.", lambda job, _: len(job.status.stragglers)),
-    _several("avoided_nodes", "Nodes that new pods keep off.", _avoided),
+    _gauge(
+        "tracker_unreachable",
+        "1 while the tracker of spec.tracking accepts nothing, else 0. Absent without a tracker.",
+        _tracker,
+    ),
+    _gauge(
+        "stragglers", "Ranks for which the other ranks wait in every step.", lambda job, _: len(job.status.stragglers)
+    ),
+    _several("avoided_nodes", "Nodes that new pods currently avoid.", _avoided),
 )
 
 

@@ -107,7 +107,7 @@ class WriteQueue:
         """Start the writes of this pass that are not under way already, as far as the window allows.
 
         A later pass plans the rest again. A write that waits for its turn is dropped when it is no longer planned
-        (decision "What waits is written as it is wanted then"). A plan that was made before a create ended names that
+        (decision "Waiting writes follow the last pass"). A plan that was made before a create ended names that
         pod again, and that create is left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())

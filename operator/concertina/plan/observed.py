@@ -342,7 +342,7 @@ class AgentView:
     def alive(self) -> bool:
         """Whether the agent answers, if only to say that it knows another operator.
 
-        In that case the silence is on the operator's side (decision "Who knows another key is alive").
+        In that case the silence is on the operator's side (decision "Agents with another key count as alive").
         """
         return self.connected or self.refusal is ConnectionRefusal.OTHER_KEY
 

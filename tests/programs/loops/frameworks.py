@@ -158,7 +158,7 @@ def trainer_without_dropout(run: Run) -> None:
 
 
 def accelerated(run: Run, accumulate: int = 4, dropout: float = 0.0) -> None:
-    """Train with the loop of docs/scripts.md: a commit for each batch, and an optimizer step for four of them."""
+    """Run the loop of docs/script-state.md: a commit for each batch, an optimizer step for four of them."""
     configuration = accelerate.DataLoaderConfiguration(split_batches=True)
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=configuration, gradient_accumulation_steps=accumulate

@@ -75,7 +75,7 @@ def test_a_checkpoint_that_a_failure_kept_from_storage_is_due_at_once(folder, pa
 
 
 def test_a_part_that_is_given_up_while_it_is_shipped_leaves_nothing(tmp_path, monkeypatch):
-    """Its file is emptied (decision "What is freed is emptied")."""
+    """Its file is emptied (decision "Freed shards are truncated")."""
     put_pieces, id = ObjectPrefix.put_pieces, SnapshotId(1, 5, "layout", 2)
     path, storage = shard_file(tmp_path, id, 0), tmp_path / "storage"
 

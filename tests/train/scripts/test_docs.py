@@ -16,7 +16,8 @@ from concertina_trainer.data.build.build import build
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "scripts"
-PAGES = {name: (ROOT / "docs" / name).read_text() for name in ("scripts.md", "from-ray-train.md")}
+NAMES = ("script-state.md", "script-data.md", "frameworks.md", "scripts.md", "from-ray-train.md")
+PAGES = {name: (ROOT / "docs" / name).read_text() for name in NAMES}
 SNIPPETS = [text for page in PAGES.values() for text in re.findall(r"```python\n(.*?)```", page, re.S)]
 WHOLE = [text for text in SNIPPETS if text.startswith("import ")]
 STATE = ["hf_accelerate_state.py", "hf_trainer_state.py", "lightning_state.py", "loader_state.py"]
@@ -47,7 +48,7 @@ def run(folder: Path, script: Path, *arguments: str) -> str:
 def test_a_script_runs_and_goes_on_where_it_ended(text, tmp_path):
     path = tmp_path / "script.py"
     if TOKENS in text:
-        list(build([ROOT / "docs" / "scripts.md"], str(tmp_path / "tokens")))
+        list(build([ROOT / "docs" / name for name in NAMES], str(tmp_path / "tokens")))
         text = text.replace(TOKENS, str(tmp_path / "tokens"))
     trained: list[set[int]] = []
     for steps in (20, 30):

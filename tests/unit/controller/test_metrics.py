@@ -1,5 +1,5 @@
-"""Every metric, the agents' too, is on its page and nothing else is, under names that Prometheus and its operator leave
-as they are; and who asks the operator for them is answered, or told that a token is missing."""
+"""Check that the reference has every metric, the agents' too, under names that Prometheus leaves as they are. A
+request for the operator's metrics is answered, or told that a token is missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from concertina_agent.metrics import families
 from concertina_protocol import StepPart
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
-ROW = re.compile(r"^\| `(\w+)` \| (counter|gauge|histogram) \|(.*?)\| \S.* \|$", re.MULTILINE)
+REFERENCE = PAGE.parent / "reference" / "metrics.md"
+ENTRY = re.compile(r"^- `(\w+)`: \*(counter|gauge|histogram)\*(.*?)  \n  \S", re.MULTILINE | re.DOTALL)
 TAKEN = {"namespace", "pod", "container", "job", "instance", "endpoint", "service", "node", "le", "quantile"}
 """Labels that a monitor of the Prometheus operator sets itself, or that have a meaning."""
 ENVIRONMENT = {
@@ -63,11 +64,14 @@ def of_agents() -> dict[str, tuple[str, tuple[str, ...]]]:
     return {each.name: (each.kind.value, each.labels) for each in families.ALL}
 
 
-def test_the_page_has_every_metric_and_no_other() -> None:
-    rows = ROW.findall(PAGE.read_text())
-    assert len(rows) == len({name for name, *_ in rows})
-    there = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-    assert there == registered() | of_jobs() | of_agents()
+def test_the_reference_has_every_metric_and_no_other() -> None:
+    entries = ENTRY.findall(REFERENCE.read_text())
+    assert len(entries) == len({name for name, *_ in entries})
+    there = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in entries}
+    process = {name for name in registered() if name.startswith("process_")}
+    assert "`process_*`" in REFERENCE.read_text()
+    assert there.keys() | process == registered().keys() | of_jobs().keys() | of_agents().keys()
+    assert there == {name: (registered() | of_jobs() | of_agents())[name] for name in there}
 
 
 @pytest.mark.parametrize(

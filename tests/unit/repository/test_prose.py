@@ -115,3 +115,17 @@ def test_the_style_finds_what_it_forbids_and_nothing_in_plain_english() -> None:
     assert found == {(rule, rule) for rule in texts if rule != "none"} | {("VeryLongSentence", "LongSentence")}
     rules = {path.stem for path in (prose.ROOT / "tools/vale/styles/Concertina").glob("*.yml")}
     assert rules == {rule for _, rule in found}, "each rule has a sentence that it finds"
+
+
+@pytest.mark.skipif(VALE is None, reason="Vale is not here: run `make vale`")
+def test_hand_written_pages_are_checked(tmp_path: Path) -> None:
+    for name in ("page.md", "reference/api.md", "decisions/rounds.md"):
+        path = tmp_path / "docs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("# A page\n\nThe operator will start `pods` of a job.\n\nWho waits is asked.\n")
+    assert VALE
+    findings = prose.check_pages(VALE, tmp_path)
+    assert {(each.text.name, each.rule) for each in findings} == {
+        ("docs/page.md:3", "Concertina.Future"),
+        ("docs/page.md:5", "Concertina.SubjectFirst"),
+    }

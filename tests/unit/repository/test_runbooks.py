@@ -40,8 +40,8 @@ def test_there_are_no_other_pages() -> None:
 @pytest.mark.parametrize("problem", Problem)
 def test_its_page_says_what_it_means_what_to_look_at_and_what_to_do(problem: Problem) -> None:
     text = page(problem)
-    assert re.findall(r"^#+ (.+)$", text, re.MULTILINE) == [problem, "Look at first", "Do", "Goes away"]
-    assert "`" in text.partition("## Look at first")[2].partition("## Do")[0], "a command or a panel"
+    assert re.findall(r"^#+ (.+)$", text, re.MULTILINE) == [problem, "Check", "Fix", "When the alert ends"]
+    assert "`" in text.partition("## Check")[2].partition("## Fix")[0], "a command or a panel"
 
 
 @pytest.mark.parametrize("problem", Problem)

@@ -18,9 +18,9 @@ from concertina.cli.local import app as local_app
 from concertina.cli.main import app
 
 ROOT = pages.ROOT
-MARKED = {"kind": 0, "cloud": 3, "release": 1}
+MARKED = {"kind": 5, "cloud": 6, "release": 1}
 """Number of blocks of commands that no test runs, because they need what no test has."""
-NOT_RUN = 41
+NOT_RUN = 10
 """Number of blocks of commands on all other pages that no test runs yet. Lower it when the number falls."""
 RUN_BY_OTHERS = ("diagnosis.md",)
 """Pages whose commands another test runs (builders.cluster.planted)."""
@@ -52,6 +52,13 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert (set(listed), max(listed.values())) == (there, 1)
 
 
+@pytest.mark.parametrize("page", sorted(pages.DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(pages.DOCS)))
+def test_a_list_begins_after_an_empty_line(page: Path) -> None:
+    """Check that a list is not taken for a part of the paragraph before it, as Python-Markdown does otherwise."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert not re.findall(r"^(?!\s|[-*] |\d+\. |#|\|).+\n(?:[-*] |\d+\. ).*", text, flags=re.MULTILINE)
+
+
 def test_files_that_a_page_shows_are_those_of_the_examples() -> None:
     shown = [block for block in pages.all_blocks() if block.title]
     assert shown
@@ -66,7 +73,12 @@ def test_marks_are_known_and_counted() -> None:
 
 def test_commands_that_no_test_runs_become_fewer() -> None:
     run = {f"get-started/{name}" for name in pages.GET_STARTED} | set(RUN_BY_OTHERS)
-    left = [b.name for b in pages.all_blocks() if b.commands and not b.needs and b.name not in run]
+    run_by_tests = pages.run_by_tests()
+    left = [
+        block.name
+        for block in pages.all_blocks()
+        if block.commands and not block.needs and block.name not in run and block not in run_by_tests
+    ]
     assert len(left) <= NOT_RUN, Counter(left)
 
 

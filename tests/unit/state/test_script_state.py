@@ -69,7 +69,7 @@ class Opened:
 
 @pytest.mark.parametrize("world", range(2, 9))
 def test_ranks_that_read_nothing_know_what_is_restored(world):
-    """In the script of docs/scripts.md, some of five or more ranks have no row of its only wide weight."""
+    """Of the script of docs/script-state.md: a few of the ranks of five and more have no row of its one wide weight."""
     model = torch.nn.Linear(16, 1)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 16)).sum().backward()

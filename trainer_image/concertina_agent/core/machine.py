@@ -61,7 +61,7 @@ STOOD_STILL_SECONDS = 1.0
 
 The shell alone sends four ticks a second. So after such a gap, this agent did not run (it was stopped, or had no CPU
 time, or its machine was asleep), and perhaps the other agents did not run either. Silence in this time does not count
-against any member (decision "Who stood still accuses nobody").
+against any member (decision "Time in which a process did not run").
 """
 
 

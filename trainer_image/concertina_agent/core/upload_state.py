@@ -52,7 +52,7 @@ class UploadState:
     def outdated(self, round: int) -> bool:
         """Return whether LATEST may have been moved by earlier rounds that this agent did not take part in.
 
-        See decision "Who was not of the last round looks at storage again".
+        See decision "Agents that missed a round read LATEST again".
         """
         storage = self.storage
         if storage is None or storage.state == StorageHealth.UNKNOWN:

@@ -2,7 +2,7 @@
 
 Workers write `snapshots/round-<r>/...`, and the copier writes `copies/round-<r>/shard-<k>/slot-<0|1>`. `fetched/`
 contains shards that a starting worker asked for. `freed/` contains deleted files: a thread frees their memory, which
-takes 0.15 s for each gigabyte, even if a process still has them open (decision "What is freed is emptied").
+takes 0.15 s for each gigabyte, even if a process still has them open (decision "Freed shards are truncated").
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SnapshotFiles:
     def discard(self, shard: Shard) -> None:
         """Delete a shard whose bytes differ from those that were committed, so that no round relies on it.
 
-        See decision "A damaged snapshot is forgotten by who holds it". A writer removes the sidecar before it writes.
+        See decision "A damaged snapshot is forgotten by its holder". A writer removes the sidecar before it writes.
         If the file has another sidecar by now, or none, the slot contains a newer snapshot, which stays (decision "A
         drain may write over a running copy").
         """

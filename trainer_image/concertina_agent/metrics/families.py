@@ -1,4 +1,4 @@
-"""All metrics of a training pod, with name, type, labels and meaning; docs/metrics.md lists them too."""
+"""All metrics of a training pod, with name, type, labels and meaning; docs/reference/metrics.md lists them."""
 
 from __future__ import annotations
 
@@ -54,53 +54,93 @@ def _gauge(name: str, help: str, *labels: str) -> MetricFamily:
 
 # --- training, by the agent that has rank 0 ---------------------------------------------------------------------------
 
-ROUND = _gauge("concertina_agent_round", "The highest round that this agent has seen.")
-STEP = _gauge("concertina_training_step", "Steps finished since the run began.")
-STEPS = _gauge("concertina_training_steps", "Steps of the whole run.")
-SAMPLES = _gauge("concertina_training_samples", "Samples consumed since the run began.")
-RUN_TOKENS = _gauge("concertina_training_run_tokens", "Tokens trained on since the run began, each once.")
-TOKENS = _counter("concertina_training_tokens", "Tokens of the steps seen, those trained again too.")
-TOKENS_PER_SECOND = _gauge("concertina_training_tokens_per_second", "Tokens of a second, of all workers together.")
-LOSS = _gauge("concertina_training_loss", "Mean loss of the last step's tokens.")
-VALIDATION_LOSS = _gauge("concertina_training_validation_loss", "The same of the documents that were set aside.")
-VALIDATION_STEP = _gauge("concertina_training_validation_step", "The step after which that was measured.")
-LEARNING_RATE = _gauge("concertina_training_learning_rate", "Of the last step.")
-GRADIENT_NORM = _gauge("concertina_training_gradient_norm", "Of the last step.")
-METRIC = _gauge("concertina_training_metric", "What else the worker reports, by its name for it.", "name")
-MFU = _gauge("concertina_training_mfu_ratio", "Part of the devices' peak arithmetic that training uses, 0 to 1.")
-STEP_SECONDS = _family(
-    "concertina_training_step_seconds", MetricKind.HISTOGRAM, "Seconds of a step; the first one of a round is left out."
+ROUND = _gauge("concertina_agent_round", "Highest round that the agent has seen.")
+STEP = _gauge(
+    "concertina_training_step", "Steps finished since the run began. For counted steps: since the workers started."
 )
-PART_SECONDS = _counter("concertina_training_step_part_seconds", "Seconds of steps by part, on rank 0.", "part")
+STEPS = _gauge("concertina_training_steps", "Steps of the whole run, if known.")
+SAMPLES = _gauge("concertina_training_samples", "Samples consumed since the run began.")
+RUN_TOKENS = _gauge("concertina_training_run_tokens", "Tokens trained on since the run began, each counted once.")
+TOKENS = _counter(
+    "concertina_training_tokens",
+    "Tokens of the reported steps, replayed steps included, without the first step of each round.",
+)
+TOKENS_PER_SECOND = _gauge("concertina_training_tokens_per_second", "Tokens trained on per second by all workers.")
+LOSS = _gauge(
+    "concertina_training_loss",
+    "Mean loss of the last step's tokens. NaN once it is not finite, and absent if none was reported.",
+)
+VALIDATION_LOSS = _gauge("concertina_training_validation_loss", "Last validation loss in this round.")
+VALIDATION_STEP = _gauge("concertina_training_validation_step", "Step after which the validation loss was measured.")
+LEARNING_RATE = _gauge("concertina_training_learning_rate", "Learning rate of the last step.")
+GRADIENT_NORM = _gauge("concertina_training_gradient_norm", "Gradient norm of the last step.")
+METRIC = _gauge(
+    "concertina_training_metric", "Other values that the worker reports, by name, with at most 32 names.", "name"
+)
+MFU = _gauge(
+    "concertina_training_mfu_ratio",
+    "Share of the devices' peak arithmetic that training uses, from 0 to 1, with causal attention "
+    "counted (docs/accounting.md).",
+)
+STEP_SECONDS = _family(
+    "concertina_training_step_seconds",
+    MetricKind.HISTOGRAM,
+    "Duration of a step in seconds, without the first step of each round.",
+)
+PART_SECONDS = _counter(
+    "concertina_training_step_part_seconds",
+    "Seconds of these steps by part, on rank 0. The rest of a step is a wait for other ranks.",
+    "part",
+)
 BUSY_SECONDS = _counter(
-    "concertina_training_busy_seconds", "Seconds of steps not spent waiting for other ranks, by whose.", "of"
+    "concertina_training_busy_seconds",
+    "Seconds of steps not spent waiting for other ranks: of rank 0 (coordinator), of the median "
+    "rank, of the slowest rank.",
+    "of",
 )
 DATA_WAIT_SECONDS = _counter("concertina_training_data_wait_seconds", "Seconds that training waited for data.")
 SAVE_WAIT_SECONDS = _counter(
     "concertina_training_save_wait_seconds", "Seconds that training waited for snapshots and checkpoints."
 )
-SLOWEST_SAVE = _gauge("concertina_training_slowest_save_seconds", "What the slowest snapshot of this round took.")
-START_SECONDS = _gauge("concertina_training_start_seconds", "Seconds of this round's start by part.", "part")
-SNAPSHOT_STEP = _gauge("concertina_training_snapshot_step", "Newest snapshot that is complete on peers.")
-SNAPSHOT_AGE = _gauge("concertina_training_snapshot_age_seconds", "Since that was first so, in this round.")
-CHECKPOINT_STEP = _gauge("concertina_training_checkpoint_step", "What LATEST names in durable storage.")
+SLOWEST_SAVE = _gauge(
+    "concertina_training_slowest_save_seconds", "Duration of the slowest snapshot of this round in seconds."
+)
+START_SECONDS = _gauge("concertina_training_start_seconds", "Seconds of this round's start, by part.", "part")
+SNAPSHOT_STEP = _gauge("concertina_training_snapshot_step", "Step of the newest snapshot that is complete on peers.")
+SNAPSHOT_AGE = _gauge("concertina_training_snapshot_age_seconds", "Seconds since that snapshot was complete on peers.")
+CHECKPOINT_STEP = _gauge(
+    "concertina_training_checkpoint_step", "Step of the checkpoint that LATEST names in durable storage."
+)
 
 # --- durable storage, by every agent that ships to it -----------------------------------------------------------------
 
-SHIPPED = _counter("concertina_checkpoint_shards_shipped", "Shards that were put into durable storage.")
-SHIPPED_BYTES = _counter("concertina_checkpoint_shipped_bytes", "Their bytes.")
-SHIP_SECONDS = _counter("concertina_checkpoint_ship_seconds", "Seconds that shipping took, attempts that failed too.")
-STORAGE_FAILURES = _counter("concertina_checkpoint_storage_failures", "What durable storage did not do when asked.")
+SHIPPED = _counter("concertina_checkpoint_shards_shipped", "Shards that the agent stored in durable storage.")
+SHIPPED_BYTES = _counter("concertina_checkpoint_shipped_bytes", "Bytes of these shards.")
+SHIP_SECONDS = _counter(
+    "concertina_checkpoint_ship_seconds",
+    "Seconds of uploads, failed attempts included. Training does not wait for them.",
+)
+STORAGE_FAILURES = _counter(
+    "concertina_checkpoint_storage_failures", "Requests that storage refused or failed. The agent retries them."
+)
 
 # --- workers, by every agent ------------------------------------------------------------------------------------------
 
-WORKERS_RUNNING = _gauge("concertina_worker_running", "Workers that run.")
-WORKER_RANK = _gauge("concertina_worker_rank", "The worker's rank in this round.")
-WORKER_CPU = _counter("concertina_worker_cpu_seconds", "Processor time of workers and what they started.")
-WORKER_MEMORY = _gauge("concertina_worker_resident_memory_bytes", "Memory of these processes, shared pages in each.")
-WORKER_PEAK = _gauge("concertina_worker_resident_memory_peak_bytes", "The most that each of them had, added up.")
-WORKER_READ = _counter("concertina_worker_storage_read_bytes", "Bytes that they read from storage, not from caches.")
-WORKER_WRITTEN = _counter("concertina_worker_storage_written_bytes", "Bytes that they wrote to storage.")
+WORKERS_RUNNING = _gauge("concertina_worker_running", "Running workers.")
+WORKER_RANK = _gauge("concertina_worker_rank", "Rank of the worker in this round. Only with spec.metrics.perRank.")
+WORKER_CPU = _counter(
+    "concertina_worker_cpu_seconds", "Processor time of the workers and of the processes that they started."
+)
+WORKER_MEMORY = _gauge(
+    "concertina_worker_resident_memory_bytes", "Memory of these processes. Shared pages count in each of them."
+)
+WORKER_PEAK = _gauge(
+    "concertina_worker_resident_memory_peak_bytes", "Peak memory of each of these processes, added up."
+)
+WORKER_READ = _counter(
+    "concertina_worker_storage_read_bytes", "Bytes that these processes read from storage, not from caches."
+)
+WORKER_WRITTEN = _counter("concertina_worker_storage_written_bytes", "Bytes that these processes wrote to storage.")
 WORKER_THREADS = _gauge("concertina_worker_threads", "Threads of these processes.")
 WORKERS_REPLACED = _counter(
     "concertina_worker_replaced", "Workers that were killed because they could not enter the next round.", "reason"
@@ -108,8 +148,14 @@ WORKERS_REPLACED = _counter(
 
 # --- the pod ----------------------------------------------------------------------------------------------------------
 
-NETWORK_RECEIVED = _counter("concertina_pod_network_received_bytes", "Bytes that came in, loopback apart.")
-NETWORK_SENT = _counter("concertina_pod_network_sent_bytes", "Bytes that went out, loopback apart.")
+NETWORK_RECEIVED = _counter(
+    "concertina_pod_network_received_bytes",
+    "Bytes that the pod received, without loopback and RDMA. With hostNetwork, those of the node.",
+)
+NETWORK_SENT = _counter(
+    "concertina_pod_network_sent_bytes",
+    "Bytes that the pod sent, without loopback and RDMA. With hostNetwork, those of the node.",
+)
 AGENT_CPU = _counter("concertina_agent_cpu_seconds", "Processor time of the agent itself.")
 AGENT_MEMORY = _gauge("concertina_agent_resident_memory_bytes", "Memory of the agent itself.")
 
@@ -117,15 +163,24 @@ AGENT_MEMORY = _gauge("concertina_agent_resident_memory_bytes", "Memory of the a
 
 GPU_LABELS = ("gpu", "UUID", "device", "modelName", "Hostname")
 """Labels of GPU metrics, with the names that DCGM's exporter uses."""
-GPU_UTILIZATION = _gauge("concertina_gpu_utilization_ratio", "Part of the time in which a kernel ran.", *GPU_LABELS)
-GPU_MEMORY_USED = _gauge("concertina_gpu_memory_used_bytes", "Memory in use, by whomever.", *GPU_LABELS)
+GPU_UTILIZATION = _gauge(
+    "concertina_gpu_utilization_ratio", "Share of the time in which a kernel ran, from 0 to 1.", *GPU_LABELS
+)
+GPU_MEMORY_USED = _gauge("concertina_gpu_memory_used_bytes", "GPU memory in use by all processes.", *GPU_LABELS)
 GPU_MEMORY_TOTAL = _gauge("concertina_gpu_memory_total_bytes", "Memory of the GPU.", *GPU_LABELS)
 GPU_SM_CLOCK = _gauge("concertina_gpu_sm_clock_hertz", "Clock of the multiprocessors.", *GPU_LABELS)
 GPU_MEMORY_CLOCK = _gauge("concertina_gpu_memory_clock_hertz", "Clock of the memory.", *GPU_LABELS)
 GPU_TEMPERATURE = _gauge("concertina_gpu_temperature_celsius", "Temperature of the chip.", *GPU_LABELS)
-GPU_POWER = _gauge("concertina_gpu_power_watts", "Power drawn.", *GPU_LABELS)
-GPU_ECC = _counter("concertina_gpu_ecc_errors", "Memory errors since the driver was loaded.", *GPU_LABELS, "kind")
-GPU_XID = _counter("concertina_gpu_xid_errors", "Critical XIDs since this agent started.", *GPU_LABELS, "xid")
-GPU_SAMPLE_AGE = _gauge("concertina_gpu_sample_age_seconds", "Since the GPUs were last asked; grows if one hangs.")
+GPU_POWER = _gauge("concertina_gpu_power_watts", "Power draw.", *GPU_LABELS)
+GPU_ECC = _counter(
+    "concertina_gpu_ecc_errors",
+    "Memory errors since the driver was loaded, by kind: corrected or uncorrected.",
+    *GPU_LABELS,
+    "kind",
+)
+GPU_XID = _counter("concertina_gpu_xid_errors", "Critical XIDs since the agent started, by number.", *GPU_LABELS, "xid")
+GPU_SAMPLE_AGE = _gauge(
+    "concertina_gpu_sample_age_seconds", "Seconds since the GPUs were last read. It grows while a driver hangs."
+)
 
 ALL = tuple(_FAMILIES)

@@ -284,7 +284,7 @@ class Peers:
         """Send a part of a shard, and return the confirmation, or None if there is none.
 
         The other end verifies the shard. If it does not confirm the arrival, the shard is verified here, so that no
-        agent is sent here again for damaged bytes (decision "Who takes a shard checks it").
+        agent is sent here again for damaged bytes (decision "The receiver checks a shard").
 
         Raises:
             ConnectionError: If the shard is damaged.

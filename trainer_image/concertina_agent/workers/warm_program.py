@@ -1,8 +1,8 @@
 """Warm parents of one program: processes that have imported the program's modules, and that fork to run its scripts.
 
 A parent is started with the program's own command line, and stops before the script begins (`hook`). It imports the
-modules that an earlier run of the script has recorded, while that run still imports (decision "What a script imports is
-learned from its first run"). A parent without children also imports modules that are recorded later. A parent with
+modules that an earlier run of the script has recorded, while that run still imports (decision "Imports learned from a
+script's first run"). A parent without children also imports modules that are recorded later. A parent with
 children is instead replaced by a new one, once no new modules are recorded.
 """
 

@@ -44,7 +44,7 @@ class OpenEnum(str, enum.Enum):
 class Absent:
     """Annotation `Annotated[Optional[X], Absent(number)]` of a field, with the number that stands for None in JSON.
 
-    See decision "What is not there is None".
+    See decision "None for unknown values".
     """
 
     number: float

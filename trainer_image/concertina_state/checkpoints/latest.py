@@ -2,8 +2,8 @@
 
 The fence: `LATEST` never goes back to a lower round or step of a job, and never moves from one job to another, except
 from exactly the checkpoint that the other job's run was continued from. So two live jobs can't share a folder (decision
-"Whose LATEST may be replaced"). `LATEST` also says which states a rollback has undone (`rollback` writes this). Such a
-state is never named again, even if it is published late.
+"Replacement of another job's LATEST"). `LATEST` also says which states a rollback has undone (`rollback` writes this).
+Such a state is never named again, even if it is published late.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ FORBIDDEN = (
 )
 """Kind of refusal by the message.
 
-The authorizer and all admission plugins respond with the same 403 (decision "What is refused has a kind, read from the
-sentence").
+The authorizer and all admission plugins respond with the same 403 (decision "Kinds of refusals, read from the
+message").
 """
 
 

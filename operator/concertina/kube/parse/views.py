@@ -237,9 +237,9 @@ def checkpoint_asked(obj: Raw) -> str:
 def status_of(obj: Raw) -> JobStatus:
     """Return the readable part of a TrainingJob's status.
 
-    One value of a newer version must not make a Complete job run again, or make a world be forgotten (decision "Of a
-    newer status all is kept that can be read"). Unreadable fields are left out, with the objects that are incomplete
-    without them.
+    One value of a newer version must not make a Complete job run again, or make a world be forgotten (decision
+    "Readable parts of a newer status"). Unreadable fields are left out, with the objects that are incomplete without
+    them.
     """
     readable: Any = with_packed(obj.get("status") or {})
     while True:

@@ -1,7 +1,7 @@
 """Leader election by a coordination Lease: one operator acts at a time.
 
 Time is measured only by the process's own monotonic clock. The implementation is concertina's own, because the elector
-of kubernetes.aio is broken and kopf has none (decision "A Lease of our own").
+of kubernetes.aio is broken and kopf has none (decision "A custom Lease").
 
 Two operators that both consider themselves the leader do no harm, because the API server tests claims; they only waste
 work. During an outage of the API server, the operator therefore waits: no other operator can take the Lease or write

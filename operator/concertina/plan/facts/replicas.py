@@ -105,7 +105,7 @@ class Replicas:
         """Notices of replicas that will leave, by pod name, while they are still there."""
         observed, members, notice_by_replica = self.observed, self.round.members, {}
         # The coordinator's report on its members counts even when a claim is about to replace the round: a member that
-        # has left keeps its notice until its pod has ended (decision "Who was told to stop keeps its notice").
+        # has left keeps its notice until its pod has ended (decision "SIGTERM in an agent's reports").
         report = observed.agent(self.round.coordinator.replica).report if members else None
         member_states = report.members if report and report.round == self.round.world.round else {}
         for pod in observed.pods:

@@ -189,7 +189,7 @@ def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, Node
     """Return whether `least` pods fit on the job's nodes and on those that take new pods, if nothing else ran there.
 
     The check is never too strict. It ignores rules about where pods may run, and a resource that no node lists may come
-    from elsewhere, as claimed devices do (decision "Nobody waits for what room would not help").
+    from elsewhere, as claimed devices do (decision "No wait for jobs that room would not help").
     """
     requests = next((pod.requests for pod in alive if pod.requests), None)
     if requests is None:

@@ -45,7 +45,7 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
 
     A deletion is forced, so that the pod is forgotten before its node confirms its end, in two cases: if the node is
     out of service, or if it does not answer and the pod's writers are fenced out, as the bundled trainer's are
-    (decision "Whose writers are not fenced is not forgotten").
+    (decision "Pods with unfenced writers on lost nodes").
     """
     node = ctx.node(pod)
     force = node.out_of_service or (not node.ready and ctx.spec.bundled)

@@ -5,7 +5,8 @@ failure gets the strongest action that is called for; while failures repeat with
 weaker than the one before. Each action says in a sentence why it is called for, and has a budget of its own within
 failurePolicy.windowSeconds. When the budget is spent, or the same bug shows again and again, the job has failed.
 
-A failure counts if its cause lies in the job; the death of a node does not count (decision "What uses up maxRestarts").
+A failure counts if its cause lies in the job; the death of a node does not count (decision "Failures that count against
+maxRestarts").
 """
 
 from __future__ import annotations

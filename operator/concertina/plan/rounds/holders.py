@@ -7,8 +7,8 @@ member is waited for where state would be lost").
 
 A shard is in the memory of its member and of the next one, so neighbours that leave together would take it with them.
 They take part in one more round, whose snapshots the others then hold. If a departing member would be alone in that
-round, its successors fetch the state from it (decision "Who leaves stays for what only they hold"). It is released once
-the round has a snapshot of its own.
+round, its successors fetch the state from it (decision "Departing members that hold the only copy"). It is released
+once the round has a snapshot of its own.
 """
 
 from __future__ import annotations

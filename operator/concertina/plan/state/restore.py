@@ -112,8 +112,8 @@ def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
 def _outdated(storage: Storage, status: JobStatus) -> bool:
     """Return whether an agent was not in the last round and has not looked at storage since.
 
-    That round may have gone far beyond what the agent knows, with nobody left to report it (decision "Who was not of
-    the last round looks at storage again"). A Prepare has asked the agent to look again.
+    That round may have gone far beyond what the agent knows, with nobody left to report it (decision "Agents that
+    missed a round read LATEST again"). A Prepare has asked the agent to look again.
     """
     return storage.state == StorageHealth.READY and storage.round is not None and storage.round < status.world.round
 

@@ -1,6 +1,6 @@
 """Check that the snapshots of a job fit into the memory of its pods, before anything starts.
 
-The reason is in decision "Whether snapshots fit is known first".
+The reason is in decision "Memory for snapshots is checked first".
 
 A rank's snapshot holds its part of the weights, and the two moments of AdamW for the weights that are trained, all in
 float32. For each of its workers, a replica keeps three snapshots, one more while a snapshot is being copied to storage,

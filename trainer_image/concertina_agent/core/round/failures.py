@@ -106,7 +106,7 @@ def looks_provoked(failure: Failure) -> bool:
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Mark the failures of a round, given in order of arrival.
 
-    When one rank dies, the others fail too, and often report it first (decision "Which failure is the cause"). The
+    When one rank dies, the others fail too, and often report it first (decision "The failure that is the cause"). The
     cause is the first failure that cannot be provoked, else the first that does not look provoked, else the first of
     all. `secondary` is set for those that may follow from it.
     """

@@ -1,0 +1,68 @@
+"""Commands of the site's pages that need no cluster, with folders in place of stores."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from builders import pages
+
+LAW = "tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are"
+LIMIT = 400
+pytestmark = pytest.mark.timeout(LIMIT)
+
+
+def run(script: str, folder: Path) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", "-e", "-o", "pipefail", "-c", script]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_commands_about_data_run(tmp_path: Path) -> None:
+    name = "data.md"
+    Tokenizer(WordLevel({"document": 0, "<eos>": 1, "?": 2}, unk_token="?")).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "corpus").mkdir()
+    lines = "".join(json.dumps({"text": f"document {number} " * 9}) + "\n" for number in range(600))
+    (tmp_path / "corpus" / "a.jsonl").write_text(lines)
+    (tmp_path / "more.jsonl.gz").write_bytes(gzip.compress(lines.replace("document", "another").encode()))
+    (tmp_path / "features").mkdir()
+    for number in range(40):
+        features, targets = np.zeros((9, 5), np.float32), np.full(9, number)
+        np.savez(tmp_path / "features" / f"{number:02}.npz", features=features, targets=targets)
+    blocks = pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
+    script = "".join(block.text for block in blocks).replace("s3://bucket", str(tmp_path))
+    run(script, tmp_path)
+    assert all((tmp_path / folder / "validation").is_dir() for folder in ("data", "audio"))
+
+
+@pytest.mark.long(law=LAW)
+@pytest.mark.parametrize("number", range(4))
+def test_commands_that_plan_run(number: int, tmp_path: Path) -> None:
+    shutil.copy(pages.ROOT / "examples" / "demo.yaml", tmp_path / "job.yaml")
+    block = pages.beginning_with("planning.md", pages.WITHOUT_CLUSTER["planning.md"])[number]
+    assert "tokens" in run(block.text, tmp_path)
+
+
+@pytest.mark.long(law=LAW)
+def test_a_model_of_your_own_is_planned() -> None:
+    (block,) = pages.beginning_with("own-models.md", pages.WITHOUT_CLUSTER["own-models.md"])
+    assert "frames/s" in run(block.text, pages.ROOT)
