@@ -1,4 +1,4 @@
-"""Agreement of the ranks of a world on what is saved, and its implementation without torch.distributed."""
+"""Interface by which the ranks of a world agree on what they save, and its implementation for `State(gather=...)`."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ class AgentConnections:
                 self._close(uid, replica, job.connections.pop(replica))
 
     def forget(self, uid: str) -> None:
-        """Close all connections of the job, cancel its calls and remove it."""
+        """Close all connections to the job's agents, cancel the calls on them, and drop the job's entry."""
         job = self._jobs.pop(uid, None)
         if job is None:
             return

@@ -78,7 +78,7 @@ TEXTS = (BEFORE + LAUNCHER, BEFORE + ACCELERATE_TEXT)
 
 
 def in_words(words: Sequence[str]) -> bool:
-    """Return whether a command is a launcher, perhaps behind wrappers or Python."""
+    """Return whether a command starts a launcher: directly, through wrappers such as `env`, or through Python."""
     if any(word in ONLY_TELLS for word in words):
         return False
     position = next(

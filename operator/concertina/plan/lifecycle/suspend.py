@@ -163,7 +163,10 @@ DELETION_REMARK = "the job is being deleted, and a finalizer holds it"
 
 
 def held_by(job: JobView) -> tuple[str, ...]:
-    """Return the finalizers that keep a deleted job; empty if the garbage collector does the rest."""
+    """Return the finalizers that keep a deleted job, without those of Kubernetes's garbage collector.
+
+    The result is empty if the job is not being deleted, or if the garbage collector is to leave its pods alone.
+    """
     if not job.deleting or ORPHAN in job.finalizers:
         return ()
     return tuple(name for name in job.finalizers if name not in GARBAGE_COLLECTOR)

@@ -163,7 +163,7 @@ def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Act
 
 
 def _lowered(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> tuple[Action, ...]:
-    """Lower the counts of the evicted Workload once no more pods are left than it then has quota for."""
+    """Lower the pod counts of the evicted Workload, if the job holds no more pods than the new counts."""
     if ctx.holding > pod_count(wanted):
         return ()
     return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)
