@@ -53,7 +53,7 @@ class StateIndex(Protocol):
 
 
 class Ranks(Protocol):
-    """The ranks of this world. Every rank makes each call that talks to the others, in the same order."""
+    """The ranks of this world. Every rank makes each call that communicates with other ranks, in the same order."""
 
     with_torch: bool
     """Whether tensors of torch can be saved."""

@@ -32,7 +32,7 @@ MOST_SEPARATORS = 1 << 18
 """Largest number of commas and brackets in a line.
 
 It is twice the number that the coordinator of the largest job sends when all its ranks fail with ranges to leave out.
-They are counted before the line is decoded, when separators within texts cannot be told from others.
+Separators are counted before the line is decoded, when separators within texts can't be distinguished.
 """
 PIECE_BYTES = 64 << 10
 """Bytes of a line that a connection to an agent buffers by itself, at most twice. Nearly all lines are shorter."""

@@ -475,7 +475,7 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split the batch into about as many parts as each part has entries.
+    """Split the batch into parts, so that the number of parts is about the number of entries of each part.
 
     A part always has the same replicas, because connections among them are kept. The first entry of each part is a
     connected agent, if there is one.

@@ -78,7 +78,7 @@ class _Window:
     full: bool = False
     """Whether creates of the last pass did not fit into the window."""
     held_back: bool = False
-    """Whether writes of the last pass wait for others: of pods for those of Workloads, or the other way round."""
+    """Whether writes of the last pass wait: pods for Workloads, or Workloads for pods."""
 
 
 class WriteQueue:

@@ -176,7 +176,7 @@ class BlockedBy(enum.Enum):
     TOO_LARGE = "all nodes together could not hold as many of its pods as it needs, even if nothing else ran there"
     BEYOND_QUOTA = "a quota of its namespace is too small for as many of its pods as it needs"
     QUOTA = "a quota of its namespace is used up"
-    """Unlike the other reasons, jobs of the same namespace can remove this one by making room."""
+    """Jobs of the same namespace can remove this reason by making room, unlike the other reasons."""
 
 
 @dataclass(frozen=True)

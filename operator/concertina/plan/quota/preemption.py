@@ -40,7 +40,10 @@ MESSAGE_SECONDS = 2.0
 
 
 def evicted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return what an evicted job keeps, and the next step of giving back the rest. It creates no pods meanwhile."""
+    """Return what an evicted job keeps, and the next step of giving back its other quota.
+
+    The job creates no pods meanwhile.
+    """
     size = _size_to_keep(ctx, holder)
     why = messages.why_evicted(holder)
     if size is None:

@@ -94,7 +94,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return how the round that replicas joined in ended because of them, as far as is known; empty if it did not."""
+    """Return how new replicas ended the round that they joined, as far as is known; empty if they did not end it."""
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):
