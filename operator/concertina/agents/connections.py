@@ -402,9 +402,9 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Change the call in the replica's view, and return whether it is still there.
+        """Change the call in the replica's view, and return whether the call is still there.
 
-        It is not when its pod is gone, or when a later call of its kind was made.
+        The call is gone when its pod is gone, or when a later call of its kind was made.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)

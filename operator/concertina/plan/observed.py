@@ -285,7 +285,7 @@ class ConnectionRefusal(enum.Enum):
 class AgentView:
     """Knowledge from the contact with one replica's agent.
 
-    It is forgotten when the operator restarts, and when the pod of that name has another uid than before.
+    This knowledge is lost when the operator restarts, and when the pod of that name has another uid than before.
     """
 
     connected: bool = False

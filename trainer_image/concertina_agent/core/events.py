@@ -408,7 +408,7 @@ class Publish:
 class Undo:
     """Make LATEST name nothing that was undone, with retries, then emit StorageSeen.
 
-    This precedes any other publication, and happens even if the round ends.
+    This write precedes any other publication, and happens even if the round ends.
     """
 
     undone: p.Undone

@@ -40,8 +40,8 @@ LEAVE_SECONDS = 1.0
 STORE_SECONDS = 0.1
 """Seconds by which worker 0 of a user's own command starts before the other workers.
 
-It serves the store, and torch's client retries only after 0.3 to 1 s if there is none (decision "Worker 0 comes
-first").
+Worker 0 serves the store, and torch's client retries only after 0.3 to 1 s if there is no store (decision "Worker 0
+comes first").
 """
 
 

@@ -157,7 +157,7 @@ def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
     """Return whether the held room seems enough for a job.
 
     This is an estimate, because the room may be on nodes that are not for this job. The number of pods is ignored,
-    because it is hardly ever what is scarce.
+    because places for pods are hardly ever scarce.
     """
     return all(
         amount * job.least <= room.get(resource, NONE)

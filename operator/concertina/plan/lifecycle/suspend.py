@@ -46,8 +46,8 @@ def suspend(ctx: JobContext) -> Decision | None:
 def replace_outdated(ctx: JobContext) -> Decision | None:
     """Drain members that were created from another template than the job has now, so that they can be replaced.
 
-    This finishes what began as a suspension. The members are drained with a checkpoint, then belong to no round and are
-    replaced (decision "A pod says what it was made of").
+    Such members are left when a suspended job is resumed before its pods were gone. The members are drained with a
+    checkpoint, then belong to no round and are replaced (decision "A pod says what it was made of").
     """
     outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
     if not outdated:

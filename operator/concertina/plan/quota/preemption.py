@@ -32,8 +32,8 @@ from concertina.plan.quota.workloads import drops, granted_size, key, same_flavo
 REPLACE_SECONDS = 5.0
 """Seconds within which the slice that replaces the Workload must be admitted, after it was created.
 
-They do not begin with the lowering of the counts: the operator may have been restarted in between, and while Kueue is
-down no slice can be created.
+The time does not begin with the lowering of the counts: the operator may have been restarted in between, and while
+Kueue is down no slice can be created.
 """
 MESSAGE_SECONDS = 2.0
 """Seconds after a preemption within which Kueue writes into the preemptor's Workload how much quota it lacks."""

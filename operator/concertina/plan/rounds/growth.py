@@ -39,7 +39,7 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     """Return the trigger of a larger round.
 
-    It is None unless a larger valid size is available, training is under way, and no reason to wait is left.
+    The trigger is None unless a larger valid size is available, training is under way, and no reason to wait is left.
     """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):

@@ -176,8 +176,8 @@ class Account:
     def _unknown_was_startup(self) -> bool:
         """Whether the first report of the job proves that no step came before it.
 
-        It does if it is of the first step of the run, if the script commits each step, or if its optimizer steps are
-        counted. After the first round the unknown time of earlier rounds remains in doubt.
+        This is so if the report is of the first step of the run, if the script commits each step, or if its optimizer
+        steps are counted. After the first round the unknown time of earlier rounds remains in doubt.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:

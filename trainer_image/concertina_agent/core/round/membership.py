@@ -94,7 +94,7 @@ class Membership:
     ends_at: Optional[int] = None
     """Newest step that all ranks have completely, as the coordinator says.
 
-    It is set once a script has finished on all members.
+    This step is set once a script has finished on all members.
     """
     published: Optional[p.Durable] = None
     """Checkpoint that LATEST names because of this round; set on the coordinator."""

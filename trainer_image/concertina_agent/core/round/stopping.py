@@ -34,7 +34,7 @@ class Stopping:
         self.next_call: Optional[int] = None
         """Earliest call at which all of this agent's workers can stop, or 0 if none calls should_checkpoint().
 
-        It is None if the workers were not asked, or not all have answered.
+        The call is None if the workers were not asked, or not all have answered.
         """
         self.call: Optional[int] = None
         """Call that the coordinator has decided on."""
