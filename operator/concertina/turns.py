@@ -1,4 +1,4 @@
-"""Slots that lanes share in turns, so that a lane with many requests does not delay the others."""
+"""Slots that lanes share in turns, so that a lane with many requests does not delay the other lanes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Threads:
         return future
 
     def end(self) -> None:
-        """End the threads after their present work, and cancel the rest: other threads may wait for its results."""
+        """End the threads after their present work, and cancel queued work: other threads may wait for its results."""
         self._ended.set()
         for _ in self._threads:
             self._waiting.put(None)

@@ -20,7 +20,7 @@ PIECE = 1 << 14
 class Sequences:
     """Sequences that are cut out of the stream of documents, in the order of a seed.
 
-    Each has `length` tokens and the one after them.
+    Each sequence has `length` tokens and the token after them.
     """
 
     def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings) -> None:
@@ -60,7 +60,7 @@ class Sequences:
     def rows(self, start: int, stop: int) -> Any:
         """Return the sequences of the positions [start, stop), as int64 `[stop - start, length + 1]`.
 
-        They are a tensor where torch is installed, and otherwise a memoryview.
+        The result is a tensor where torch is installed, and otherwise a memoryview.
 
         Raises:
             InvalidInput: When a file is missing or damaged.

@@ -41,10 +41,10 @@ def small_tls_buffers() -> Iterator[None]:
 
 @functools.lru_cache(1)
 def _size_by_context() -> None:
-    """Make asyncio take the size of TLS buffers from the context.
+    """Make asyncio take the size of its TLS buffers from the context variable `_tls_buffer`.
 
-    The result is cached, because each change of a class makes Python discard the attribute lookups that it has cached
-    for it.
+    asyncio's class is patched only once per process, because each change of a class makes Python discard its cached
+    attribute lookups.
     """
     size = property(lambda self: _tls_buffer.get())
     setattr(asyncio.sslproto.SSLProtocol, "max_size", size)  # noqa: B010 # its types don't know that field

@@ -91,7 +91,7 @@ class HeartbeatFile:
 def settled_content(path: str, size: int) -> bytes:
     """Return the first bytes of a small file that another process rewrites, or nothing if it can't be read.
 
-    They are read until two reads agree, because a write may be in progress.
+    The file is read until two reads agree, because a write may be in progress.
     """
     before, content = b"", _content(path, size)
     for _ in range(READS):

@@ -18,7 +18,8 @@ from concertina_protocol.messages.records import SnapshotId
 SNAPSHOT_SLOTS = 3
 """Number of files that a worker writes its snapshots into in turn.
 
-They are the newest snapshot that is complete on all peers, the newest one, and the one that is being written.
+The files hold the newest snapshot that is complete on all peers, the newest snapshot, and the snapshot that is being
+written.
 """
 COPY_SLOTS = 2
 """Number of files that an agent copies a peer's shard into: the newest copy, and the one that is being written."""

@@ -272,8 +272,8 @@ def _replaced(
 ) -> Continued | None:
     """Return the checkpoint of another job that `LATEST` may name.
 
-    It is the one that this run continues from, or whatever the owner before this job has published since. For example,
-    a pod of that owner may have been cut off.
+    This is the checkpoint that this run continues from, or any checkpoint that the owner before this job has published
+    since. For example, a pod of that owner may have been cut off.
 
     Raises:
         Fenced: When `LATEST` names another checkpoint.

@@ -147,7 +147,8 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
 def can_stay() -> bool:
     """Return whether this process can leave a round and enter another one.
 
-    It is not known yet that a process with a GPU can (docs/gpu-checks.md), so these have to be told.
+    It is not known yet whether a process with a GPU can (docs/gpu-checks.md), so such a process stays only if a
+    variable says so.
     """
     return not torch.cuda.is_available() or os.environ.get("CONCERTINA_GPU_STAYS") == "1"
 

@@ -166,15 +166,15 @@ def data(
 def should_checkpoint() -> bool:
     """Return whether the script must save after this step because this world is about to end.
 
-    A world ends when a replica receives a termination notice or a replica joins. Call this function on every rank,
-    once after every step. It returns True on all ranks at the same call (the n-th of this world on each of them), so
-    all ranks save the same step and none is lost.
+    A world ends when a replica receives a termination notice or a replica joins. Call this function on every rank, once
+    after every step. It returns True on all ranks at the same call (the n-th of this world on each of them), so all
+    ranks save the same step and none is lost.
 
-    After the save the script may exit. If it goes on, its next call of this function ends the process, because the
-    save is finished by then.
+    After the save the script may exit. If the script continues, its next call of this function ends the process,
+    because the save is finished by then.
 
-    The call talks to no other rank, so it may stand anywhere in the loop. It waits only when the world is about to
-    end, for about one round trip in the network. Outside of a job it returns False.
+    The call communicates with no other rank, so it may be anywhere in the loop. It waits only when the world is about
+    to end, for about one round trip in the network. Outside of a job it returns False.
 
     Returns:
         True after the one step that must be saved.

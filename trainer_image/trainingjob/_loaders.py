@@ -23,7 +23,7 @@ class Loaders:
         """Random numbers as they were saved."""
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return an iterator over the next pass of a loader: the rest of the saved one after a restore.
+        """Return an iterator over the next pass of a loader, or after a restore over what remains of the saved pass.
 
         Raises:
             NotSavable: The loader's order can't be followed.

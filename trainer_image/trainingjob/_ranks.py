@@ -1,4 +1,4 @@
-"""Agreement of the ranks of a world on what is saved, and its implementation without torch.distributed."""
+"""Interface by which the ranks of a world agree on what they save, and its implementation for `State(gather=...)`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StateIndex(Protocol):
 
 
 class Ranks(Protocol):
-    """The ranks of this world. Every rank makes each call that talks to the others, in the same order."""
+    """The ranks of this world. Every rank makes each call that communicates with other ranks, in the same order."""
 
     with_torch: bool
     """Whether tensors of torch can be saved."""

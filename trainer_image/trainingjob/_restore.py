@@ -231,7 +231,8 @@ def end_restore(session: Session, contents: Contents, source: RestorePoint) -> N
 def _own_shard(session: Session, source: RestorePoint) -> tuple[ShardReader, str]:
     """Return the shard from which this rank takes its own values, and the prefix of their names.
 
-    It is that of the rank of the same number. If there are more ranks now, a new one takes those of another rank.
+    This is the shard of the rank of the same number. If there are more ranks now, a new rank takes the values of
+    another rank.
     """
     rank = session.world.rank % source.saved.id.shards
     return source.saved.open(rank), name_of(rank)

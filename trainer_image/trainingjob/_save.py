@@ -74,7 +74,7 @@ class OwnShard:
     def update(
         self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], values: Mapping[str, Any]
     ) -> tuple[StateIndex, Snapshots]:
-        """Return the index of these arrays and the snapshots. The index is a new one if the arrays are other ones."""
+        """Return the index of these arrays and the snapshots. If the arrays are new objects, so is the index."""
         text = _values.encode(values, "state")
         if len(text) > len(self._values_text):
             self._values_text = bytearray(int(len(text) * GROWTH) + 4096)

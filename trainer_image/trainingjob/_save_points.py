@@ -118,7 +118,7 @@ class SavePoints:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer that a wrapper such as Accelerate's calls. torch's hooks are called with this one."""
+    """Return the optimizer that a wrapper such as Accelerate's calls. torch calls its hooks with this optimizer."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer

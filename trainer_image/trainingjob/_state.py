@@ -135,8 +135,8 @@ class State:
     def restore(self, default: int = 0) -> int:
         """Fill all objects with the newest saved state. Call this method once before the loop, on all ranks.
 
-        The state comes from the memory of these nodes, from a peer, or from `spec.checkpoint.uri`. It may have been
-        saved by a world of another size and layout.
+        The state comes from the memory of this rank's node, from a peer, or from `spec.checkpoint.uri`. A world of
+        another size and layout may have saved the state.
 
         Args:
             default: Step to return if nothing was saved.
@@ -176,7 +176,7 @@ class State:
         Args:
             step: Number of the finished step, counted from 0.
             durable: Whether to wait until this step is complete in node memory, and to make it a checkpoint in durable
-                storage. The next saved step becomes the checkpoint if another one is still on its way there. Pass the
+                storage. The next saved step becomes the checkpoint if another upload is still running. Pass the
                 same value on all ranks, and True for the last step of the script. Within a gradient accumulation, the
                 next optimizer step becomes durable instead.
 

@@ -216,7 +216,7 @@ class OptimizerAdapter:
         return {}
 
     def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the moments, and the values from which `prepare` and `load` make the rest."""
+        """Return the moments, and the values from which `prepare` and `load` make the rest of the optimizer's state."""
         arrays = self.arrays()
         moments: list[tuple[list[tuple[Any, ...]], list[int]]] = []
         others: dict[int, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""Agreement of the ranks of a world on what is saved, by torch.distributed."""
+"""Implementation of `Ranks` by torch.distributed."""
 
 from __future__ import annotations
 

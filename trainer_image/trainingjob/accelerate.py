@@ -78,7 +78,7 @@ class PreparedState(State):
         return step
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return an iterator over one pass of a prepared loader: the rest of the saved one after a restore.
+        """Return an iterator over one pass of a prepared loader, or after a restore over the rest of the saved pass.
 
         Args:
             loader: A loader that the Accelerator has prepared.

@@ -31,8 +31,8 @@ MOST_MEMBERS = 2048
 MOST_SEPARATORS = 1 << 18
 """Largest number of commas and brackets in a line.
 
-It is twice the number that the coordinator of the largest job sends when all its ranks fail with ranges to leave out.
-They are counted before the line is decoded, when separators within texts cannot be told from others.
+The limit is twice the number that the coordinator of the largest job sends when all its ranks fail with ranges to leave
+out. Separators are counted before the line is decoded, when separators within texts can't be distinguished.
 """
 PIECE_BYTES = 64 << 10
 """Bytes of a line that a connection to an agent buffers by itself, at most twice. Nearly all lines are shorter."""
@@ -51,8 +51,8 @@ with ranges to leave out, which occurs twice. The number of values makes a line 
 LINE_CONTAINERS, MEMBER_CONTAINERS = 128, 64
 """Limits of the JSON objects and arrays among these values: a constant part, and a part for each member.
 
-Each of them costs as much as ten other values. The part for a member covers its state, its failure, which occurs twice,
-and 32 ranges to leave out.
+An object or array costs as much as ten other values. The part for a member covers its state, its failure, which occurs
+twice, and 32 ranges to leave out.
 """
 LINES = 64
 TEXT = 1024

@@ -402,8 +402,8 @@ async def relay(
 ) -> AsyncIterator[tuple[str, Answer]]:
     """Ask the agent at `address` to pass on `line`, and yield each replica with its answer as it comes.
 
-    The iterator ends when no answer comes for `silence` seconds, and raises nothing. The caller must ask the replicas
-    without an answer in another way.
+    The iterator ends after the last answer, after an error, or when no answer comes for `silence` seconds. It raises
+    nothing. The caller must find another way to ask the replicas that have not answered.
 
     Args:
         line: Encoded Prepare or Assign.

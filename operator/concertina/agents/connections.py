@@ -321,7 +321,7 @@ class AgentConnections:
                 self._close(uid, replica, job.connections.pop(replica))
 
     def forget(self, uid: str) -> None:
-        """Close all connections of the job, cancel its calls and remove it."""
+        """Close all connections to the job's agents, cancel the calls on them, and drop the job's entry."""
         job = self._jobs.pop(uid, None)
         if job is None:
             return
@@ -402,9 +402,9 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Change the call in the replica's view, and return whether it is still there.
+        """Change the call in the replica's view, and return whether the call is still there.
 
-        It is not when its pod is gone, or when a later call of its kind was made.
+        The call is gone when its pod is gone, or when a later call of its kind was made.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
@@ -475,7 +475,7 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split the batch into about as many parts as each part has entries.
+    """Split the batch into parts, so that the number of parts is about the number of entries of each part.
 
     A part always has the same replicas, because connections among them are kept. The first entry of each part is a
     connected agent, if there is one.

@@ -1,4 +1,4 @@
-"""Detection of full disruption: over all jobs, this operator seems to have lost its connection to the agents.
+"""Detection of full disruption: this operator has probably lost its connection to the agents of all jobs.
 
 See the decision "Silence alone is no death".
 """

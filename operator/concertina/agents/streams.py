@@ -32,7 +32,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
 AT_LAST_SECONDS = 0.25
 """Grace period in seconds in which lines that have already arrived are read, before an agent counts as silent.
 
-This event loop may have been late.
+The grace period is needed because this event loop may have been late.
 """
 OnReport = Callable[[protocol.Report], None]
 

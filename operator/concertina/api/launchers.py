@@ -31,7 +31,7 @@ PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
 WRAPPERS = (
     *PYTHONS, "env", "nice", "ionice", "numactl", "taskset", "nohup", "time", "timeout", "stdbuf", "tini", "dumb-init",
 )  # fmt: skip
-"""Programs that run the rest of their words as a command."""
+"""Programs that run the words after their own options as a command."""
 ACCELERATE, LAUNCH = ("accelerate",), "launch"
 ACCELERATE_ALONE = ("accelerate-launch", "accelerate.commands.launch")
 """Program and module that do the same as `accelerate launch`. It leaves the ranks as they are unless it gets one of
@@ -78,7 +78,7 @@ TEXTS = (BEFORE + LAUNCHER, BEFORE + ACCELERATE_TEXT)
 
 
 def in_words(words: Sequence[str]) -> bool:
-    """Return whether a command is a launcher, perhaps behind wrappers or Python."""
+    """Return whether a command starts a launcher: directly, through wrappers such as `env`, or through Python."""
     if any(word in ONLY_TELLS for word in words):
         return False
     position = next(

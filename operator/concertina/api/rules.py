@@ -70,7 +70,7 @@ def _stored(uri: str) -> bool:
 
 
 DOTS = "(^|/)([.]|%2[eE]){1,2}(/|$)"
-"""Parts of a path that make it name another folder than it seems to."""
+"""Parts of a path that hide which folder the path names."""
 NO_DOTS = "has . or .. as a part of its path: write the path of the folder itself"
 
 

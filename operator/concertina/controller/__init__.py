@@ -1,1 +1,1 @@
-"""Observe, plan, apply: one pass after the other for each job."""
+"""Observe, plan, apply: the passes of a job run one after the other."""

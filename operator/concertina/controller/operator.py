@@ -54,7 +54,7 @@ from concertina_protocol.log import log_event
 GIVE_UP_SECONDS = 10.0
 """Time in seconds after which a pass that cannot reach the API server is aborted.
 
-It is repeated later on the state of that time.
+The pass is repeated later on the state of that time.
 """
 COLLECT = (50_000, 20, 20)
 """Thresholds of the garbage collector.
@@ -409,8 +409,8 @@ class Operator:
     def _on_listed(self, namespace: str | None, uids: set[str]) -> None:
         """Look up jobs that are missing from a new list of their namespace, or of all namespaces.
 
-        They are newer than the list, or their deletion was missed, which kopf never reports (decision "kopf through its
-        public API").
+        Such jobs are newer than the list, or their deletion was missed, which kopf never reports (decision "kopf
+        through its public API").
         """
         for job in [job.view for job in self._cache.jobs()]:
             if job.uid not in uids and namespace in (None, job.namespace):

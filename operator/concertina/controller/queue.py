@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 WORKERS = 32
 """Largest number of passes under way.
 
-One of them decides at a time. The others wait, mostly for status writes, of which half as many are under way.
+One pass decides at a time. The other passes wait, mostly for status writes, of which half as many are under way.
 """
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 """First and longest delay in seconds before a key whose work failed is tried again."""

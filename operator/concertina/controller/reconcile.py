@@ -92,7 +92,7 @@ class Reconciler:
     _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock for decisions.
 
-    One pass decides at a time, and the event loop serves everything else before the next one does.
+    One pass decides at a time, and the event loop serves everything else before the next pass decides.
     """
 
     def __post_init__(self) -> None:
@@ -222,7 +222,7 @@ class Reconciler:
     def _say(self, job: CachedJob, plan: Plan) -> None:
         """Send the plan's messages to agents and its events, in the order of plan/actions.py.
 
-        Each of them is sent outside the passes.
+        Each message and event is sent outside the passes.
         """
         uid = job.view.uid
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())

@@ -191,8 +191,8 @@ def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
 def claim_tests(status: Raw) -> list[Raw]:
     """Return the part of a JSON patch that guards a status write against a deposed operator.
 
-    It holds only while `status.world.claim`, the number of failures and the skipped samples are those in `status`.
-    Between two claims, a deposed operator's late write would revert these counts.
+    This part holds only while `status.world.claim`, the number of failures and the skipped samples are those in
+    `status`. Between two claims, a deposed operator's late write would revert these counts.
 
     The claim's texts are left out: the API server compares strings as they are escaped, and Go escapes them differently
     from Python (decision "One status write a pass").

@@ -52,8 +52,8 @@ With one pod a turn, of a thousand jobs that start together, all would start to 
 SMALLEST, FIRST, LARGEST = 1, 16, 64
 """Largest number of creates of one job under way: after a refusal, at first, and at most.
 
-It grows by one with each create that succeeds, so a quota is not hit a thousand times. Kubernetes' Job controller
-starts slowly, too.
+The number grows by one with each create that succeeds, so a quota is not hit a thousand times. Kubernetes' Job
+controller starts slowly, too.
 """
 SECRET_SECONDS = 60.0
 """Age in seconds after which a job's Secret is created again before its pods are, because the operator cannot read it.
@@ -78,7 +78,7 @@ class _Window:
     full: bool = False
     """Whether creates of the last pass did not fit into the window."""
     held_back: bool = False
-    """Whether writes of the last pass wait for others: of pods for those of Workloads, or the other way round."""
+    """Whether writes of the last pass wait: pods for Workloads, or Workloads for pods."""
 
 
 class WriteQueue:

@@ -1,4 +1,4 @@
-"""Checks for the causes of slow training: where the time of steps goes."""
+"""Checks for the causes of slow training: which parts of a step take its time."""
 
 from __future__ import annotations
 

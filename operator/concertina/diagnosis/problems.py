@@ -34,7 +34,7 @@ class Problem(enum.StrEnum):
     MEMORY_GROWS = "MemoryGrows"
     TRACKER_UNREACHABLE = "TrackerUnreachable"
     OPERATOR_ISOLATED = "OperatorIsolated"
-    """The operator takes the silence of many agents for a fault of its own."""
+    """The operator takes the silence of many agents for its own fault."""
     OPERATOR_DOWN = "OperatorDown"
     JOB_FAILED = "JobFailed"
     """The job has failed for a reason that no other problem covers."""
@@ -70,4 +70,4 @@ MEMORY_HOURS = 6.0
 MEMORY_GREW = 0.02
 """Share by which the memory must have grown between the first reading and the last. Less is noise."""
 OPERATOR_SILENT_SECONDS = 300.0
-"""Seconds since the operator last counted the time of a training job. With a thousand jobs, it does so every 50 s."""
+"""Seconds since the operator last counted the time of a training job. With a thousand jobs, it counts every 50 s."""

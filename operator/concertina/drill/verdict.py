@@ -45,7 +45,7 @@ class Seconds:
     told: float | None = None
     """Time until the condition Stalled or Degraded reported the fault."""
     whole: float | None = None
-    """Time until as many replicas as before trained again, including the revert of the fault."""
+    """Time until the number of replicas from before the fault trained again, including the revert of the fault."""
     checkpoint: float | None = None
     """Time until a checkpoint that was made after the revert."""
 

@@ -1,7 +1,8 @@
-"""Access to the API server: KUBECONFIG, the service account of the pod, or ~/.kube/config.
+"""Address and credentials of the API server: from KUBECONFIG, the service account of the pod, or ~/.kube/config.
 
-kubernetes.aio loads it (exec plugins, OIDC, tokens that are renewed). The operator in its pod reads its service account
-without that library: see watch/service_account.py. concertina sends its own requests: see client.py.
+The library kubernetes.aio loads the credentials (exec plugins, OIDC, tokens that are renewed). Only the operator in its
+pod reads its service account without the library: see watch/service_account.py. Requests are sent by client.py, not by
+the library.
 """
 
 from __future__ import annotations

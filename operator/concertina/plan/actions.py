@@ -131,7 +131,7 @@ class CreateWorkload:
     """Whether the Workload names the priority class of the job, which can't be added later."""
     elastic: bool = False
     replaces: str = ""
-    """Name of the Workload that this one replaces once it is admitted."""
+    """Name of the Workload that the new Workload replaces once it is admitted."""
     slice_name: str = ""
     shrunk_at: float | None = None
     """When the job last shrank because of a preemption, in Unix seconds."""

@@ -154,9 +154,9 @@ class WorkloadView:
     shortfalls: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     """Amounts that the Workload lacks according to its condition QuotaReserved, by resource and flavor."""
     victims: int | None = None
-    """Number of Workloads that are being preempted for this one; None if its message names no number."""
+    """Number of Workloads that are being preempted for this Workload; None if its message names no number."""
     preemptor_uid: str = ""
-    """Uid of the Workload for which this one was preempted."""
+    """Uid of the Workload for which this Workload was preempted."""
     shrunk_for: str = ""
     """Transition time of the eviction for which the operator has lowered the counts."""
     shrunk_at: float | None = None

@@ -176,7 +176,7 @@ class BlockedBy(enum.Enum):
     TOO_LARGE = "all nodes together could not hold as many of its pods as it needs, even if nothing else ran there"
     BEYOND_QUOTA = "a quota of its namespace is too small for as many of its pods as it needs"
     QUOTA = "a quota of its namespace is used up"
-    """Unlike the other reasons, jobs of the same namespace can remove this one by making room."""
+    """Jobs of the same namespace can remove this reason by making room, unlike the other reasons."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class ConnectionRefusal(enum.Enum):
 class AgentView:
     """Knowledge from the contact with one replica's agent.
 
-    It is forgotten when the operator restarts, and when the pod of that name has another uid than before.
+    This knowledge is lost when the operator restarts, and when the pod of that name has another uid than before.
     """
 
     connected: bool = False

@@ -41,8 +41,9 @@ class Gpu:
     host_link: float
     """Bytes per second to the host's memory, or from there: PCIe's 16 lanes."""
     kernels: float
-    """Share of the peak that matrix products and attention reach. It was set by some of the published runs of
-    benchmarks/planning.py, and checked by the others. There were no runs on H200 and B200, so their values are assumed.
+    """Share of the peak that matrix products and attention reach. The share was set by some of the published runs of
+    benchmarks/planning.py, and checked by the other runs. There were no runs on H200 and B200, so their values are
+    assumed.
     """
 
     @property

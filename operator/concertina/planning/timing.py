@@ -114,7 +114,7 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
     def unhidden_seconds(seconds: float) -> float:
         """Return the seconds that computation does not hide.
 
-        It hides neither the first block's weights nor the last one's gradients.
+        Computation hides neither the first block's weights nor the last block's gradients.
         """
         return max(0.0, seconds - compute) + min(seconds, compute) / (layout.blocks / parallelism.pipeline + 1)
 
@@ -132,8 +132,8 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
 def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     """Return the seconds that tensor groups send within products and that the products do not hide.
 
-    Each gathering or reduction takes `once`. A product has as many pieces as ranks, and each piece but one hides the
-    transfer for another.
+    Each gathering or reduction takes the time `once`. A product has as many pieces as ranks, and each piece but one
+    hides the transfer for another.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     forward_passes = 1 + (layout.trainer.memory.activations is Activations.recompute)

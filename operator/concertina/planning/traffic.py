@@ -136,7 +136,7 @@ def traffic(layout: ParallelLayout) -> list[Traffic]:
 def host_bytes(layout: ParallelLayout) -> float:
     """Return the bytes between device and host memory in a step, if the state is in host memory.
 
-    They are in float32, for each time that weights are gathered or gradients are reduced.
+    The weights and gradients are in float32, and move each time that weights are gathered or gradients are reduced.
     """
     if layout.trainer.memory.offload is None:
         return 0.0

@@ -148,7 +148,7 @@ def _class_name(name: str) -> xml.Element:
 
 
 def _curves(body: xml.Element, evidence: JobEvidence) -> None:
-    """Add the curves of the whole run from its status, and of the last steps from the log."""
+    """Add plots: replicas and loss over the whole run, from the status, and seconds per step, from the log."""
     points = unpacked(evidence.status.history or "").points
     world = [((point.at - evidence.created) / 60, float(point.replicas)) for point in points]
     losses = [(float(point.step), point.loss) for point in _not_undone(points) if point.loss is not None]

@@ -1,4 +1,4 @@
-"""Picture of ranks on nodes, in a file of its own that loads nothing."""
+"""Picture of ranks on nodes, in one file that loads nothing."""
 
 from __future__ import annotations
 

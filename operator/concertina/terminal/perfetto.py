@@ -72,7 +72,7 @@ def _pid(rank: int, number: int) -> int:
 
 
 def _process_names(rank_trace: RankTrace, pid: int, number: int) -> Iterable[TraceEvent]:
-    """Yield the names of a process. The first process is the worker itself, and the others are its devices."""
+    """Yield the names of a process. The first process is the worker itself, and the other processes are its devices."""
     name = f"rank {rank_trace.rank} ({rank_trace.replica})" + (f" device {number - 1}" if number else "")
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}

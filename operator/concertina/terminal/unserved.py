@@ -25,7 +25,10 @@ The status of a job that trains is written at least once a minute, even beside a
 
 
 def sentence(job: Raw, status: JobStatus, now: float) -> str:
-    """Say that no operator serves the job, and by which evidence; empty while one seems to."""
+    """Return a sentence that no operator serves the job, with the evidence.
+
+    The sentence is empty if an operator seems to serve the job.
+    """
     evidence = _evidence(job, status, now)
     if not evidence:
         return ""

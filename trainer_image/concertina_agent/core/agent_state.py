@@ -254,7 +254,7 @@ class AgentState:
     # --- whose word counts ------------------------------------------------------------------------------------------
 
     def current(self, round: int) -> Optional[Membership]:
-        """Return the round in progress here, if it is this one."""
+        """Return the round in progress at this agent, if it has this number."""
         return self.round if round == self.seen[0] else None
 
     def is_current_or_higher(self, round: int, claim: str) -> bool:

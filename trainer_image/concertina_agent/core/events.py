@@ -219,11 +219,11 @@ class WarmStartKnown:
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """Result of a check whether each worker of this round trains in a world of its own."""
+    """Result of a check whether each worker of this round trains in a separate world."""
 
     round: int
     mismatch: str
-    """Clause that says how, or empty if one of them does not."""
+    """Clause that says how each worker trains in a world of its own, or empty if one worker does not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,7 +408,7 @@ class Publish:
 class Undo:
     """Make LATEST name nothing that was undone, with retries, then emit StorageSeen.
 
-    This precedes any other publication, and happens even if the round ends.
+    This write precedes any other publication, and happens even if the round ends.
     """
 
     undone: p.Undone
@@ -436,7 +436,7 @@ class UseStorage:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeStorage:
-    """Check LATEST, because the known one may be outdated; StorageSeen follows."""
+    """Check LATEST, because the known LATEST may be outdated; StorageSeen follows."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ class UploadState:
         self.parts: tuple[Part, ...] = ()
         """Parts of this round that are in storage, but not under LATEST."""
         self.undone: tuple[Undone, ...] = ()
-        """States that rollbacks made void. LATEST may still name one of them."""
+        """States that rollbacks made void. LATEST may still name one of these states."""
         self._unshipped: set[tuple[SnapshotId, int]] = set()
         self._complete: set[SnapshotId] = set()
         self._wanted: set[tuple[SnapshotId, int]] = set()

@@ -130,7 +130,10 @@ class SnapshotFiles:
         return shard if shard is not None and shard.id == id else None
 
     def _sweep(self) -> None:
-        """Delete files without a sidecar to free their memory: incomplete slots, and parts that are not shipped."""
+        """Free memory: delete each file that has no sidecar file beside it.
+
+        These are incomplete slots, and the second names of slots that the uploader has not stored.
+        """
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):
             for folder in [*root.glob("round-*")]:

@@ -323,7 +323,7 @@ def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
 def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
     """Return the other members that hold a shard, the nearest first.
 
-    Those on the same node come first, then those in the same zone, then the rest.
+    Members on the same node come first, then members in the same zone, then all other members.
     """
     own_member = next((member for member in assign.members if member.replica == replica), None)
     holders = assign.restore.holders.get(str(number), ())

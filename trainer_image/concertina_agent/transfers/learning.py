@@ -42,7 +42,7 @@ class ModuleLearning:
         return learned or p.Refused("nothing is learned here yet", 0, "")
 
     def hear_of(self, address: str) -> None:
-        """Ask an agent for learned modules, if this one has none.
+        """Ask another agent for learned modules, if this agent has none.
 
         The caller does this before this agent's next report, which must not say `ready` while there are modules to
         import.

@@ -38,10 +38,10 @@ GONE_SECONDS = 10.0
 LEAVE_SECONDS = 1.0
 """Seconds within which a worker that stays has to leave its round. After them it is killed, and another one forked."""
 STORE_SECONDS = 0.1
-"""Seconds by which worker 0 of a user's own command starts before the others.
+"""Seconds by which worker 0 of a user's own command starts before the other workers.
 
-It serves the store, and torch's client retries only after 0.3 to 1 s if there is none (decision "Worker 0 comes
-first").
+Worker 0 serves the store, and torch's client retries only after 0.3 to 1 s if there is no store (decision "Worker 0
+comes first").
 """
 
 
@@ -69,7 +69,7 @@ class LocalWorker:
     stays: bool = False
     """Whether the process can leave its round and enter the next one."""
     in_round: bool = True
-    """Whether the process is in its round. It is not from Left to the next Hello, and what it says there is dropped."""
+    """Whether the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
     has_left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     """Whether the process has left `round`. Until then its end is the end of a worker of the round."""
 

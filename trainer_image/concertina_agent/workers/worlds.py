@@ -174,7 +174,7 @@ def _has_ended(pid: int, proc: str) -> bool:
 
 
 def _name(pid: int, proc: str) -> str:
-    """Return what a process runs, without arguments: its program, or the file or module of its Python."""
+    """Return what a process runs, without arguments: its program, or the script or module that its Python runs."""
     words: list[str] = []
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/cmdline", errors="replace") as file:
         words = file.read().split("\0")[:-1]

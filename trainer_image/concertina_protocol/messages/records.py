@@ -178,6 +178,6 @@ class Restore:
     def bars(self, durable: Durable, uid: str) -> bool:
         """Return whether the job with this uid must not continue from a checkpoint.
 
-        That is so if the checkpoint was undone or is damaged.
+        It must not if the checkpoint was undone or is damaged.
         """
         return durable.uri in self.damaged or (durable.uid == uid and self.voids(durable))

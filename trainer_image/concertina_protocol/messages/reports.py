@@ -227,7 +227,7 @@ class Hang:
     """Hang of the round: no rank makes progress."""
 
     replica: str
-    """Replica whose worker the others wait for, or empty if all wait alike."""
+    """Replica whose worker the other workers wait for, or empty if no worker is behind."""
     rank: Annotated[Optional[int], Absent(-1)]
     """Rank of that worker, or None if there is no replica."""
     step: int
@@ -235,18 +235,18 @@ class Hang:
     phase: str
     """Phase of the worker."""
     others: str
-    """Phase of most of the others, or empty if there are none."""
+    """Phase of most of the other ranks, or empty if there are no other ranks."""
     seconds: float
     """Time without progress of any rank when the hang was detected."""
     suspects: int = 1
-    """Number of ranks that are behind like this one."""
+    """Number of ranks that are as far behind as this rank."""
     stack: tuple[str, ...] = ()
     """Stack of that worker, innermost frames first, truncated. The pod's log has all of it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """Rank that the others wait for in every step, as measured when it was first reported."""
+    """Rank that the other ranks wait for in every step, as measured when it was first reported."""
 
     replica: str
     rank: int

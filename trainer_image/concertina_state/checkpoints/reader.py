@@ -63,8 +63,8 @@ class StoredShard:
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each memoryview with the file's bytes from its offset on.
 
-        Whole blocks are read straight into place and verified there. After an error, the contents of the memory are
-        invalid.
+        Whole blocks are read straight into the memoryviews and verified in them. After an error, the contents of the
+        memory are invalid.
 
         Raises:
             InvalidInput: When the file is damaged.

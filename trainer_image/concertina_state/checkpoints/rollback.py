@@ -114,7 +114,7 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
 def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: Collection[str] = ()) -> Latest | None:
     """Return the newest good checkpoint as `LATEST` would name it.
 
-    It is of this job, or else of the one that it continued from.
+    The checkpoint is of this job, or else of the job that this job continued from.
     """
     _, finished = found(folder.entries(uid))
     ours = sorted(_not_void(finished, undone), key=_age, reverse=True)

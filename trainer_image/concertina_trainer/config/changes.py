@@ -58,7 +58,7 @@ def _identity(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
-    """Return every field, with the model's defaults resolved, except what `concertina reproduce` adds."""
+    """Return all fields except `reproduction`, with the resolved defaults of the fields of `model`."""
     dumped = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"reproduction", "model"})
     model = {f"model.{name}": value for name, value in _resolved_model(config).items()}
     return {**dict(_flat(dumped)), **model}

@@ -194,8 +194,8 @@ def _counted(chosen: Tensor, experts: int) -> Tensor:
 class _WithLoss(torch.autograd.Function):
     """Tensor on the way to the loss, with another loss added to it.
 
-    So no layer, and no stage of a pipeline, has to pass the other loss on. It is a sum over all microbatches and ranks,
-    so its gradient is 1.
+    Therefore no layer, and no stage of a pipeline, has to pass the other loss on. The other loss is a sum over all
+    microbatches and ranks, so its gradient is 1.
     """
 
     @staticmethod

@@ -47,7 +47,7 @@ def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig
 
 
 def usual(name: str, whole: Sequence[int], box: Box, seed: int) -> Tensor:
-    """Return the default initial values for a custom model: biases are 0, other vectors 1, the rest normal."""
+    """Return the default initial values for a custom model: biases are 0, other vectors 1, other weights normal."""
     if len(whole) == 1:
         return torch.full(box.shape, 0.0 if name.endswith("bias") else 1.0, dtype=torch.float32)
     return normal(name, whole, box, seed, 0.02)

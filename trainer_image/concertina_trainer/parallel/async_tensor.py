@@ -119,7 +119,7 @@ def multiply_reduce(features: Tensor, weight: Tensor, operation: str, dim: int, 
 
 
 def _arrived(sent: Tensor) -> Tensor:
-    """Wait for a collective. functional.wait_tensor would wait twice, one within the other, and be timed twice."""
+    """Wait for a collective. functional.wait_tensor would make two nested waits, which would be timed twice."""
     return sent.wait() if isinstance(sent, functional.AsyncCollectiveTensor) else sent
 
 
@@ -127,6 +127,6 @@ IN_TURN: dict[Any, Callable[..., Any]] = {
     GATHER_MULTIPLY.default: gather_multiply,
     MULTIPLY_REDUCE.default: multiply_reduce,
 }
-"""Functions by the operation that they implement one step after the other."""
+"""Functions by the operation that they implement as sequential steps."""
 for operation, in_turn in IN_TURN.items():
     torch.library.impl(operation.name(), "cpu", in_turn)

@@ -25,7 +25,7 @@ from concertina_trainer.parallel.step_times import StepTimes
 
 
 def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:
-    """Distribute the experts, before FSDP cuts the rest."""
+    """Distribute the experts, before FSDP cuts the other weights."""
     for moe in model.mixtures():
         for name, parameter in list(moe.experts.named_parameters()):
             sharded = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
@@ -89,7 +89,7 @@ def rows_by_rank(sent_by_expert: Tensor, received: Tensor, rows: int) -> tuple[l
 
 
 class _Exchange(torch.autograd.Function):
-    """Differentiable `AllToAll.exchange`; gradients go the other way.
+    """Differentiable `AllToAll.exchange`; gradients go in the opposite direction.
 
     torch's own (all_to_all_single_autograd) can't be timed.
     """

@@ -84,7 +84,7 @@ class DistContext:
     def alike(self) -> list[list[int]]:
         """Groups of ranks that compute with the same weights on different tokens.
 
-        They have the same tensor and pipeline ranks.
+        All ranks of one group have the same tensor-parallel rank and the same pipeline rank.
         """
         groups: dict[tuple[int, int], list[int]] = {}
         for rank in range(self.size):

@@ -96,7 +96,7 @@ def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
 def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:
     """Return whether torch releases what a stage has sent.
 
-    It does so with plain tensors, and checks for exactly that type.
+    torch releases plain tensors, and checks for exactly that type.
     """
     return (type(output) in (Tensor, FakeTensor) and not stage.is_last), ""
 

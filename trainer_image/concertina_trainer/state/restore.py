@@ -172,7 +172,7 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
 
 
 def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
-    """Fill the state with another run's, from which this one continues."""
+    """Fill the state with the state of another run, from which this run continues."""
     with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
         stored = StoredCheckpoint(folder)
         return _of_another_job(_load(stored, state, config, data, world), stored)

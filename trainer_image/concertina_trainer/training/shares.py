@@ -63,9 +63,10 @@ def soonest(total: int, seconds: Sequence[float]) -> Shares:
 
 
 def rebalanced(shares: Shares, seconds: Sequence[float]) -> Shares:
-    """Return the shares to continue with: other ones only if they make the step shorter by LEAST_GAIN.
+    """Return the shares of the batch for the next steps, in number of sequences for each rank.
 
-    Values that can't be measurements change nothing.
+    They differ from `shares` only if they shorten the step by at least the part LEAST_GAIN of it. If a value of
+    `seconds` can't be a measured time (negative, nan), they are `shares`.
     """
     if not all(math.isfinite(own_seconds) and own_seconds > 0 for own_seconds in seconds):
         return shares

@@ -132,7 +132,7 @@ class CapacityQueue:
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
         """Return how the job waits for room, or None when it does not wait or cannot be judged.
 
-        One job that cannot be judged must not make the others fail.
+        One job that cannot be judged must not make the other jobs fail.
         """
         try:
             if self._has_queue(job):

@@ -97,7 +97,7 @@ class QueueCache:
             self._changed(uid)
 
     def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Record which Workload this one was preempted for: a change of the preemptor concerns this one's job."""
+        """Record for which Workload a Workload was preempted: a change of the preemptor concerns the victim's job."""
         if old is not None and old.preemptor_uid and old.uid in self._victims.get(old.preemptor_uid, ()):
             self._victims[old.preemptor_uid].discard(old.uid)
             if not self._victims[old.preemptor_uid]:

@@ -1,7 +1,7 @@
 """Detection of another client that reverts this operator's writes to a job's status.
 
-Each write would wake the other client, for as long as both run (decision "Two operators do not write against each
-other").
+Otherwise, each write would wake the other client, for as long as both run (decision "Two operators do not write against
+each other").
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TakenBack:
     def restores(self, before: Raw, new_status: Raw) -> bool:
         """Return whether the write only repeats this operator's last conditions.
 
-        It does when another client has changed these conditions since.
+        This is so when another client has changed these conditions since.
         """
         last = self._written_conditions
         return last is not None and _conditions(before) != last == _conditions(new_status)

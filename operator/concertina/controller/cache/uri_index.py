@@ -113,7 +113,7 @@ class UriIndex:
     def sharing(self, uid: str) -> tuple[str, ...]:
         """Return the uids of the other live jobs of this namespace that may write to the same location.
 
-        They count even if their specs name another Secret or volume, because two names may lead to one store.
+        The jobs count even if their specs name another Secret or volume, because two names may lead to one store.
         """
         use = self._uses.get(uid)
         return tuple(sorted(self._others(uid, use.folder))) if use else ()

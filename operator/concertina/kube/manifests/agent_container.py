@@ -31,7 +31,7 @@ HOST_PORTS = range(13000, 20000)
 """Ports of agents in the host's network.
 
 They are below the node ports of Services (30000), below the ports that Linux uses for outgoing connections (32768), and
-below those at which workers meet (20000, `concertina_agent.transfers.store`).
+below the ports at which workers meet (20000, `concertina_agent.transfers.store`).
 """
 METRICS_HOST_PORTS = range(12000, 13000)
 """Ports of the agents' metrics in the host's network."""

@@ -42,6 +42,7 @@ def owner(job: JobView) -> Raw:
 def secret_name(job: JobView) -> str:
     """Return the name of the Secret with the job's identity.
 
-    It contains a part of the uid, so a job that is created again under its name does not find the old one's.
+    The name contains a part of the uid, so a job that is created again under its name does not find the old job's
+    Secret.
     """
     return f"{job.name}-concertina-{job.uid[:8]}"

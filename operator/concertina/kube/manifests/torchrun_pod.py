@@ -24,7 +24,7 @@ Waiting for replicas (a quota, a full cluster) is no failure. A lost replica is 
 RESTARTS = "3"
 """Number of restarts of workers by torchrun in each rendezvous.
 
-It counts a lost peer too. Then failurePolicy decides.
+torchrun also counts a lost peer. Beyond this number, failurePolicy decides.
 """
 SERVE = """
 import os, signal, socket

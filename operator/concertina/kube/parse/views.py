@@ -276,8 +276,8 @@ def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] |
 def _owner(metadata: Raw) -> tuple[str, int | None, int]:
     """Return the uid of the TrainingJob that controls a pod, its replica index and its attempt.
 
-    They follow from the pod's name, which cannot be changed after its creation, as a label can (decision "A pod's place
-    is its name's"). The uid is empty when the pod is not a job's.
+    Index and attempt follow from the pod's name, which cannot be changed after its creation, as a label can (decision
+    "A pod's place is its name's"). The uid is empty when the pod is not a job's.
     """
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
     owner: Raw = next(

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 REPEATED_SECONDS = 600.0
 """Number of seconds within which a repeated event only increments the count of the first one."""
 BURST, REFILL_SECONDS = 25, 20.0
-"""Number of new events that one job may have at once, and the number of seconds until another one is allowed."""
+"""Number of new events that one job may have at once, and the number of seconds until another event is allowed."""
 TRACE = "concertina.dev/trace-id"
 _REMEMBERED = 4096
 _MESSAGE_LIMIT = 1024

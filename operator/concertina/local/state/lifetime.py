@@ -157,7 +157,10 @@ def end(name: str) -> None:
 
 @contextlib.contextmanager
 def guarded(name: str) -> Iterator[None]:
-    """Tear the folder down after the block. If this process is killed before that, a guardian process tears it down."""
+    """Tear down the local cluster `name` at the end of the `with` block.
+
+    If this process is killed before that, a guardian process tears the cluster down.
+    """
     only_here(state.directory(name))
     command = [sys.executable, "-m", "concertina.local.state.guardian", name]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as guardian:

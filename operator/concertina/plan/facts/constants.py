@@ -5,11 +5,11 @@ import math
 from concertina_protocol import REPORT_SECONDS, SILENCE_SECONDS
 
 PATIENCE = 0.5
-"""Time that one candidate may stay silent after the others have answered."""
+"""Time that a candidate may stay silent after all other candidates have answered."""
 PATIENCE_PLANNED = 2.0
-"""The same if nothing has failed: a slow candidate is waited for rather than left out."""
+"""PATIENCE if nothing has failed: a slow candidate is waited for rather than left out."""
 PATIENCE_STATE = 5.0
-"""The same if a connected member may hold newer state than the others; a call lasts no longer."""
+"""PATIENCE if a connected member may hold newer state than the other candidates. A call lasts no longer."""
 RECONNECT = 0.5
 """Time for a broken stream to be reopened before its agent is in doubt."""
 FIRST_CONTACT = SILENCE_SECONDS + 1.0
@@ -67,8 +67,8 @@ SLOW_START = 30.0
 """Time for a pod that has a node and reports nothing, before the status says where to look."""
 
 STRAGGLER_FACTOR = 2.0
-"""Ratio of a straggler's own work in a step to that of the others. A busy neighbour or a warm GPU stays below it, and
-any rank above it is worth a report for any model."""
+"""Ratio of a straggler's own work in a step to the work of the other ranks. A busy neighbour or a warm GPU stays below
+it, and any rank above it is worth a report for any model."""
 
 
 CROWD = 64

@@ -120,7 +120,7 @@ def scheduler_of(spec: JobSpec) -> str:
 def group_name(job: JobView, api: GangApi, min_count: int) -> str:
     """Return the name of the job's pod group.
 
-    It contains a part of the uid, so that a job of the same name never joins the group of an earlier one. Where the
+    It contains a part of the uid, so that a job of the same name never joins the group of an earlier job. Where the
     minimum is immutable, the name contains the minimum too.
     """
     name = f"{job.name}-{job.uid[:8]}"

@@ -221,7 +221,8 @@ class Health:
     def may_answer(self, replica: str) -> bool:
         """Return whether an answer of the replica is worth waiting for.
 
-        It is not if its host refuses the stream, or if it has been cut off for a while.
+        The answer is not worth it if the replica's host refuses the stream, or if the replica has been cut off for a
+        while.
         """
         view = self.observed.agent(replica)
         silent_for = None if view.lost_at is None else view.silent_for(self.now)

@@ -126,8 +126,8 @@ class Replicas:
     def pod_by_index(self) -> Mapping[int, str]:
         """Replica of each index that may be in the next round.
 
-        This is a member if it can stay, and otherwise the newest attempt. A replica on a cordoned node counts until
-        another one is ready.
+        The replica is a member if the member can stay, and otherwise the newest attempt. A replica on a cordoned node
+        counts until another one is ready.
         """
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():

@@ -33,8 +33,8 @@ class Round:
     def first_claim(self) -> Claim | None:
         """Claim of the first round whose id the first status holds; None once another write shows a claim.
 
-        So the replicas are asked without another write, and the commit is the first one that shows the claim (decision
-        "The first status holds the first claim").
+        With this claim, the operator asks the replicas without another write, and the commit is the first write that
+        shows the claim (decision "The first status holds the first claim").
         """
         claim_id = self.observed.job.status.internal.first_claim
         if not claim_id:

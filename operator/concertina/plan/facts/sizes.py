@@ -113,7 +113,7 @@ def _largest_island(
 
 
 def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
-    """Return which of the others each replica can't reach.
+    """Return, for each replica, which other replicas it can't reach.
 
     Most replies have the same list of reachable replicas, and comparing lists costs less than hashing them.
     """

@@ -1,12 +1,12 @@
 """Release of partially held room, so that several jobs that need more room don't wait for each other.
 
 A job that has fewer placed pods than its least size waits for room. Waiting jobs have turns (`line`). During its turn a
-job keeps what it has and the others release what they hold, after PATIENCE. A job that has released its pods makes new
-ones when its turn comes or when no other job waits. A turn in which the job does not start ends after TURN_TIMEOUT. A
-job that holds nothing keeps its pending pods meanwhile: it finds free room at once, and an autoscaler sees them.
+job keeps its pods, and the other jobs release theirs after PATIENCE. A job that has released its pods makes new ones
+when its turn comes or when no other job waits. A turn in which the job does not start ends after TURN_TIMEOUT. A job
+without placed pods keeps its pending pods meanwhile: it finds free room at once, and an autoscaler sees them.
 
-A job that more room would not help (`hindrance`) releases what it holds to those that it would help. Nothing is
-released while no other job waits, nor if it is the only copy of a job's state. All of this is recorded in
+A job that more room would not help (`hindrance`) releases its pods to make room for jobs that room would help. No pods
+are released while no other job waits, or if they hold the only copy of a job's state. All of this is recorded in
 status.internal.requeueState.
 """
 
@@ -122,8 +122,7 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
 def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
     """Return the RequeueState of a job that has released its room, so that other jobs go first from now on.
 
-    A job that more room would not help has had its turn as well: it gets the next one only after the others have had
-    theirs.
+    A job that more room would not help has also had its turn: it gets the next turn only after all other jobs.
     """
     requeue_state = ctx.status.internal.requeue_state
     had = f"only {waiting_job.held} of the {waiting_job.least} replicas needed found room"

@@ -1,12 +1,13 @@
 """Order of turns among the jobs that wait for room. Pure; `places` covers all of them at once.
 
-Each job has one turn before any job has a second one, and the first turns come in order of priority. Among equals a
-turn under way goes on. Next are the jobs that fit in the room that the waiting jobs hold together, then those that have
-trained, then those of the namespace whose last turn is longest ago, then the older ones. Jobs whose turn ended without
-a start follow in the order in which their turns ended, unless that room has become enough for them since.
+Each job has one turn before any job has a second one, and the first turns come in order of priority. Among jobs of
+equal priority, a turn under way continues. Next are the jobs that fit in the room that the waiting jobs hold together,
+then jobs that have trained, then jobs of the namespace whose last turn is longest ago, then the older jobs. Jobs whose
+turn ended without a start follow in the order in which their turns ended, unless that room has become enough for them
+since.
 
-Room does not help every job (`admission.hindrance`). A job that it does not help has no turn. A job whose quota is used
-up has a turn only among the jobs of its namespace, which could free the quota.
+Room does not help every job (`admission.hindrance`). A job that room does not help has no turn. A job whose quota is
+used up has a turn only among the jobs of its namespace, which could free the quota.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
     """Return whether the held room seems enough for a job.
 
     This is an estimate, because the room may be on nodes that are not for this job. The number of pods is ignored,
-    because it is hardly ever what is scarce.
+    because places for pods are hardly ever scarce.
     """
     return all(
         amount * job.least <= room.get(resource, NONE)

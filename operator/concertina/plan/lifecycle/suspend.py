@@ -46,8 +46,8 @@ def suspend(ctx: JobContext) -> Decision | None:
 def replace_outdated(ctx: JobContext) -> Decision | None:
     """Drain members that were created from another template than the job has now, so that they can be replaced.
 
-    This finishes what began as a suspension. The members are drained with a checkpoint, then belong to no round and are
-    replaced (decision "A pod says what it was made of").
+    Such members are left when a suspended job is resumed before its pods were gone. The members are drained with a
+    checkpoint, then belong to no round and are replaced (decision "A pod says what it was made of").
     """
     outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
     if not outdated:
@@ -163,7 +163,10 @@ DELETION_REMARK = "the job is being deleted, and a finalizer holds it"
 
 
 def held_by(job: JobView) -> tuple[str, ...]:
-    """Return the finalizers that keep a deleted job; empty if the garbage collector does the rest."""
+    """Return the finalizers that keep a deleted job, without those of Kubernetes's garbage collector.
+
+    The result is empty if the job is not being deleted, or if the garbage collector is to leave its pods alone.
+    """
     if not job.deleting or ORPHAN in job.finalizers:
         return ()
     return tuple(name for name in job.finalizers if name not in GARBAGE_COLLECTOR)

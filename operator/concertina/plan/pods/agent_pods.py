@@ -34,8 +34,9 @@ def wanted(ctx: JobContext) -> PodPlan:
 def _goes(ctx: JobContext, pod: PodView) -> bool:
     """Return whether the pod needs a successor.
 
-    It does if it is dead, if it is a member with a notice, or if it is outside of the round and must leave. A successor
-    with a notice of its own is not replaced at once: pods may tolerate the taint that announces the end of a node.
+    A pod needs a successor if it is dead, if it is a member with a notice, or if it is outside of the round and must
+    leave. A successor with a notice of its own is not replaced at once: pods may tolerate the taint that announces the
+    end of a node.
     """
     if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
         return pod.name in ctx.replicas.dead

@@ -67,7 +67,7 @@ def _kept(ctx: JobContext) -> PodPlan:
 
 Planner = Callable[[JobContext], PodPlan]
 WANTED: Mapping[Launcher, Planner] = {Launcher.AGENT: agent_pods.wanted, Launcher.TORCHRUN: torchrun_pods.wanted}
-"""Planners for as many pods as the spec wants, with dead ones replaced."""
+"""Planners for the number of pods that the spec wants, with dead pods replaced."""
 
 
 def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:

@@ -91,7 +91,7 @@ def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
 
 
 def ended_by_itself(pod: PodView) -> bool:
-    """Return whether the pod ended without a notice: a pod that ended as it was told to has not failed."""
+    """Return whether the pod ended without a notice: a pod that ended because of a notice has not failed."""
     noticed = pod.deleting or bool(pod.disruption) or pod.exit_code == NOTICED
     return pod.ended and not noticed and pod.exit_reason not in OUTSIDE
 

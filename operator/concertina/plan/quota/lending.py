@@ -329,7 +329,7 @@ def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _one_each(writes: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Return the first write to each Workload: it makes the version that the others expect outdated."""
+    """Return the first write to each Workload: it outdates the version that later writes to this Workload expect."""
     first: dict[str, Action] = {}
     for write in writes:
         target = getattr(write, "key", None)

@@ -32,15 +32,18 @@ from concertina.plan.quota.workloads import drops, granted_size, key, same_flavo
 REPLACE_SECONDS = 5.0
 """Seconds within which the slice that replaces the Workload must be admitted, after it was created.
 
-They do not begin with the lowering of the counts: the operator may have been restarted in between, and while Kueue is
-down no slice can be created.
+The time does not begin with the lowering of the counts: the operator may have been restarted in between, and while
+Kueue is down no slice can be created.
 """
 MESSAGE_SECONDS = 2.0
 """Seconds after a preemption within which Kueue writes into the preemptor's Workload how much quota it lacks."""
 
 
 def evicted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return what an evicted job keeps, and the next step of giving back the rest. It creates no pods meanwhile."""
+    """Return what an evicted job keeps, and the next step of giving back its other quota.
+
+    The job creates no pods meanwhile.
+    """
     size = _size_to_keep(ctx, holder)
     why = messages.why_evicted(holder)
     if size is None:
@@ -163,7 +166,7 @@ def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Act
 
 
 def _lowered(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> tuple[Action, ...]:
-    """Lower the counts of the evicted Workload once no more pods are left than it then has quota for."""
+    """Lower the pod counts of the evicted Workload, if the job holds no more pods than the new counts."""
     if ctx.holding > pod_count(wanted):
         return ()
     return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)

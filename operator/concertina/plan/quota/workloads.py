@@ -1,4 +1,4 @@
-"""Workloads of one job, by what they are for."""
+"""Workloads of one job, by their purpose."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class JobWorkloads:
 
     @cached
     def holders(self) -> tuple[WorkloadView, ...]:
-        """Workloads for which quota is counted. There are two only while one replaces the other."""
+        """Workloads for which quota is counted. There are two only while the newer Workload replaces the older."""
         return tuple(w for w in self.open if w.reserved)
 
     @property
@@ -133,7 +133,7 @@ def _set_of(pod: PodView) -> PodSet:
 
 
 def same_flavors(workload: WorkloadView) -> bool:
-    """Return whether trainers and spares have the same flavors, so that one may take the place of the other."""
+    """Return whether trainers and spares have the same flavors, so that a spare may take the place of a trainer."""
     assignments = workload.admission or {}
     sets = [assignments[name].flavors for name in (PodSet.TRAINER, PodSet.SPARES) if name in assignments]
     return all(flavors == sets[0] for flavors in sets)

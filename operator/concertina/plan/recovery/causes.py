@@ -34,7 +34,7 @@ OWN_FAULT = frozenset(
         FailureReason.ROLLED_BACK,
     }
 )
-"""Failures that use up the budget; a lost member does so only if its pod turns out to have ended by itself."""
+"""Failures that use up the budget. A lost member uses it up only if its pod turns out to have ended by itself."""
 
 NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, FailureReason.ROLLED_BACK})
 """Failures that all ranks observe alike: no replica or node is to blame."""

@@ -102,7 +102,7 @@ def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
 
 
 def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the job's own failures before this one without progress since."""
+    """Return the job's own failures before the current failure, without progress since."""
     return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
 
 
@@ -121,7 +121,7 @@ def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
 
 
 def _would_lose_state(ctx: JobContext) -> bool:
-    """Return whether the only copy of the state goes with the pod: no other member holds it, nor does storage."""
+    """Return whether deleting the pod loses the state, because neither another member nor storage holds a copy."""
     base = ctx.world.base
     if base is not None and base.source != RestoreSource.MEMORY and ctx.round.step <= base.step:
         return False  # any pod would begin with as much
@@ -243,7 +243,7 @@ def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
 
 
 def restarts_exhausted(ctx: JobContext, failure: Failure | None = None) -> Decision | None:
-    """End the job if its failures, this one included, exceed maxRestarts."""
+    """End the job if its failures, the current failure included, exceed maxRestarts."""
     failed = restart_entry(ctx, failure) if failure else None
     new = failed is not None and failed.counted and not _is_counted(ctx, failed)
     count = sum(entry.counted for entry in ctx.recent) + new

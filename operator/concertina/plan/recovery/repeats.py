@@ -15,7 +15,8 @@ from concertina.plan.facts.decision import Reason
 from concertina_protocol import FailureReason
 
 SLACK = 1
-"""Number of steps that are no progress: ranks end a step one after the other, so a failure may show at either."""
+"""Number of steps that are no progress: ranks end a step one after the other, so the same failure may show at two
+steps."""
 EARLY = 120.0
 """Seconds from the start of a round to a failure up to which a job that reports no steps has made no progress."""
 TRIES = 3
@@ -88,7 +89,7 @@ def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
 
 
 def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the failures like this one, at its step and without progress since; the last is this one."""
+    """Return the failures like the current failure, at its step and without progress since, the current one last."""
     if not failed.error:
         return (failed,)
     equal_failures = tuple(entry for entry in since_progress(ctx, failed) if _same(entry, failed))

@@ -1,13 +1,13 @@
 """Replicas that do not start, and containers that are restarted in place.
 
 If no replica can start (because of its image, a missing setting, or the Python in the image), the job is Stalled until
-a person fixes that. If some can't start while others do, or others can't reach them, each is a failure of its own that
-replaces the replica elsewhere. There is no fast loop: each symptom has its own timeout, and a node that keeps replicas
-from starting is avoided after that.
+a person fixes that. If a replica can't start while others do, or other replicas can't reach it, this is a separate
+failure, and the replica is replaced on another node. There is no fast loop: each symptom has its own timeout, and a
+node that keeps replicas from starting is avoided afterwards.
 
 A container may restart in its pod (decision "Containers start again in place"): on cgroup v2 a container that runs out
-of memory loses its agent too. The round has continued without the member by then. Here the restart gets its reason and
-counts as the job's own failure.
+of memory also loses its agent. The round has continued without the member by then. This module gives the restart its
+reason and counts it as the job's own failure.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _fault(ctx: JobContext, pod: PodView) -> tuple[str, str] | None:
 IMAGE_PATIENCE = 60.0
 """Seconds for an image that can't be pulled: the kubelet retries by itself."""
 CLAIMS = 3
-"""Number of failed claims, about 7 s in all, before a replica that is cut off from the others is replaced."""
+"""Number of failed claims, about 7 s in all, before a replica that can't reach the other replicas is replaced."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 
 
 def _partitioned(ctx: JobContext, pod: PodView) -> str:
-    """Return a sentence if a pod answers the operator but not the others, who are too few without it.
+    """Return a sentence if a pod answers the operator but not the other pods, which are too few without it.
 
     The pod counts as partitioned only after several claims have failed.
     """

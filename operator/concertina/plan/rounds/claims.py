@@ -163,10 +163,10 @@ def _prepares(
 
 
 def _asked_again(ctx: JobContext) -> frozenset[str]:
-    """Return the replicas that must look for later candidates as well, if too few can reach each other without these.
+    """Return the replicas that must also look for later candidates, if too few can reach each other without these.
 
-    They are asked only once no answer is outstanding: in a large world each newcomer alone would make all of them check
-    their peers again.
+    The replicas are asked only once no answer is outstanding: in a large world each new candidate alone would make all
+    replicas check their peers again.
     """
     last = ctx.replicas.all_done_at
     if last is None or ctx.now - last < constants.RETRY or sizes.fitting(len(ctx.replicas.connected), ctx.spec):
@@ -292,7 +292,7 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
 
 
 def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
-    """Return whether an agent has seen a higher round, or another claim of this one."""
+    """Return whether an agent has seen a higher round, or another claim of the same round."""
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
         refused.round > open_claim.round or (refused.round == open_claim.round and refused.claim != open_claim.claim_id)

@@ -126,7 +126,7 @@ def source(
 def holders(
     source: protocol.Restore, replies_of_others: Mapping[str, Prepared], member_replies: Mapping[str, Prepared]
 ) -> dict[str, Prepared]:
-    """Return the smallest set of the others that together hold what the members lack."""
+    """Return the smallest set of other replicas that together hold the shards that the members lack."""
     needed: dict[str, Prepared] = {}
     for names in source.holders.values():
         if not any(name in member_replies or name in needed for name in names):

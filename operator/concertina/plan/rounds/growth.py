@@ -39,7 +39,7 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     """Return the trigger of a larger round.
 
-    It is None unless a larger valid size is available, training is under way, and no reason to wait is left.
+    The trigger is None unless a larger valid size is available, training is under way, and no reason to wait is left.
     """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):
@@ -94,7 +94,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return how the round that replicas joined in ended because of them, as far as is known; empty if it did not."""
+    """Return how new replicas ended the round that they joined, as far as is known; empty if they did not end it."""
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):

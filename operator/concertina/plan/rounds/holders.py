@@ -84,7 +84,7 @@ def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | 
 def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[int]:
     """Return the shards of a snapshot that these members may hold: their own and those of the members before them.
 
-    These are all shards if the snapshot is of an earlier round, whose members the status no longer lists.
+    The result is all shards if the snapshot is of an earlier round, whose members the status no longer lists.
     """
     members = ctx.world.members
     if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):

@@ -80,7 +80,7 @@ def _every_other(names: Iterable[str], count: int) -> list[str]:
 
 
 def _into_gaps(inner: list[str], fillers: list[str], bad: Callable[[int], bool]) -> list[str]:
-    """Return the ring with one of the others (they are fewer) in each gap, first where neighbours are badly placed."""
+    """Return the ring with one of `fillers` in each gap, first where neighbours are badly placed."""
     gaps = sorted(range(len(inner)), key=lambda position: not bad(position))[: len(fillers)]
     filling = dict(zip(sorted(gaps), fillers, strict=True))
     return [

@@ -83,7 +83,7 @@ class _Group:
 
 
 def _carved(names: Sequence[str], blocks: Blocks) -> list[_Group]:
-    """Return as many whole blocks as there are.
+    """Return the whole blocks.
 
     Members that are left over in a domain are combined with those of the next wider one. So at each depth as many
     groups as possible are within one domain, tensor groups first.

@@ -5,10 +5,10 @@ The reason is in decision "Memory for snapshots is checked first".
 A rank's snapshot holds its part of the weights, and the two moments of AdamW for the weights that are trained, all in
 float32. For each of its workers, a replica keeps three snapshots, one more while a snapshot is being copied to storage,
 and two copies of the previous replica's snapshots. With one replica there is no previous replica. Snapshots may use
-nine tenths of the container's memory (`room`). A round that starts from memory begins with two snapshots of its own and
-two of the previous replica's (`concertina_agent.core.snapshot_index`), and with one of each as soon as all ranks have
-restored. The agent's own files (PROGRAM) and the header of each shard (HEADER) use the same memory. So does the spool
-of a tracked job, with the data that its tracker has not accepted yet.
+nine tenths of the container's memory (`room`). When a round starts from memory, a replica holds two of its own
+snapshots and two of the previous replica's (`concertina_agent.core.snapshot_index`), and one of each as soon as all
+ranks have restored. The agent's own files (PROGRAM) and the header of each shard (HEADER) use the same memory, and so
+does the spool of a tracked job, with the data that its tracker has not accepted yet.
 """
 
 from __future__ import annotations

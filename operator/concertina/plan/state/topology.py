@@ -104,7 +104,7 @@ def _blocks(ctx: JobContext, names: Collection[str]) -> Blocks:
 def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
     """Return the domains of each replica.
 
-    Nodes without a label share one domain; but each node is a host of its own.
+    Nodes without a label share one domain; but each node is a separate host.
     """
     labels: tuple[str, ...] = ctx.spec.topology.labels if ctx.spec.topology else ANY
     domains: dict[str, Path] = {}

@@ -229,7 +229,7 @@ LONGEST_EVENT = 1000
 """Maximum length of an event's message, in characters."""
 WORLD_MISMATCH = "world_mismatch"
 UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
-"""Phases in which a job trains alone, or is about to do so again."""
+"""Phases in which the replicas of such a job train alone, or are about to train alone again."""
 
 
 def coordinator_sentence(ctx: JobContext, field: str) -> str | None:

@@ -1,8 +1,8 @@
 """Accounting of a job's time (status.goodput), of the cost of each incident (incidents), and of the total cost (cost).
 
 There is one clock: the seconds since the last count go to the class of the phase that the job was in. Seconds that the
-workers report for another class are then moved there, never more than there are. So the classes add up to the time
-since the job was created, whatever workers report.
+workers report for another class are then moved to that class, but no more than were counted. So the classes add up to
+the time since the job was created, whatever workers report.
 
 A script may or may not report its steps. Time in which its workers run is productive only if a step of the round was
 reported (decision "Time without known steps is a class of its own").
@@ -176,8 +176,8 @@ class Account:
     def _unknown_was_startup(self) -> bool:
         """Whether the first report of the job proves that no step came before it.
 
-        It does if it is of the first step of the run, if the script commits each step, or if its optimizer steps are
-        counted. After the first round the unknown time of earlier rounds remains in doubt.
+        This is so if the report is of the first step of the run, if the script commits each step, or if its optimizer
+        steps are counted. After the first round the unknown time of earlier rounds remains in doubt.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:

@@ -130,8 +130,8 @@ def better(previous: Optional[Failure], new: Failure) -> Failure:
 def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
     """Return the marked failures for the operator.
 
-    They include the output of the cause, or of a failure that no new round can repair. The remaining output is in the
-    pods' logs, and would not fit into a Report (decision "Reports are whole").
+    The failures include the output of the cause, or of a failure that no new round can repair. The remaining output is
+    in the pods' logs, and would not fit into a Report (decision "Reports are whole").
     """
     marked = mark(failures)
     cause = next(failure for failure in marked if not failure.secondary)

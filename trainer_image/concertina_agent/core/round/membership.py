@@ -94,7 +94,7 @@ class Membership:
     ends_at: Optional[int] = None
     """Newest step that all ranks have completely, as the coordinator says.
 
-    It is set once a script has finished on all members.
+    This step is set once a script has finished on all members.
     """
     published: Optional[p.Durable] = None
     """Checkpoint that LATEST names because of this round; set on the coordinator."""
@@ -102,7 +102,7 @@ class Membership:
     """Newest step that the peer holds, by own shard."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
     world_mismatch: str = ""
-    """Clause that says how each of the own workers trains in a world of its own, or empty if one does not."""
+    """Clause that says how each own worker trains in a world of its own, or empty if one worker does not."""
 
     @property
     def lonely(self) -> bool:

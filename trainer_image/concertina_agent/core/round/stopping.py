@@ -1,13 +1,14 @@
 """Call at which the workers of a user's own command stop, if its script calls `trainingjob.should_checkpoint()`.
 
-Every rank calls it once a step, so the number of its calls is a clock that all ranks share. When a drain begins, each
-agent asks its workers how many calls they have finished. After its answer, a worker waits at its next call. The
-coordinator names the highest number plus one: no worker has passed that call, every worker reaches it, and
-should_checkpoint() is true there. No collective is needed, and none can hang (decision "A script's ranks agree by
-counting calls").
+Every rank calls the function once a step, so the number of its calls is a clock that all ranks share. When a drain
+begins, each agent asks its workers how many calls they have finished. After its answer, a worker waits at its next
+call. The coordinator names the highest number plus one: no worker has passed that call, every worker reaches it, and
+the call returns true. No collective is needed, so no collective can hang (decision "A script's ranks agree by counting
+calls").
 
 If no worker calls the function at all (call 0), the command gets SIGTERM and its grace period. The exception is a drain
-whose state must be saved and is only in node memory: then the first call is waited for. The module has no side effects.
+whose state must be saved and is only in node memory: then the agent waits for the first call. The module has no side
+effects.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Stopping:
         self.next_call: Optional[int] = None
         """Earliest call at which all of this agent's workers can stop, or 0 if none calls should_checkpoint().
 
-        It is None if the workers were not asked, or not all have answered.
+        The call is None if the workers were not asked, or not all have answered.
         """
         self.call: Optional[int] = None
         """Call that the coordinator has decided on."""
@@ -51,7 +52,7 @@ class Stopping:
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
         """Ask the workers for their number of calls, because a drain has begun.
 
-        `will_attend` is set if workers that have not called the function yet will do so.
+        `will_attend` is set if workers that have not called the function yet will call it.
         """
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)

@@ -1,4 +1,4 @@
-"""Stragglers: ranks that the others wait for in every step.
+"""Stragglers: ranks that the other ranks wait for in every step.
 
 Synchronous steps take the same time on all ranks, so this time says nothing (decision "Stragglers by own work"). The
 time that a rank spends in a step without waiting in collectives (`Heartbeat.busy`) is longer on a straggler. It is
@@ -75,7 +75,7 @@ class Stragglers:
 
 
 def late(work: Mapping[int, Work], seconds: float, factor: float) -> list[int]:
-    """Return the ranks whose work takes `factor` times that of the others, and a relevant share of the step."""
+    """Return the ranks whose work takes `factor` times the work of the other ranks, and a relevant part of a step."""
     ordered = sorted(rank_work.per_step for rank_work in work.values())
     return [
         rank

@@ -234,7 +234,7 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 
 
 def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
-    """Return the ranks that are behind, so that the others wait for them.
+    """Return the ranks that are behind, for which the other ranks wait.
 
     See decision "A heartbeat file instead of lines". If several ranks are at the same position, those that do not wait
     in a collective are returned, or all of them if the stacks do not distinguish them.

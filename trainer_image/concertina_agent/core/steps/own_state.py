@@ -1,4 +1,4 @@
-"""Consequences of a change of this agent's own state, for a coordinator as a member of its own round, too."""
+"""Consequences of a change of this agent's own state, also for a coordinator, as a member of its own round."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _forget_own_modules() -> None:
 
 
 def _import_next() -> None:
-    """Execute the sitecustomize that Python would have found without this one.
+    """Execute the sitecustomize that Python would have found without concertina's.
 
     Raises:
         ImportError: If there is none, as `site` expects.

@@ -119,7 +119,7 @@ def _check_heads(inputs: Sequence[ShardInput]) -> None:
 
 
 def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
-    """Return the digest of what an interrupted run must have had in common with this one."""
+    """Return the digest of what an interrupted run must have had in common with this run."""
     against = find_evaluation(recipe.against) if recipe.against else []
     content = [
         dataclasses.asdict(recipe), recipe.load_tokenizer().digest, shard_bytes,

@@ -40,9 +40,9 @@ UNREADABLE = {
         (".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".bin"), "binary data, which is not read"
     ),
 }
-"""Why a build doesn't read a file, by the end of its name. It refuses to leave such files out unasked."""
+"""Why a build doesn't read a file, by the end of its name. The build refuses to leave such files out unasked."""
 _WITH_PARTS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst"))
-"""A file whose name goes on after one of these (`a.jsonl.part`) is data in a form that is not known."""
+"""A file whose name continues after one of these suffixes (`a.jsonl.part`) is data in a form that is not known."""
 _MARKER = re.compile(
     r"_success|_(committed|started)_.*|_metadata|_common_metadata|.*_\$folder\$|thumbs\.db|desktop\.ini"
     r"|dataset_infos?\.json|dataset_dict\.json|state\.json"
@@ -109,7 +109,7 @@ def why_unreadable(name: str) -> str:
 
 
 def role_of(name: str) -> Role:
-    """Return the part that a file of this name, relative to its folder of sources, has there."""
+    """Return the role of a file in its folder of sources, from its name relative to that folder."""
     *folders, base = name.lower().split("/")
     kind = kind_of(base)
     if _UNCOMMITTED in folders or _MARKER.fullmatch(base):

@@ -20,7 +20,7 @@ def reduced(weights: Sequence[int]) -> list[int]:
 
 
 def before(weights: Sequence[int], position: int) -> list[int]:
-    """Return how many positions before this one each source has."""
+    """Return how many positions before `position` each source has."""
     shares = reduced(weights)
     table = period(shares)
     periods, offset = divmod(position, len(table))

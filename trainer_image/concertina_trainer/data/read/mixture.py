@@ -30,7 +30,7 @@ class Interleave:
         return sources, period * self._weights[sources] + self._before[offset]
 
     def before(self, position: int) -> list[int]:
-        """Return how many positions before this one each source has."""
+        """Return how many positions before `position` each source has."""
         period, offset = divmod(position, len(self._table))
         partial_counts = np.bincount(self._table[:offset], minlength=len(self._weights))
         return [int(count) for count in period * self._weights + partial_counts]

@@ -66,7 +66,7 @@ class PodStatusWriter:
     async def _write(self) -> bool:
         """Write the status, and return False when the pod no longer exists.
 
-        Each try reads the facts again, because those that were refused may have changed.
+        Each try reads the facts again, because refused facts may have changed.
         """
         while True:
             status = pod_status(self._facts(), self._written)

@@ -47,10 +47,10 @@ def of_container(spec: Object, volumes: Volumes, hosts: Path, variables: dict[st
 
 
 def of_image(folder: str, covering: Sequence[rootfs.Mount]) -> list[rootfs.Mount]:
-    """Return the mounts that keep an image's environment visible where a volume would cover it.
+    """Return the mounts that keep an image's virtual environment visible where a volume would cover it.
 
-    An emptyDir at /tmp, for example, covers a checkout below /tmp. The mounts are the environment, the Python that it
-    was created from, and the checkout that it links to.
+    They mount the virtual environment, the Python that it was created from, and the checkout that it links to. For
+    example, an emptyDir at /tmp would cover a checkout below /tmp.
     """
     visible_paths = {os.path.realpath(path) for path in (folder, sys.base_prefix, paths.checkout())}
     targets = [mount.target.rstrip("/") for mount in covering]
