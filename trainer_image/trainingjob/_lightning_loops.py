@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from concertina_state.errors import InvalidInput
 from trainingjob._order import StatefulSampler, order_of
 from trainingjob._world import world
 
@@ -84,7 +85,11 @@ class LightningLoops:
             iter(self._fit._data_fetcher)
 
     def resume(self) -> None:
-        """Continue the loaders after the batches that were trained in this epoch."""
+        """Continue the loaders after the batches that were trained in this epoch.
+
+        Raises:
+            InvalidInput: When the state has the positions of another number of loaders.
+        """
         saved, self._saved_positions = self._saved_positions, None
         if self._are_stateful:
             self.record_position()
@@ -92,6 +97,11 @@ class LightningLoops:
         if not saved:
             self.follow_order()
             return
+        if len(saved) != len(self._loaders):
+            raise InvalidInput(
+                f"the state was saved with {len(saved)} data loaders, and this run has {len(self._loaders)}: "
+                "give Lightning as many."
+            )
         fetcher, counts = self._fit._data_fetcher, self._fit.epoch_loop.batch_progress.current
         done, ranks, orders = counts.completed, world().size, [order_of(loader) for loader in self._loaders]
         all_known = all(order is not None and position["began"] for order, position in zip(orders, saved))

@@ -207,6 +207,8 @@ def _trainer_config(file_metadata: dict[str, Any]) -> str:
 
 def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
     chunk = Chunk(name, entry["dtype"], counts(begin), counts(entry["shape"]), counts(whole))
+    if not len(chunk.offsets) == len(chunk.shape) == len(chunk.global_shape):
+        raise ValueError(f"{name:.100} has another number of dimensions than its place")
     for first, length, end in zip(chunk.offsets, chunk.shape, chunk.global_shape):
         if first + length > end:
             raise ValueError(f"{name:.100} is beyond the tensor that it is of")

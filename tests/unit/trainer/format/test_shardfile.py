@@ -55,3 +55,13 @@ def test_data_is_aligned_and_stays_in_place_whatever_the_metadata_says():
 def test_what_is_no_shard_is_refused(content):
     with pytest.raises(Damaged):
         parse_header(content[8 : header_length(content[:8])])
+
+
+def test_a_chunk_whose_place_has_other_dimensions_is_refused():
+    content = Layout(CHUNKS).header(METADATA)
+    header = json.loads(content[8 : header_length(content[:8])])
+    offsets = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+    offsets["a"]["saved_offsets"] = []
+    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(offsets)
+    with pytest.raises(Damaged, match="another number of dimensions"):
+        parse_header(json.dumps(header).encode())
