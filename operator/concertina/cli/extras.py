@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Extra(enum.Enum):
-    """What a part of the commands needs beside the base install."""
+    """Packages that a part of the commands needs beside the base install."""
 
     STORAGE = "storage"
     DATA = "data"

@@ -99,7 +99,7 @@ class Outcome:
 
 @dataclasses.dataclass
 class Script:
-    """What happens to a round: `kill`: from this step on, these ranks get SIGKILL as soon as a whole snapshot of step
+    """Events of a round: `kill`: from this step on, these ranks get SIGKILL as soon as a whole snapshot of step
     `kill_with` or later is held; `drain`: rank 0 is asked at this step or the first one after it; `watch`: called every
     few milliseconds."""
 

@@ -196,6 +196,22 @@ async def staying(local: LocalWorkers, starter: Starter) -> tuple[LocalWorker, C
     return worker, channel
 
 
+async def between_rounds(local: LocalWorkers, starter: Starter) -> tuple[LocalWorker, Channel]:
+    """Return a worker that has left round 1 and waits for the next one."""
+    worker, channel = await staying(local, starter)
+    local.left(worker, w.Left(1, 0))
+    assert await local.halt() == ()
+    return worker, channel
+
+
+async def entering(local: LocalWorkers, starter: Starter) -> tuple[LocalWorker, Channel]:
+    """Return a worker that was asked to enter round 2."""
+    worker, channel = await between_rounds(local, starter)
+    begin(local, 2)
+    await until_async(lambda: bool(channel.sent), "its entry")
+    return worker, channel
+
+
 def test_one_that_leaves_in_time_enters_the_next_round(tmp_path: Path) -> None:
     async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
         worker, channel = await staying(local, starter)
@@ -253,9 +269,7 @@ def test_one_that_is_late_or_stopped_or_unable_is_replaced(tmp_path: Path, monke
 
 def test_one_that_is_stopped_while_it_waits_for_the_next_round_is_replaced(tmp_path: Path) -> None:
     async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
-        worker, channel = await staying(local, starter)
-        local.left(worker, w.Left(1, 0))
-        assert await local.halt() == ()
+        worker, channel = await between_rounds(local, starter)
         os.kill(worker.process.pid, signal.SIGSTOP)
         await until_async(lambda: "T" in state(worker.process.pid), "it is stopped")
         assert await local.halt() == (p.Replaced.STOPPED,)
@@ -270,11 +284,7 @@ def test_one_that_is_stopped_while_it_waits_for_the_next_round_is_replaced(tmp_p
 
 def test_one_that_is_stopped_as_it_enters_is_seen(tmp_path: Path) -> None:
     async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
-        worker, channel = await staying(local, starter)
-        local.left(worker, w.Left(1, 0))
-        assert await local.halt() == ()
-        begin(local, 2)
-        await until_async(lambda: bool(channel.sent), "its entry")
+        worker, _ = await entering(local, starter)
         os.kill(worker.process.pid, signal.SIGSTOP)
         await until_async(lambda: [rank for rank, _ in local.poll().stopped] == [0], "it is stopped")
 
@@ -283,9 +293,7 @@ def test_one_that_is_stopped_as_it_enters_is_seen(tmp_path: Path) -> None:
 
 def test_one_that_dies_while_it_waits_for_the_next_round_is_followed_by_another(tmp_path: Path) -> None:
     async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
-        worker, _ = await staying(local, starter)
-        local.left(worker, w.Left(1, 0))
-        assert await local.halt() == ()
+        await between_rounds(local, starter)
         starter.processes[0].end(-9)
         begin(local, 2)
         await begun(local, 2, starter)
@@ -297,11 +305,7 @@ def test_one_that_dies_while_it_waits_for_the_next_round_is_followed_by_another(
 
 def test_one_that_dies_before_its_next_hello_has_failed_in_the_round_that_it_was_to_enter(tmp_path: Path) -> None:
     async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
-        worker, channel = await staying(local, starter)
-        local.left(worker, w.Left(1, 0))
-        assert await local.halt() == ()
-        begin(local, 2)
-        await until_async(lambda: bool(channel.sent), "its entry")
+        worker, _ = await entering(local, starter)
         worker.channel_closed.set()
         starter.processes[0].end(-9)
         await until_async(lambda: len(told) == 2, "its end")
@@ -312,11 +316,7 @@ def test_one_that_dies_before_its_next_hello_has_failed_in_the_round_that_it_was
 
 def test_one_that_has_not_said_hello_yet_is_asked_to_leave_too(tmp_path: Path) -> None:
     async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
-        worker, channel = await staying(local, starter)
-        local.left(worker, w.Left(1, 0))
-        assert await local.halt() == ()
-        begin(local, 2)
-        await until_async(lambda: bool(channel.sent), "its entry")
+        worker, channel = await entering(local, starter)
         halting = asyncio.ensure_future(local.halt())
         await until_async(lambda: len(channel.sent) == 2, "the request")
         assert channel.sent[-1] == w.Leave(2)

@@ -33,7 +33,7 @@ def consumed(data: DataConfig, begin: int, end: int, skipped: Ranges) -> Sequenc
     first, last = positions(begin, end, skipped)
     weights = [source.weight for source in data.sources]
     edges = zip(data.sources, before(weights, first), before(weights, last), strict=True)
-    return [Consumed(source.uri, begin_, end_) for source, begin_, end_ in edges]
+    return [Consumed(source.uri, *edge) for source, *edge in edges]
 
 
 def _position(sample: int, skipped: Ranges) -> int:

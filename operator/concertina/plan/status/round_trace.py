@@ -94,7 +94,7 @@ class _RoundHistory:
 
     @cached
     def begin(self) -> float:
-        """When the round began: the first Prepare of a job is sent before the status holds its claim."""
+        """Time at which the round began: the first Prepare of a job is sent before the status holds its claim."""
         return min(unix_seconds(self.incident.at) if self.incident else self.claimed, self.asked)
 
     @cached
