@@ -10,11 +10,12 @@ import os
 import sys
 
 from concertina.controller.settings import OperatorSettings, OperatorSettingsError, from_environment
-from concertina.kube.access import NoAccess, load
+from concertina.kube.access import NoAccess
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import LEASES, TRAINING_JOBS
 from concertina.kube.watch.lease import RENEW_SECONDS
+from concertina.kube.watch.service_account import operator_access
 
 LIMIT_SECONDS = 60.0
 """Time in seconds within which the leader must renew its Lease."""
@@ -55,7 +56,7 @@ async def _leader(settings: OperatorSettings, client: Client) -> str:
 
 async def _main() -> None:
     settings = from_environment()
-    async with Client(await load(), give_up_after=LIMIT_SECONDS) as client:
+    async with Client(await operator_access(), give_up_after=LIMIT_SECONDS) as client:
         for sentence in await check(settings, client):
             print(sentence)
 

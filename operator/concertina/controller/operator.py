@@ -31,7 +31,7 @@ from concertina.controller.status_patches import StatusWriter
 from concertina.controller.token_reviews import TokenReviews
 from concertina.controller.workload_writes import WorkloadWriter
 from concertina.controller.writes import ObjectWriter
-from concertina.kube.access import NoAccess, load
+from concertina.kube.access import NoAccess
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Forbidden
 from concertina.kube.manifests.names import SELECTOR
@@ -43,7 +43,7 @@ from concertina.kube.watch.event_recorder import Events
 from concertina.kube.watch.gang_apis import served_gang_apis
 from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.namespaces import SelectedNamespaces
-from concertina.kube.watch.service_account import service_account_access
+from concertina.kube.watch.service_account import operator_access
 from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import NodeView
@@ -93,8 +93,7 @@ async def serve(settings: OperatorSettings) -> int:
     """Run the operator until it is stopped, and return its exit code."""
     stop = asyncio.Event()
     _on_signals(stop)
-    in_pod = not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST")
-    access = service_account_access() if in_pod else await load()
+    access = await operator_access()
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (

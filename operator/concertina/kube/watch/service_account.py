@@ -11,7 +11,7 @@ import time
 
 import kopf
 
-from concertina.kube.access import Access, NoAccess
+from concertina.kube.access import Access, NoAccess, load
 
 READ_AGAIN_SECONDS = 60.0
 """Time in seconds after which the token is read again. The kubelet replaces it before it expires."""
@@ -44,7 +44,7 @@ class ServiceAccount:
         login = kopf.login_with_service_account(settings=kopf.OperatorSettings())
         if login is None or not login.token:
             raise NoAccess("This pod has no token of a service account: set automountServiceAccountToken to true.")
-        self.host = _in_cluster() or login.server
+        self.host = _address()
         self.ssl_ca_cert = login.ca_path
         self.namespace = login.default_namespace or "default"
         self._token = login.token
@@ -57,18 +57,23 @@ class ServiceAccount:
         return f"Bearer {self._token}"
 
 
-def _in_cluster() -> str:
-    """Return the API server's address by the pod's variables, or "". kopf's name of it needs the cluster's DNS."""
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    return f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else ""
+def _address() -> str:
+    """Return the API server's address by the pod's variables. kopf's host name for it needs the cluster's DNS."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def service_account_access() -> Access:
-    """Return the access of the pod's service account.
+async def operator_access() -> Access:
+    """Return the access for a program of the operator's image.
+
+    In a pod this is the pod's service account, for which the image has no client library. Outside of a cluster, or with
+    KUBECONFIG, the client library reads the kubeconfig.
 
     Raises:
-        NoAccess: When the pod has no token of a service account.
+        NoAccess: When the pod has no token of a service account, or the kubeconfig cannot be used.
     """
+    if os.environ.get("KUBECONFIG") or not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return await load()
     account = ServiceAccount()
 
     async def reload(_: object) -> None:
