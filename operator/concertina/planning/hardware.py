@@ -1,4 +1,4 @@
-"""GPUs and networks for plans, with their vendors' figures (docs/planner.md names the sources)."""
+"""GPUs and networks for plans, with their vendors' figures (notebook/planner.md names the sources)."""
 
 from __future__ import annotations
 

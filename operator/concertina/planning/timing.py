@@ -1,4 +1,4 @@
-"""Seconds of a step, by the model in docs/planner.md; benchmarks/planning.py compares it with published runs."""
+"""Seconds of a step, by the model in notebook/planner.md; benchmarks/planning.py compares it with published runs."""
 
 from __future__ import annotations
 
