@@ -1,1 +1,1 @@
-"""Records of the run that a coordinator's agent writes to a spool in the node's volume, for its tracking process."""
+"""Records of the run that a coordinator's agent writes for the process that sends them to a tracking tool."""
