@@ -1,6 +1,6 @@
-"""Facts that an agent knows, and what follows from them: its state, its report, and whether it may exit.
+"""Facts that an agent knows, and what is derived from them: its state, its report, and whether it may exit.
 
-The module has no side effects. Only the steps change the facts.
+The module has no side effects. Only the functions in `steps` change the facts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concertina_agent.core.upload_state import UploadState
 
 
 class AgentState:
-    """Facts that an agent knows, in independent parts."""
+    """Facts that an agent knows."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class AgentState:
         seen: tuple[int, str] = (0, ""),
         held: Iterable[p.HeldSnapshot] = (),
     ) -> None:
-        """Initialize the state of a new agent.
+        """Initialize the state of an agent that has just started.
 
         Args:
             replica: Name of the replica.
@@ -51,23 +51,23 @@ class AgentState:
         self.replica, self.uid, self.instance = replica, uid, instance
         self.workers_here, self.bundled = workers, bundled
         self.seen = seen
-        """Highest round and claim ever seen."""
+        """Highest round that this agent has ever seen, and its claim."""
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage, is_named=storage_named)
         self.ready, self.learning, self.startup_error = False, False, ""
         self.warm_start = e.WarmStartKnown()
         self.tracking = ""
-        """Reason why the tracker does not accept records, or empty."""
+        """Reason why the tracking tool does not accept records, or ""."""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
-        """Round that runs here, or has ended here."""
+        """Round that this agent takes part in, or the last one that has ended here, or None."""
         self.notice: Optional[Notice] = None
         self.last_event: Optional[e.Moment] = None
 
-    # --- its state --------------------------------------------------------------------------------------------------
+    # --- state of this agent ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> OwnState:
-        """State of this agent on its own (see `states`)."""
+        """State of this agent without regard to other members (see `states`)."""
         r = self.round
         if r is None:
             if self.preparation is None:
@@ -86,10 +86,11 @@ class AgentState:
 
     @property
     def reported(self) -> OwnState:
-        """State as in Report.
+        """State of this agent as its Report has it.
 
-        Starting is reported as running. A coordinator's end is the end of the whole round: every member has ended, and
-        the checkpoint that this end requires is in storage. A failure is reported once its cause is known.
+        The state `starting` is reported as `running`. A coordinator reports the end of a round only when every member
+        has ended and the checkpoint that this end requires is in storage. It reports a failure only when the cause is
+        known.
         """
         own, r = self.state, self.round
         if r is None or r.coordinator is None or own not in OVER:
@@ -101,9 +102,10 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """Return whether storage has the checkpoint that the end of this round requires, or can no longer receive it.
+        """Return whether the end of this round need not wait for storage any longer.
 
-        The latter is possible only after a drain.
+        That is the case if storage has the checkpoint that the end requires. After a drain, it is also the case if a
+        member is gone whose shards of that checkpoint can no longer arrive.
         """
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
         if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
@@ -114,20 +116,20 @@ class AgentState:
         return nothing or self.uploads.has(self.uid, step, complete=False)
 
     def last_step(self, r: Membership) -> Optional[int]:
-        """Return the step that the end of this round requires in storage, or None.
+        """Return the step whose state must be in storage at the end of this round, or None.
 
-        Only the end of a script shows which of its steps is the last one. Its last saved state must be in storage on
-        all ranks (`ends_at`).
+        For a script, only its end shows which step is the last one. The newest state that all ranks have saved must
+        then be in storage (`ends_at`).
         """
         if r.ends_at is not None:
             return r.ends_at
         saved = [] if self.bundled else [last.id.step for last in r.last.values()]
         return max(saved, default=r.workers.step)
 
-    # --- what it says -----------------------------------------------------------------------------------------------
+    # --- messages of this agent -------------------------------------------------------------------------------------
 
     def member_state(self) -> p.MemberState:
-        """Return this agent's state as a member of its round, which it sends to its coordinator."""
+        """Return the state that this agent, as a member of its round, sends to the coordinator."""
         r = self.round
         if r is None:
             return p.MemberState(self.replica, self.instance, *self.seen, state=p.State.STARTING)
@@ -151,9 +153,9 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """Return the heartbeat that a coordinator sends to its members.
+        """Return the heartbeat that this agent, as a coordinator, sends to its members.
 
-        It is equal to member_state(), but succeeded and drained apply to the whole round.
+        It is equal to `member_state`, except that succeeded and drained are sent only if they apply to the whole round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -161,7 +163,7 @@ class AgentState:
         return dataclasses.replace(state, state=self.reported.on_wire)
 
     def report(self) -> p.Report:
-        """Return everything that this agent knows, which Watch streams."""
+        """Return the report of this agent, which a Watch streams."""
         r, reported = self.round, self.reported
         coordinator = r.coordinator if r else None
         return p.Report(
@@ -201,13 +203,13 @@ class AgentState:
         """Checkpoint that LATEST names, unless it was undone."""
         return self.uploads.latest
 
-    # --- whether it may go ------------------------------------------------------------------------------------------
+    # --- exit of this agent -----------------------------------------------------------------------------------------
 
     def at_rest(self) -> bool:
-        """Return whether nothing would be lost if this agent exited now.
+        """Return whether this agent can exit without losing anything.
 
-        Its state may be needed by a later round: if it is prepared and not released, or if its neighbour in the ring of
-        copies leaves too, unless the state is in storage.
+        A later round may need the state in its memory: if the agent has taken part in Prepare and was not released, or
+        if its neighbour in the ring of copies departs too. A state in storage is not lost.
         """
         r = self.round
         if r is None:
@@ -220,17 +222,20 @@ class AgentState:
         return r.workers.all_over() and self.uploads.all_shipped and copied and coordinated
 
     def leaving(self) -> tuple[str, ...]:
-        """Return the members that have to leave, as the coordinator knows or its heartbeats say."""
+        """Return the members that must depart, as far as the coordinator knows.
+
+        Other members know this from its heartbeats.
+        """
         r = self.round
         if r is None:
             return ()
         return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Return whether this agent may be the last holder of a state.
+        """Return whether this agent may be the last one that has a certain state.
 
-        The result is also True if the coordinator has not yet reported the other leaving members, because notices come
-        in groups.
+        The result is also True while the coordinator has not reported the other departing members yet, because
+        termination notices often come in groups.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
@@ -243,18 +248,18 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the whole round has succeeded, which exit code 0 tells the operator.
+        """Return whether the whole round has succeeded. The agent then exits with 0, which tells the operator.
 
-        On a member, return whether its coordinator has reported success.
+        On a member, this is whether the coordinator has reported success.
         """
         r = self.round
         is_outcome_known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
         return is_outcome_known and self.reported is OwnState.SUCCEEDED
 
-    # --- whose word counts ------------------------------------------------------------------------------------------
+    # --- validity of requests ---------------------------------------------------------------------------------------
 
     def current(self, round: int) -> Optional[Membership]:
-        """Return the round in progress at this agent, if it has this number."""
+        """Return the membership in the round with this number if that round is in progress here, otherwise None."""
         return self.round if round == self.seen[0] else None
 
     def is_current_or_higher(self, round: int, claim: str) -> bool:
@@ -267,6 +272,6 @@ class AgentState:
         return e.Reply(request, p.Refused(reason, *self.seen))
 
     def refuse_older(self, request: int, round: int) -> e.Reply:
-        """Refuse a request that is not of the highest round and claim."""
+        """Refuse a request that is not of the highest round and claim that this agent has seen."""
         highest = f"{self.seen[0]} ({self.seen[1]})"
         return self.refuse(request, f"round {round} under this claim is not the highest seen here: {highest}")

@@ -1,6 +1,6 @@
-"""Events that an agent receives, and effects that it must carry out.
+"""Events that an agent handles, and effects that must be carried out.
 
-The module contains only data; `machine` contains the rules.
+This module contains only data classes. `machine` contains the rules.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from concertina_protocol import worker_channel as w
 
 
 class Moment(NamedTuple):
-    """Time at which an event is handled."""
+    """Time at which an event is handled, by two clocks."""
 
     now: float
     """Monotonic time in seconds."""
     at: float
-    """Unix time in seconds, used only in output for people (Failure.at)."""
+    """Unix time in seconds. Used only in messages for people (Failure.at)."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -29,7 +29,7 @@ Request = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Join, p.Ping,
 
 @dataclasses.dataclass(frozen=True)
 class RequestReceived:
-    """Request over the wire, which is answered by exactly one Reply with the same `request` number, possibly later."""
+    """Request on a connection. It is answered by exactly one Reply with the same `request` number, possibly later."""
 
     request: int
     message: Request
@@ -37,18 +37,22 @@ class RequestReceived:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersGone:
-    """Answer to KillWorkers: no worker is in a lower round any more, and the volume has been read since."""
+    """All workers of rounds below this one are gone, and the volume has been read since. Answers KillWorkers."""
 
     round: int
     held: Optional[tuple[p.HeldSnapshot, ...]] = None
-    """Snapshots in the volume. If None, the core's own record applies (a worker leaves its newest three complete)."""
+    """Snapshots that are in the volume.
+
+    If None, the agent's own record of committed snapshots is used instead, because each worker has left its newest
+    three complete.
+    """
     replaced: tuple[p.Replaced, ...] = ()
-    """Reason for each worker that had not ended and was killed, because it can't enter the next round."""
+    """For each worker that was killed before it had ended, the reason why it can't enter the next round."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreBound:
-    """Answer to BindStore."""
+    """The store's port has been bound. Answers BindStore."""
 
     round: int
     claim: str
@@ -57,7 +61,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Answer to PingPeers: the candidates that answered a Ping, including this agent."""
+    """Candidates that answered a Ping, including this agent. Answers PingPeers."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -65,7 +69,7 @@ class Reached:
 
 @dataclasses.dataclass(frozen=True)
 class StartFailed:
-    """Failure to start the workers of this round."""
+    """The workers of this round could not be started."""
 
     round: int
     message: str
@@ -73,12 +77,10 @@ class StartFailed:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMessage:
-    """Message of a worker.
+    """Message of a worker to this agent.
 
     `message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, KeepsState, Register and CallCount.
-
-
-    For a user's own command, the shell sends Hello when the process has started.
+    For a user's own command, the agent itself produces Hello when the process has started.
     """
 
     round: int
@@ -88,28 +90,38 @@ class WorkerMessage:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerExited:
-    """End of a worker, after its last WorkerMessage; `code` is negative for a signal, as in `subprocess`."""
+    """A worker has exited. All its messages have been handled before.
+
+    `code` is negative for a signal, as in `subprocess`.
+    """
 
     round: int
     rank: int
     code: int
     last_lines: tuple[str, ...] = ()
     last_error: str = ""
-    """Last line of stderr. If stdout is buffered, its lines come last although they were printed first."""
+    """Last line that the worker wrote to stderr.
+
+    It is more useful than the last line of all output: if stdout is buffered, its lines arrive last although they were
+    printed first.
+    """
     out_of_memory: bool = False
-    """Whether the kernel has killed a process of this container for lack of memory since the worker started."""
+    """Whether the kernel killed a process of this container for lack of memory since the worker started."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberMessage:
-    """Line on the stream that this member's accepted Join opened."""
+    """A member has sent a line on its stream to this coordinator. The stream was opened by an accepted Join."""
 
     state: p.MemberState
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """Loss of a member: its stream broke and its agent could not be reached, or it sent an invalid message."""
+    """A member is lost to this coordinator.
+
+    Its stream broke and its agent could not be reached, or it sent an invalid message.
+    """
 
     round: int
     claim: str
@@ -119,7 +131,7 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorJoined:
-    """Acceptance of this agent's Join: the first one, or another one after the stream broke."""
+    """The coordinator has accepted this agent's Join. This happens again after the stream was broken."""
 
     round: int
     claim: str
@@ -127,7 +139,7 @@ class CoordinatorJoined:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorMessage:
-    """Line of the coordinator: Drain, StopAt, DurableMoved, or a heartbeat (MemberState)."""
+    """The coordinator has sent a line: Drain, StopAt, DurableMoved, or its MemberState as a heartbeat."""
 
     round: int
     claim: str
@@ -136,7 +148,10 @@ class CoordinatorMessage:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorGone:
-    """Loss of the coordinator: its stream broke and stayed broken, or it refused this agent's Join permanently."""
+    """The coordinator is lost to this member.
+
+    Its stream broke and could not be opened again, or it refused this agent's Join permanently.
+    """
 
     round: int
     claim: str
@@ -145,7 +160,7 @@ class CoordinatorGone:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCopied:
-    """Confirmation that the next member holds this shard of this agent."""
+    """The next member has copied this shard of this agent."""
 
     id: p.SnapshotId
     shard: int
@@ -153,7 +168,7 @@ class PeerCopied:
 
 @dataclasses.dataclass(frozen=True)
 class CopyHeld:
-    """Confirmation that this agent holds this shard of the previous member."""
+    """This agent has copied this shard of the previous member."""
 
     id: p.SnapshotId
     shard: int
@@ -161,14 +176,18 @@ class CopyHeld:
 
 @dataclasses.dataclass(frozen=True)
 class PartShipped:
-    """Answer to Ship: the shard is in durable storage."""
+    """A shard is in durable storage. Answers Ship."""
 
     part: p.Part
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishDone:
-    """Answer to Publish: `durable` is what LATEST names now, or None if the fence refused the snapshot permanently."""
+    """The request Publish is finished. `durable` is the checkpoint that LATEST names now.
+
+    If the checkpoint was refused permanently, because a later round or another job has written to the folder, `durable`
+    is None.
+    """
 
     id: p.SnapshotId
     durable: Optional[p.Durable]
@@ -177,94 +196,94 @@ class PublishDone:
 
 @dataclasses.dataclass(frozen=True)
 class StorageSeen:
-    """News about durable storage."""
+    """The state of durable storage has been checked."""
 
     storage: p.Storage
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """News about the tracker."""
+    """The tracking tool has begun or ceased to accept records."""
 
     trouble: str
-    """Reason why the tracker does not accept records, in a sentence, or empty if it does."""
+    """Sentence about why the tracking tool does not accept records, or "" if it does."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """Result of the warm-up: workers can start at once from now on, or never if `error` is set."""
+    """Preparation for warm starts has ended. Workers can start at once, or never if `error` is set."""
 
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """Begin or end of a request to another replica for modules to import before workers start."""
+    """This agent begins or ends to ask another replica which modules to import before workers start."""
 
     under_way: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
-    """Work that a user's own command repeats at each start although a warm start is requested.
+    """What a user's own command does at each start although a warm start is requested.
 
-    It replaces the previous such event.
+    A new event replaces the previous one.
     """
 
     warm_start_disabled_reason: str = ""
-    """Reason why the command is not started warm at all."""
+    """Reason why the command does not get a warm start at all, or ""."""
     warm_start_skipped_modules: str = ""
-    """Modules that the command has to import itself, with the reasons."""
+    """Modules that the command has to import again at each start, with the reasons, or ""."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """Result of a check whether each worker of this round trains in a separate world."""
+    """It has been checked whether each worker of this round trains in a world of its own."""
 
     round: int
     mismatch: str
-    """Clause that says how each worker trains in a world of its own, or empty if one worker does not."""
+    """Clause that says how each worker trains in a world of its own, or "" if some worker does not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TerminationNotice:
-    """SIGTERM: this pod must end within `grace` seconds."""
+    """This agent has received SIGTERM: the pod must end within `grace` seconds."""
 
     grace: float
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCount:
-    """Optimizer steps that a script's process has made, counted by a hook of torch."""
+    """Number of optimizer steps of a script's process, which a hook in torch counts."""
 
     rank: int
     steps: int
-    """Number of steps since the process started, at least 1."""
+    """Number of optimizer steps since the process started, at least 1."""
     first_at: float
     """Time of the first step in Unix seconds."""
     seconds: float
-    """Duration of the last step in seconds, or 0 before the second one."""
+    """Duration of the last step in seconds, or 0 before the second step."""
     optimizer: str
     """Class of the optimizer whose steps are counted."""
     still: float
-    """Seconds since an optimizer last stepped."""
+    """Seconds since the last optimizer step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Passage of time, a few times a second."""
+    """Time has passed. This event occurs a few times per second."""
 
     heartbeats: tuple[p.Heartbeat, ...] = ()
-    """Heartbeats of own workers that write one."""
+    """Heartbeats of this agent's workers, as far as they write any."""
     stopped: tuple[tuple[int, int], ...] = ()
-    """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""
+    """Ranks of this agent's workers that are stopped (SIGSTOP), with the CPU seconds that each has used."""
     counts: tuple[StepCount, ...] = ()
-    """Counted optimizer steps of own workers."""
+    """Optimizer steps of this agent's workers, as far as they are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StacksCollected:
-    """Answer to CollectStacks: bounded lines by rank."""
+    """Stacks of this agent's workers have been collected: a limited number of lines by rank. Answers CollectStacks."""
 
     round: int
     stacks: Mapping[int, tuple[str, ...]]
@@ -281,9 +300,9 @@ Event = Union[
 
 @dataclasses.dataclass(frozen=True)
 class PersistSeen:
-    """Write the highest round to the volume durably before WorkersGone of this round is emitted.
+    """Write the highest round to the volume, synced to the disk.
 
-    Until then, nothing is answered and nothing starts.
+    WorkersGone of this round is emitted only after the write. Until then, no request is answered and nothing starts.
     """
 
     round: int
@@ -292,11 +311,11 @@ class PersistSeen:
 
 @dataclasses.dataclass(frozen=True)
 class KillWorkers:
-    """Leave everything older than `round`, then emit WorkersGone(round).
+    """End everything of rounds below `round`, then emit WorkersGone(round).
 
-    Workers that stay leave their round; this kills (SIGKILL) and reaps all others, and ends the store, the copier,
-    shipping and the streams (both to the coordinator and of members). The effect is repeated if a kill is requested
-    again.
+    A worker whose process can stay leaves its round. All other workers are killed by SIGKILL and reaped. The store,
+    copies, uploads, and the streams to the coordinator and to members are ended. If this effect occurs again, it is
+    carried out again.
     """
 
     round: int
@@ -304,7 +323,7 @@ class KillWorkers:
 
 @dataclasses.dataclass(frozen=True)
 class BindStore:
-    """Bind a store, then emit StoreBound."""
+    """Bind a port for the store, then emit StoreBound."""
 
     round: int
     claim: str
@@ -312,11 +331,11 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """Ping candidates with a short timeout, then emit Reached."""
+    """Send a Ping to candidates, with a short timeout, then emit Reached."""
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
-    """Candidates to ping, including this agent (see `probes`)."""
+    """Candidates that get a Ping, including this agent (see `probes`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,10 +348,10 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Start the workers of members[me].
+    """Start the workers of this agent's member in the round, members[me].
 
-    If `coordinator`, serve the bound store. Otherwise, close it and join the coordinator (members[0]), repeatedly until
-    it accepts or the round is over.
+    If `coordinator` is set, serve the store at the port that was bound. Otherwise, close that port, and join the
+    coordinator (members[0]). The Join is repeated until it is accepted or the round is over.
     """
 
     assign: p.Assign
@@ -345,7 +364,7 @@ class StartRound:
 
 @dataclasses.dataclass(frozen=True)
 class CopyFrom:
-    """Copy every snapshot of these shards of this round as that member commits it; emit CopyHeld after each."""
+    """Copy these shards from another member after each of its commits in this round. Emit CopyHeld after each copy."""
 
     round: int
     member: p.Member
@@ -354,7 +373,7 @@ class CopyFrom:
 
 @dataclasses.dataclass(frozen=True)
 class DropSnapshots:
-    """Delete these snapshots, and shards that were fetched from peers, because no worker asks for them any more."""
+    """Delete these snapshots, and all shards that were fetched from peers, which no worker needs any more."""
 
     ids: tuple[p.SnapshotId, ...]
 
@@ -369,14 +388,14 @@ class SendToWorker:
 
 @dataclasses.dataclass(frozen=True)
 class SignalWorkers:
-    """Send a signal to the process group of every worker of the round that still exists."""
+    """Send a signal to the process group of each worker of the round that still exists."""
 
     signal: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """Send a message from the coordinator on the streams of this round, or to the replica `only`."""
+    """Send a message of the coordinator to all members of this round, or only to the replica `only`."""
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
@@ -384,21 +403,24 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Put the file into storage, with retries, until it is there (PartShipped) or the round is over.
+    """Upload a shard file to storage. Repeat until it is there (PartShipped) or the round is over.
 
-    An earlier one of the same shard is dropped.
+    An earlier upload of the same shard that is not finished is dropped.
     """
 
     id: p.SnapshotId
     shard: int
     path: str
     is_slot: bool = False
-    """Whether the path is the slot's own, and not a second name that a worker has created for shipping."""
+    """Whether the path is that of the slot itself, and not a hard link that a worker has made for the upload."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """Write the manifest and move LATEST, with retries, because all parts are in storage; then emit PublishDone."""
+    """Write the manifest of a checkpoint whose shards are all in storage, and move LATEST. Then emit PublishDone.
+
+    Failed attempts are repeated.
+    """
 
     id: p.SnapshotId
     complete: bool
@@ -406,9 +428,9 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Make LATEST name nothing that was undone, with retries, then emit StorageSeen.
+    """Make LATEST name no state that was undone, then emit StorageSeen.
 
-    This write precedes any other publication, and happens even if the round ends.
+    Failed attempts are repeated, even after the end of the round. No checkpoint is published before this has succeeded.
     """
 
     undone: p.Undone
@@ -416,42 +438,42 @@ class Undo:
 
 @dataclasses.dataclass(frozen=True)
 class CollectStacks:
-    """Write the complete stacks of all own workers to the log, then emit StacksCollected."""
+    """Write the whole stacks of this agent's workers to the log, then emit StacksCollected."""
 
     round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """Send the new report() and member_state() of the AgentState to the watchers and the coordinator.
+    """Send the new `report` of the AgentState to the operator, and its new `member_state` to the coordinator.
 
-    The effect occurs at most once per event, and last.
+    This effect occurs at most once per event, and is the last one.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class UseStorage:
-    """Start to use durable storage for a script's state: check it (StorageSeen), and prepare to write."""
+    """Start to use durable storage for a script's state: check storage (StorageSeen), and start the uploader."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeStorage:
-    """Check LATEST, because the known LATEST may be outdated; StorageSeen follows."""
+    """Check what LATEST names, because the known value may be outdated. StorageSeen follows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Exit:
-    """Exit the agent with this code."""
+    """Exit with this code."""
 
     code: int
 
 
 @dataclasses.dataclass(frozen=True)
 class IllegalTransition:
-    """Transition that `states.TRANSITIONS` does not contain.
+    """A change of state that `states.TRANSITIONS` does not allow has happened.
 
-    Tests fail with it. An agent logs it and continues, because its facts are as true as before, and its end would cost
-    a round.
+    This makes a test fail. An agent writes it to the log and continues, because its facts are still correct, and an
+    exit would end the round.
     """
 
     what: str

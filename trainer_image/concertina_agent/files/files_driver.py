@@ -1,4 +1,4 @@
-"""Files that the agent keeps in its volume: the highest round seen, and snapshots."""
+"""Effects on the files in the agent's volume, which contain the highest round seen and snapshots."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from concertina_agent.files.snapshot_files import SnapshotFiles
 
 
 class FilesDriver:
-    """Driver that carries out the effects on the volume."""
+    """Functions that carry out the effects on files in the volume."""
 
     def __init__(self, volume: Path) -> None:
-        """Read the volume, and create it if needed.
+        """Read the volume, which is created if it does not exist.
 
         Raises OSError if that fails.
         """
@@ -23,13 +23,16 @@ class FilesDriver:
         self._volume = volume
         self.snapshots = SnapshotFiles(volume)
         self.seen = seen.read(volume)
-        """Highest round and claim that the previous agent of this replica had seen."""
+        """Highest round and claim that earlier starts of this replica's agent have seen."""
         self._disk = concurrent.futures.ThreadPoolExecutor(1, "seen")
         self.persisted: asyncio.Future[None]
-        """Future of the last PersistSeen. One precedes every KillWorkers."""
+        """Future of the last PersistSeen. There is a PersistSeen before every KillWorkers."""
 
     def persist_seen(self, effect: e.PersistSeen) -> None:
-        """Write the highest round in a thread, one write at a time, so that a slow disk does not delay heartbeats."""
+        """Write the highest round to the volume in a thread, so that a slow disk does not delay heartbeats.
+
+        Writes happen one at a time.
+        """
         self.persisted = asyncio.get_running_loop().run_in_executor(
             self._disk, seen.write, self._volume, effect.round, effect.claim
         )
