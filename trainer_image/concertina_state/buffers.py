@@ -54,11 +54,11 @@ class Buffers:
     """Contents of a shard: for each array, its place in the file and its memory."""
 
     def __init__(self, layout: Layout, buffers: Sequence[Buffer]) -> None:
-        """Describe a shard that consists of `buffers`, whose order is that of the layout."""
+        """Describe a shard that consists of `buffers`, in the same order as the chunks of `layout`."""
         self.layout, self._buffers = layout, buffers
 
     def views(self, file: mmap) -> list[memoryview]:
-        """Return a view of each array's place in the mapped file, for `copy_to`."""
+        """Return a view of each array's place in the mapped file `file`. `copy_to` writes into these views."""
         whole = memoryview(file)
         begins = zip(self.layout.chunks, self.layout.begins)
         return [whole[begin : begin + chunk.size] for chunk, begin in begins]
@@ -66,7 +66,7 @@ class Buffers:
     def copy_to(self, views: Sequence[memoryview]) -> Arrival:
         """Copy the present contents of the arrays into the views.
 
-        The copy is complete when this method returns. The function that it returns does not wait, and returns 0
+        The copy is complete when this method returns. So the returned function has nothing to wait for, and returns 0
         seconds.
         """
         for view, buffer in zip(views, self._buffers):
@@ -74,7 +74,7 @@ class Buffers:
         return lambda: 0.0
 
     def before_change(self) -> None:
-        """Do nothing, because no copy is in progress."""
+        """Do nothing. This method has to delay changes until copies are complete, and here they always are."""
 
 
 class BufferCatalogue(LocalState[Buffer]):
@@ -109,16 +109,19 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads exactly what it saves (see `LocalState.alone`)."""
+        """Whether this rank reads from a saved state exactly what it would save (see `LocalState.alone`)."""
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
-        """Return the whole box of each array (see `LocalState.wanted`)."""
+        """Return, for each array, the box to read and the array.
+
+        It is the array's whole box (see `LocalState.wanted`).
+        """
         whole = (local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
 
     def still(self, arrays: Mapping[str, Buffer | ArrayShard]) -> bool:
-        """Return whether the catalogue was made from these same array objects."""
+        """Return whether `arrays` are the same array objects that this catalogue was made from."""
         return arrays.keys() == self._addresses.keys() and all(
             _buffer(array).address == self._addresses[name] for name, array in arrays.items()
         )
@@ -144,10 +147,10 @@ def _local_array(name: str, array: Buffer | ArrayShard, everyone: Copies) -> Loc
 
 
 def _place_for(item: ReadItem, buffer: Buffer) -> Place:
-    """Return the memory to read `item` into.
+    """Return memory to read the bytes of `item` into, and a function that copies them into `buffer`, or None.
 
-    If the bytes have the same order in the buffer as in the file, they are read straight into the buffer. Otherwise
-    they are read into separate memory, and then copied into the buffer one contiguous stretch at a time.
+    If the bytes have the same order in the buffer as in the file, the memory is that of the buffer, and no copy is
+    needed. Otherwise, the bytes are read into separate memory, and then copied one contiguous stretch at a time.
     """
     found = stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
     first = list(itertools.islice(found, 2))
@@ -166,6 +169,8 @@ def _place_for(item: ReadItem, buffer: Buffer) -> Place:
 def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
     """Yield the contiguous stretches of the elements of `box`, which is part of two arrays.
 
+    `box` is a part of two arrays. A stretch is contiguous in both of them.
+
     Args:
         box: Elements that are in both arrays.
         source: Box of the global tensor that the first array has.
@@ -177,7 +182,7 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
     """
     axis = len(box.shape)
     while axis and box.shape[axis:] == source.shape[axis:] == target.shape[axis:]:
-        axis -= 1  # both arrays have the whole length of all inner dimensions
+        axis -= 1  # both arrays contain the inner dimensions as a whole
     size = math.prod(box.shape[axis:]) * width
     for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offsets[:axis], box.shape[:axis]))):
         coordinate = (*index, *box.offsets[axis:])

@@ -6,20 +6,23 @@ from concertina_protocol import FailureReason, Rollback
 
 
 class InvalidInput(Exception):
-    """Error that occurs again if the operation is repeated. The message says what is wrong and what to do."""
+    """Error that will occur again if the operation is repeated. The message says what is wrong and what to do."""
 
     reason = FailureReason.INVALID_INPUT
     """Reason for this error in the job's status, by which alerts and runbooks identify it."""
 
 
 class DataChanged(InvalidInput):
-    """Error that the data have changed: a position that the state was trained on is a different sequence now."""
+    """Error that the training data differ from those that the saved state was trained on.
+
+    The same position in the data is a different sequence now.
+    """
 
     reason = FailureReason.DATA_CHANGED
 
 
 class DamagedInput(InvalidInput):
-    """Error that stored bytes differ from what was written, even when they are read again."""
+    """Error that stored bytes are not those that were written. Reading them again gives the same wrong bytes."""
 
     reason = FailureReason.DAMAGED
 

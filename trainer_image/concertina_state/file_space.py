@@ -21,10 +21,10 @@ from concertina_state.errors import InvalidInput, RestoreFailed
 ROOM_SECONDS = 10.0
 """Seconds to wait for more free space, counted from the last time that free space grew."""
 PIECE = 32 << 20
-"""Number of bytes to allocate, or to advise the kernel about, at a time.
+"""Number of bytes to allocate, or to advise the kernel about, by one system call.
 
-Mapping pages locks the process's memory map, and other allocations wait for that lock. Working in pieces lets them
-continue, and lets other threads take the GIL.
+While the kernel maps pages, it locks the process's memory map, and other allocations wait for that lock. Between two
+calls, they can continue, and another thread can take the GIL.
 """
 _MADV_DONTNEED, _MADV_POPULATE_WRITE = 4, 23
 _madvise = ctypes.CDLL(None).madvise
@@ -41,8 +41,8 @@ class Spare:
     def __init__(self, folder: Path, size: int) -> None:
         """Allocate and map an unnamed file of `size` bytes.
 
-        Allocation also fails if less than `size` bytes would remain free in the volume, because a peer's copy may need
-        that space first (decision "Room for the next snapshot is made beside training").
+        The volume must also have space for another `size` bytes, because a peer's copy may need that space first
+        (decision "Room for the next snapshot is made beside training").
 
         Raises:
             OSError: When there is not enough space, or the file system does not support unnamed files.
@@ -71,9 +71,9 @@ class Spare:
 
 
 def spare(folder: Path, size: int) -> Spare | None:
-    """Return a file of `size` bytes that is allocated in advance, or None if that fails.
+    """Return a file of `size` bytes that is allocated in advance, or None if there is not enough space for it.
 
-    The caller allocates the file later in that case, and reports the error then if it fails again.
+    In that case, the caller allocates the file when it needs it, and reports an error then.
     """
     try:
         return Spare(folder, size)
@@ -127,7 +127,7 @@ def _advise(mapped: mmap.mmap, advice: int) -> None:
 
 
 def _no_draft(path: Path) -> Path:
-    """Return the path of the draft that later replaces `path`, after deleting an older draft."""
+    """Return the path of a temporary file that will replace `path`. An older temporary file is deleted."""
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     return draft
@@ -139,10 +139,10 @@ def _put(draft: Path, path: Path) -> None:
 
 
 def _no_room(path: Path, size: int, error: OSError) -> Exception:
-    """Return the error for a lack of space for the file at `path`.
+    """Return the error that there is no space for the file at `path`.
 
     `path` is <volume>/snapshots/round-<r>/shard-<k>/slot-<n>. If snapshots of the previous round take space too, the
-    error is RestoreFailed: a restore from durable storage makes these snapshots unnecessary, and frees their space.
+    error is RestoreFailed: the next round then restores from durable storage, and these snapshots are deleted.
     Otherwise the error is InvalidInput, because only a larger volume helps.
     """
     problem = f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror})"
@@ -157,9 +157,9 @@ def _no_room(path: Path, size: int, error: OSError) -> Exception:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Allocate `size` bytes for a file. If the volume is full, wait as long as free space keeps growing.
+    """Allocate `size` bytes for a file. If the volume is full, wait as long as its free space keeps growing.
 
-    The agent may still be freeing the memory of an older round, which takes longer the more there is.
+    Free space may grow because the agent is still freeing the memory of an older round.
 
     Raises:
         OSError: When free space has not grown for ROOM_SECONDS, or allocation fails for another reason.

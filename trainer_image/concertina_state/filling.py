@@ -1,4 +1,4 @@
-"""Execution of a read plan: bytes are read from shard files into arrays of any library. No torch."""
+"""Reading of a saved state by a read plan: bytes of shard files go into arrays of any library. No torch."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ShardReader(Protocol):
 
 
 Place = tuple[memoryview, Optional[Callable[[], None]]]
-"""Memory to read an item into, and a function that copies the bytes from there to their array.
+"""Memory to read bytes into, and a function that copies the bytes from there into their array.
 
-The function is None if the memory is the array's own.
+If the memory is that of the array itself, there is nothing to copy, and the function is None.
 """
 
 

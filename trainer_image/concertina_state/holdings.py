@@ -1,8 +1,10 @@
 """Arrays of a state that one rank has, as boxes (rectangular parts) of global arrays. Any library, no torch.
 
-For each array, this module describes its box of the global array, the part that this rank saves, and the part that this
-rank reads in a restore. Several ranks may have the same array, such as DDP's weights or a replicated dimension of a
-mesh. It is saved once: each of these ranks saves a part of it.
+For each array, this module describes three things: the array's box in the global array, the part that this rank saves,
+and the part that this rank reads in a restore.
+
+If several ranks have the same array, it is saved once: each of these ranks saves a part of the array. Examples are the
+weights with DDP, and a dimension of a mesh that replicates tensors.
 """
 
 from __future__ import annotations
@@ -37,8 +39,10 @@ class Copies:
     mine: int
     """Index of this rank in `ranks`."""
     group: Any = None
-    """Process group of torch.distributed that consists of these ranks. If None, it is the world or ranks can't
-    communicate."""
+    """Process group of torch.distributed that consists of these ranks.
+
+    If None, these ranks are the whole world, or ranks can't communicate.
+    """
     saved_whole: bool = False
     """Whether the first of these ranks saves each array whole. Otherwise each rank saves a part."""
 
@@ -102,13 +106,13 @@ def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype
             f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
             "not within: correct its ArrayShard."
         )
-    # In a world that divides the array in another way, a local array can have the same size. Its box is different, so
-    # the box identifies the division.
+    # If a world divides the array in another way, the local arrays can still have the same sizes. So the box, and not
+    # only the size, must identify the division.
     return LocalArray(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")
 
 
 def own_chunk(name: str, dtype: str, shape: Sequence[int]) -> Chunk:
-    """Return the chunk of an array that only one rank has."""
+    """Return the chunk of an array that only one rank has. The chunk covers the whole array."""
     return Chunk(name, dtype, (0,) * len(shape), tuple(shape), tuple(shape))
 
 
@@ -142,7 +146,7 @@ class LocalState(Generic[A]):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads exactly the parts that it saves.
+        """Whether this rank reads from a saved state exactly the parts that it would save.
 
         If so, and if the world has the same size as when the state was saved, this rank needs only the shard of its own
         number.
@@ -184,9 +188,9 @@ class LocalState(Generic[A]):
 
 
 def parts(same_arrays: Sequence[LocalArray[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
-    """Return the parts of some arrays that one rank saves. All ranks in `copies` have the same boxes of these arrays.
+    """Return the parts of `same_arrays` that one of the ranks in `copies` saves.
 
-    `number` is the rank's index in `copies.ranks`.
+    All these ranks have the same boxes of the arrays. `number` is the index of the rank in `copies.ranks`.
     """
     if copies.saved_whole:
         return (

@@ -12,11 +12,11 @@ import time
 from concertina_protocol import CheckpointInterval, JobHistory
 
 SHORTEST, UNKNOWN_COST = 10.0, 1.0
-"""Shortest interval in seconds, and the cost in seconds that is assumed for a save before one was measured."""
+"""Shortest interval between checkpoints, and the cost that is assumed for a save before one is measured, in seconds."""
 
 
 def best(cost: float, between_failures: float) -> float:
-    """Return the interval in seconds between saves that loses the least time.
+    """Return the number of seconds between saves with which the least time is lost to saves and failures.
 
     The formula is from Daly 2006, A higher order estimate of the optimum checkpoint interval, eq. 37. Its first term is
     Young's formula of 1974. `cost` is the number of seconds that training waits for a save. `between_failures` is the

@@ -25,7 +25,7 @@ MOST_ROUNDS = 64
 MOST_DATA_SETS = 32
 """Maximum number of data sets in a mixture."""
 MOST_TEXT = 1024
-"""Maximum characters of a text in a state's header, after the text has been encoded as JSON twice."""
+"""Maximum length of a text in a state's header. It is counted after the text has been encoded as JSON twice."""
 MOST_DEVICE = 128
 MOST_SCRIPT = 16 << 20
 """Maximum number of bytes of a script that are hashed."""
@@ -33,7 +33,10 @@ MOST_SCRIPT = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRound:
-    """Part of a state's history: the steps of one round, from `step` to the beginning of the next round."""
+    """Steps that one round trained, as part of a state's history.
+
+    They begin at `step` and end where the next round begins.
+    """
 
     round: int
     step: int
@@ -54,7 +57,7 @@ class Origin:
     rounds: tuple[TrainedRound, ...] = ()
     """Rounds of this job in order. If there were more than MOST_ROUNDS, the oldest are left out."""
     begun_from: str = ""
-    """URI of the checkpoint or the initial weights that the job began with, or "" if the seed determined the
+    """URI of the checkpoint or of the initial weights that the job began with, or "" if the seed gave the initial
     weights."""
     data_sets: tuple[str, ...] = ()
     """Digests of the data sets' manifests, in the order of the configuration."""
@@ -71,7 +74,7 @@ class Origin:
     def begun_with(self, uri: str) -> Origin:
         """Return the origin of a job that begins with the state of another job at `uri`.
 
-        That job's rounds are left out.
+        It has no rounds yet, because the rounds of the other job are not part of it.
         """
         return dataclasses.replace(self, rounds=(), begun_from=_fitting(uri))
 
@@ -81,7 +84,7 @@ class ParentCheckpoint:
     """Checkpoint that another checkpoint was trained from."""
 
     uri: str
-    """URI of the checkpoint's own folder at the time when the other checkpoint was written."""
+    """URI that the checkpoint's own folder had when the other checkpoint was written."""
     uid: str
     round: int
     step: int
@@ -150,7 +153,10 @@ def of_round(
 
 
 def setting(origin: Origin, config: str) -> str:
-    """Return the digest for `TrainedRound.setting`. `config` is the digest of the configuration."""
+    """Return a digest of images, configuration, libraries and script, for `TrainedRound.setting`.
+
+    `config` is the digest of the configuration.
+    """
     torch = getattr(sys.modules.get("torch"), "__version__", "")
     return digest([sorted(origin.images), config, str(torch), platform.python_version(), origin.script])
 
@@ -166,7 +172,7 @@ def canonical_digest(value: Any) -> str:
 
 
 def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
-    """Return as many of the images as fit into a state's header, whose size is fixed."""
+    """Return the images that become part of a state's header. Its size is fixed, so some images may be left out."""
     return tuple(sorted({_fitting(image) for image in images} - {""}))[:MOST_IMAGES]
 
 
@@ -211,9 +217,9 @@ def script_digest() -> str:
 
 
 def went_through(rounds: Sequence[TrainedRound], round: int, step: int) -> bool:
-    """Return whether the rounds led through the state after `step` steps of round `round`.
+    """Return whether training in these rounds passed through the state after `step` steps of round `round`.
 
-    The end of the last round is unknown here, so every step after the beginning of that round counts.
+    The step at which the last round ends is unknown here, so every step after its beginning counts.
     """
     return any(trained.round == round and trained.step <= step <= end for trained, end in _with_ends(rounds))
 
@@ -224,7 +230,7 @@ def since(rounds: Sequence[TrainedRound], step: int) -> tuple[TrainedRound, ...]
 
 
 def _with_ends(rounds: Sequence[TrainedRound]) -> Iterable[tuple[TrainedRound, int]]:
-    """Yield each round with the step at which the next round begins. For the last round, it is an unlimited number."""
+    """Yield each round with the step at which the next round begins. For the last round, the step is unlimited."""
     return zip(rounds, [*(trained.step for trained in rounds[1:]), sys.maxsize])
 
 

@@ -22,11 +22,11 @@ class SnapshotSource(Protocol):
     def layout(self) -> Layout: ...
 
     def views(self, file: mmap.mmap) -> Any:
-        """Return a view of each array's place in the mapped file, for `copy_to`."""
+        """Return a view of each array's place in the mapped file `file`. `copy_to` writes into these views."""
         ...
 
     def copy_to(self, views: Any) -> Arrival:
-        """Copy the present contents of the arrays into the views, or start the copy on a device."""
+        """Copy the present contents of the arrays into the views, or make a device start that copy."""
         ...
 
     def before_change(self) -> None:

@@ -9,15 +9,15 @@ OVERHEAD = 0.01
 SMOOTH = 0.5
 """Weight of the newest measurement in the moving average."""
 LEAP = 2.0
-"""Maximum of a measurement, as a multiple of the average.
+"""Maximum of a single measurement, as a multiple of the average.
 
-A measurement can include a run of Python's garbage collector (95 ms with torch). Without this limit, that one
-measurement would prevent snapshots for as long as a hundred ordinary ones.
+A measurement can include a run of Python's garbage collector (95 ms with torch). Without the maximum, it would prevent
+snapshots for as long as a hundred ordinary ones.
 """
 FADES = 0.97
-"""Factor by which the weight of an old comparison decreases with each step.
+"""Factor by which the weight of an earlier comparison decreases with each step.
 
-The rarer snapshots are, the more the newest comparison counts.
+If snapshots are rare, many steps lie between two comparisons. The newest comparison then has most of the weight.
 """
 ENOUGH = 20
 """Number of comparisons before their average is used."""
@@ -30,10 +30,10 @@ class Pace:
 
     The cost of a snapshot has two parts:
     - The training loop waits for the snapshot.
-    - Threads compute its checksum and copy it to a peer, which makes the following step slower. If enough cores are
-      free, this part is zero. If none is free, it is several times the first part.
+    - Threads compute the snapshot's checksum and copy it to a peer, which makes the following step slower. If enough
+      cores are free, this part is zero. If no core is free, it is several times the first part.
 
-    To measure the second part, each step after a snapshot is compared with the preceding steps without one.
+    To measure the second part, each step after a snapshot is compared with the preceding steps without a snapshot.
     """
 
     def __init__(self, overhead: float = OVERHEAD) -> None:
@@ -41,14 +41,14 @@ class Pace:
         self._overhead = overhead
         self._stall = self._step = 0.0
         self._plain, self._plain_seconds = 0, 0.0
-        """Number of steps since the last snapshot that no snapshot slowed down, and the total of their seconds."""
+        """Steps since the last snapshot that no snapshot made slower: their number, and their total seconds."""
         self._before: tuple[int, float] | None = None
-        """Number and mean seconds of the steps before the last snapshot that none slowed down.
+        """Steps before the last snapshot that no snapshot made slower: their number, and their mean seconds.
 
-        The value is set until all steps that the last snapshot slows down are known.
+        The value is None after the cost of the last snapshot has been computed.
         """
         self._behind_seconds = 0.0
-        """Seconds that the last snapshot has added to the steps after it."""
+        """Seconds by which the last snapshot has made the following steps slower."""
         self._compared, self._slower, self._in_a_row = 0, 0.0, 0
 
     def stepped(self, seconds: float, behind_snapshot: bool, committing: bool = False) -> None:
@@ -77,7 +77,10 @@ class Pace:
             self._in_a_row += 1
 
     def _compare(self) -> None:
-        """Add the cost of the last snapshot to the average, if all steps that it slows down are known."""
+        """Add the cost of the last snapshot to the average.
+
+        Nothing is added if that cost was added already.
+        """
         if self._before is None:
             return
         plain, self._before = self._before[0], None
@@ -104,7 +107,7 @@ class Pace:
         return max(fewest, math.ceil(self.cost / (self._overhead * self._step)))
 
     def share(self, steps: int) -> float:
-        """Return the share of the training time that snapshots take if there is one in each `steps` steps.
+        """Return the share of the training time that snapshots take if one snapshot is taken in `steps` steps.
 
         The result is 0 before the first measurement.
         """

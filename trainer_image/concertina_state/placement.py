@@ -24,7 +24,7 @@ class Cut:
 
     dim: int | None
     late: bool = False
-    """Whether this is a strided shard, which divides the tensor after all other mesh dimensions.
+    """Whether this is a strided shard. It divides the tensor after all other mesh dimensions have done so.
 
     FSDP makes a strided shard of a dimension that tensor parallelism has already divided.
     """
@@ -45,11 +45,13 @@ def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cu
 
 
 def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) -> list[tuple[int, int]]:
-    """Return, for each box, the rows (begin, end) that one of several ranks saves.
+    """Return, for each box, the rows that one of several ranks saves: the first one, and the one after the last.
 
-    All `parts` ranks have the same boxes, and `part` is the index of this rank. A box is given as its shape and the
-    bytes of an element. The boxes are laid end to end and divided into `parts` pieces of equal size. So each rank saves
-    parts of few boxes, and each row is saved once. A scalar counts as one row.
+    All `parts` ranks have the same boxes, and this rank has the index `part` among them. `boxes` has the shape of each
+    box and the bytes of an element.
+
+    The boxes are laid end to end and divided into `parts` pieces of about equal size. So each rank saves parts of few
+    boxes, and each row is saved once. A scalar counts as one row.
     """
     lengths = [shape[0] if shape else 1 for shape, _ in boxes]
     widths = [math.prod(shape[1:]) * size for shape, size in boxes]

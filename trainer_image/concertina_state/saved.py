@@ -58,8 +58,7 @@ class LocalShard:
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
 
-        Reading is faster than copying from a memory mapping, whose pages would have to be mapped first, and does not
-        need the GIL.
+        The file is read rather than mapped, because mapping its pages takes longer and needs the GIL.
 
         Raises:
             RestoreFailed: When the file ends early.
@@ -73,7 +72,9 @@ class LocalShard:
 
 
 class InMemory:
-    """Snapshot in the memory of agents. The agent of this pod fetches a shard from another agent if necessary.
+    """Snapshot in the memory of agents.
+
+    This pod's agent provides a shard, after fetching it from another agent if needed.
 
     Methods raise RestoreFailed.
     """
@@ -108,7 +109,7 @@ class Found:
 
     @property
     def metadata(self) -> ShardMetadata:
-        """Metadata of the state, from the header of any shard."""
+        """Metadata of the state. Every shard's header has them, so a rank without anything to read has them too."""
         return next(iter(self.headers.values())).metadata
 
 

@@ -39,15 +39,15 @@ class StepFlags:
     checkpoint_due: int = 0
     """Set by rank 0: the seconds in `checkpoint.everySeconds` have passed."""
     copied_last: int = 0
-    """This rank's last snapshot is completely copied to its peer."""
+    """Set if the peer has a complete copy of this rank's last snapshot."""
     copied_before: int = 0
-    """This rank's snapshot before the last one is completely copied to its peer."""
+    """Set if the peer has a complete copy of this rank's snapshot before the last one."""
     shipping: int = 0
-    """A shard of this rank is still being uploaded to storage."""
+    """Set if a shard of this rank is still being uploaded to storage."""
     snapshot_due: int = 0
-    """Set by rank 0: enough steps have passed since the last snapshot. Without a Pace, all ranks set it."""
+    """Set by rank 0 if enough steps have passed since the last snapshot. If there is no Pace, all ranks set it."""
     snapshot_waits: int = 0
-    """A new snapshot would have to wait for this rank's last snapshot, or for the file of the new one."""
+    """Set if a new snapshot would have to wait, for this rank's last snapshot or for the file of the new one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SaveDecision:
     durable: bool
     """Whether the snapshot becomes a checkpoint in durable storage."""
     outcome: Outcome | None
-    """Outcome of the round if the round ends with this step, otherwise None."""
+    """Outcome of the round, or None if the round continues after this step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SavePolicy:
     def is_due(self, step: int, flags: StepFlags) -> bool:
         """Return whether a checkpoint becomes due with this step.
 
-        The caller remembers this until a checkpoint begins.
+        `Saving` remembers this until the checkpoint begins.
         """
         every = self.checkpoint_every
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
@@ -83,9 +83,8 @@ class SavePolicy:
     def decide(self, step: int, flags: StepFlags, due: bool, keeping_up: bool, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps.
 
-        A snapshot that is due only by the pace is left out while some rank is not ready for it. So no step waits for
-        the checksum of an earlier snapshot. A checkpoint does not have to be left out, because it waits for its own
-        checksum anyway.
+        A regular snapshot is left out if some rank would have to wait for the checksum of an earlier snapshot. A
+        checkpoint is never left out for that reason, because it waits for its own checksum anyway.
 
         Args:
             step: Number of finished steps.
@@ -155,20 +154,24 @@ class Saving:
         """Seconds that training waited for saves in this round."""
         self._pace = pace
         self._began: float | None = None
-        """Time of the last call of `save`, or None if that call took a checkpoint, so that the step's duration does not
-        count."""
+        """Time of the last call of `save`, or None if that call took a checkpoint.
+
+        After a checkpoint, the time until the next call includes a wait, and is not the duration of a step.
+        """
         self._saved = self._waited = False
-        """Whether the last call of `save` took a snapshot, and whether a snapshot was being committed at that time."""
+        """Whether the last call of `save` took a snapshot, and whether a snapshot was still being committed at that
+        time."""
         self._since = self._stretch = 0
-        """Number of steps since the last snapshot, and from the snapshot before it to the last one."""
+        """Number of steps since the last snapshot, and number of steps between the last two snapshots."""
         self._copying_since: float | None = None
-        """Time at which the last snapshot began, or None if the weights have been changed since."""
+        """Time at which the last snapshot began, or None if the weights have been updated since."""
         self._beside = 0.0
-        """Seconds that a device had for the copy of the last snapshot before the weights were changed."""
+        """Seconds between the beginning of the last snapshot and the update of the weights. A device copies in this
+        time."""
 
     @property
     def snapshot_step(self) -> int | None:
-        """Step of the newest snapshot that is completely copied to the peers of all ranks, or None."""
+        """Step of the newest snapshot of which the peers of all ranks have complete copies, or None."""
         return self._snapshots.step_of(self._snapshots.complete)
 
     @property
@@ -191,7 +194,7 @@ class Saving:
     def local_flags(self, step: int | None = None) -> StepFlags:
         """Return this rank's flags for the next all-reduce.
 
-        `step` is the number of finished steps. Pass it if the ranks do not agree on flags in each step.
+        `step` is the number of finished steps. It is only needed if the ranks do not all-reduce flags after each step.
         """
         for message in self._channel.poll():
             if isinstance(message, CopiedUpTo):
@@ -235,8 +238,8 @@ class Saving:
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps. `flags` has the sums of the flags of all ranks.
 
-        The flags also tell which snapshot is completely copied to the peers of all ranks. Agents then delete snapshots
-        of older rounds, because the next snapshot may need their memory.
+        The flags also tell which snapshot is copied to the peers of all ranks. The agents then delete snapshots of
+        older rounds, because the next snapshot may need that memory.
         """
         last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:
@@ -267,9 +270,9 @@ class Saving:
             self._snapshots.make_room()
 
     def _after_step(self, now: float, decision: SaveDecision) -> None:
-        """Report the duration of the last step to the pace.
+        """Pass the duration of the last step to the Pace.
 
-        If the step began with a wait for a checkpoint, its duration is not reported.
+        If the step includes a wait for a checkpoint, its duration is not passed on.
         """
         if self._pace is not None and self._began is not None:
             self._pace.stepped(now - self._began, self._saved, self._waited)
@@ -280,10 +283,11 @@ class Saving:
             self._stretch, self._since = self._since if self._snapshots.count else 0, 0
 
     def _after_snapshot(self, stall: float) -> None:
-        """Report the cost of a snapshot to the pace.
+        """Pass the cost of a snapshot to the Pace.
 
-        The cost is `stall`, the duration of the save, plus the time that the weight update waited for a device's copy
-        of the previous snapshot. The first snapshot does not count, because its memory has to be allocated.
+        `stall` is the duration of the call of `save`. The cost also includes the time for which the weight update had
+        to wait for a device's copy. That time is known only of the previous snapshot. The first snapshot is not
+        counted, because its memory has to be allocated.
         """
         if self._pace is not None and self._snapshots.count > 1:
             self._pace.took(stall + max(0.0, self.device_seconds - self._beside))
@@ -295,9 +299,9 @@ class Saving:
         return self._snapshots.device_seconds
 
     def before_change(self) -> None:
-        """Make devices finish the copy of the last snapshot before changes that are queued later.
+        """Make devices finish the copy of the last snapshot before changes of the state that are queued later.
 
-        When this is called, the device has finished the work that was queued before the copy.
+        The training work that was queued on a device before this call has finished by now.
         """
         if self._copying_since is not None:
             self._beside, self._copying_since = time.perf_counter() - self._copying_since, None

@@ -1,11 +1,11 @@
 """Snapshots in node memory. Each rank has three slots, which are shard files that are written in place.
 
 One slot has the newest snapshot that is copied to the peers of all ranks, and one has the newest committed snapshot.
-The third slot is free to be written. The file `slot-N.json` beside a slot means that the slot's contents are complete.
-It is removed before the first byte is changed, and written after the last one.
+The third slot can be written. The contents of a slot are complete if there is a file `slot-N.json` beside it. This file
+is removed before the first byte of the slot is changed, and written after the last one.
 
-A shard that is being uploaded has a second name (a hard link). A file with a second name is never changed: a new file
-takes its place in the slot. The new file is allocated in advance if there is space (decision "Room for the next
+While a shard is being uploaded, its file has a second name (a hard link). A file with a second name is never changed:
+the slot gets a new file instead. The new file is allocated in advance if there is space (decision "Room for the next
 snapshot is made beside training").
 """
 
@@ -32,7 +32,7 @@ class MappedShard:
     """Shard file that is mapped into memory with all its pages, and a view of each array in it."""
 
     def __init__(self, path: Path, state: SnapshotSource, spare: Spare | None = None) -> None:
-        """Map a new file at `path`, or give `spare` that name.
+        """Map a new file at `path`. If `spare` is given, it is used as that file.
 
         Raises:
             InvalidInput: When the volume is too small.
@@ -44,9 +44,9 @@ class MappedShard:
         self._views = state.views(self._map)
 
     def fill(self, state: SnapshotSource) -> Arrival:
-        """Copy the present state into the file, or start the copy on a device.
+        """Copy the present state into the file, or make a device start that copy.
 
-        The file counts as missing until `commit` is called. If a peer is just copying the file, the peer does not
+        From now until `commit`, the file counts as missing. A peer that is copying the file at this moment does not
         report damage (decision "A drain may write over a running copy").
         """
         remove_sidecar(self.path)
@@ -65,7 +65,7 @@ class MappedShard:
 
     @property
     def shared(self) -> bool:
-        """Whether the file has a second name, or another file has taken its name."""
+        """Whether the file has a second name, or is no longer the file at its path."""
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -118,15 +118,15 @@ class Snapshots:
         return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else None
 
     def copied(self, ordinal: int, copied_step: int | None) -> bool:
-        """Return whether this rank's snapshot number `ordinal` is on its peer.
+        """Return whether the peer has a copy of this rank's snapshot number `ordinal`.
 
-        The peer has all snapshots up to `copied_step`.
+        `copied_step` is the step up to which the peer has copies.
         """
         return ordinal < 0 or (copied_step is not None and copied_step >= self._steps[ordinal])
 
     @property
     def keeping_up(self) -> bool:
-        """Whether the next snapshot overwrites none that peers are still copying.
+        """Whether the next snapshot would overwrite no snapshot that peers are still copying.
 
         This is the case if the snapshot before the last one is completely copied (decision "The k-th snapshot waits for
         the (k-2)-th").
@@ -145,11 +145,11 @@ class Snapshots:
         committed: Callable[[TakenSnapshot], None] = lambda snapshot: None,
         at_once: bool = False,
     ) -> TakenSnapshot:
-        """Write a snapshot, or start the copy on a device. A thread commits it later.
+        """Write a snapshot, or make a device start its copy. A thread commits the snapshot later.
 
-        The thread also computes the checksum, which takes longer than the copy, and then calls `committed` (decision "A
-        snapshot's checksum is a thread's"). This method never overwrites the newest complete snapshot or the newest
-        committed one, even if peers copy slowly.
+        The thread also computes the checksum, because that takes longer than the copy. Then it calls `committed`
+        (decision "A snapshot's checksum is a thread's"). The newest snapshot that is copied to all peers and the newest
+        committed one are never overwritten, even if peers copy slowly.
 
         Args:
             metadata: Metadata of the snapshot.
@@ -179,10 +179,10 @@ class Snapshots:
         return snapshot
 
     def make_room(self) -> None:
-        """Start to allocate a file for the next snapshot, if that snapshot needs a new file.
+        """Make the committing thread allocate a file for the next snapshot, if that snapshot needs a new file.
 
-        The committing thread does this after its present work. It also checks whether a file is needed, because a
-        system call in this thread would release the GIL and wait to get it back. If the file is not ready in time,
+        The thread does this after its present work. It also checks whether a new file is needed: a system call in the
+        training thread would release the GIL, and would then have to wait for it. If the file is not ready in time,
         `begin` waits for it (decision "Room for the next snapshot is made beside training").
         """
         index = self._next()
@@ -230,7 +230,7 @@ class Snapshots:
             self._committing = None
 
     def close(self) -> None:
-        """Wait until the thread has ended, and unmap the files. The files themselves are not deleted."""
+        """Wait until the committing thread has ended, and unmap the files. The files are not deleted."""
         self._committer.shutdown()
         for slot in self._slots:
             if slot is not None:

@@ -41,7 +41,7 @@ BUCKET = 64 << 20
 
 
 class StateIndex(LocalState[Tensor]):
-    """Tensors of one rank, by name."""
+    """Index of the tensors of a state on one rank, by name."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class StateIndex(LocalState[Tensor]):
         self._addresses = {name: tensor.data_ptr() for name, tensor in places}
 
     def still(self, tensors: Mapping[str, Tensor | ArrayShard]) -> bool:
-        """Return whether the index was made from these same tensor objects.
+        """Return whether `tensors` are the same tensor objects that this index was made from.
 
-        `tensors` includes buffers and the tensors that only this rank has.
+        They include buffers and the tensors that only this rank has.
         """
         return tensors.keys() == self._addresses.keys() and all(
             live(tensor).data_ptr() == self._addresses[name] for name, tensor in tensors.items()
@@ -214,9 +214,9 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def live(array: Tensor | ArrayShard) -> Tensor:
-    """Return the local tensor itself rather than a view.
+    """Return the local tensor itself, and not a view of it.
 
-    Making views of a thousand tensors takes longer than reading their addresses.
+    For a thousand tensors, making views takes longer than reading their addresses.
     """
     tensor: Tensor = array.array if isinstance(array, ArrayShard) else array
     if isinstance(tensor, ShardedTensor):

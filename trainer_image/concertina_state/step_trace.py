@@ -38,8 +38,8 @@ class Traces:
 class StepTrace:
     """Trace that is in progress.
 
-    The training thread calls `after` after each step. `after` never raises: an error is written into the file of the
-    trace.
+    The training thread calls `after` after each step. `after` never raises an error: the error is written into a file
+    beside the trace.
     """
 
     def __init__(self, request: TraceSteps, rank: int) -> None:
@@ -47,7 +47,7 @@ class StepTrace:
         self._path = step_traces.trace_file(step_traces.folder_of_worker(), request.name, rank)
         self._profiler: Any = None
         self._step: Any = None
-        """Profiler's mark of the step in progress."""
+        """Mark of the step in progress, which is an open `record_function` of the profiler."""
         self._current = self._last = 0
 
     def after(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Tensors that are copied into a shard's file, or filled from shards by a read plan. Requires torch."""
+"""Tensors of a shard: how they are copied into the shard's file, and filled from shards again. Requires torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tensors:
     """
 
     def __init__(self, layout: Layout, tensors: Sequence[Tensor]) -> None:
-        """Describe a shard that consists of `tensors`, whose order is that of the layout."""
+        """Describe a shard that consists of `tensors`, in the same order as the chunks of `layout`."""
         self.layout, self.tensors = layout, tensors
         self._devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         self._places = {
@@ -107,7 +107,7 @@ def _seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], tensors: Mapping[str, Tensor]) -> None:
-    """Read the chunks of a plan from shards into tensors."""
+    """Read the chunks of a plan from the shards, and copy them into the tensors of the same names."""
     filling.execute(plan, shards, lambda item: _place_for(item, tensors[item.target.name]))
 
 

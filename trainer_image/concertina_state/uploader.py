@@ -1,4 +1,4 @@
-"""Process of an agent that writes checkpoints to durable storage, and continues to run when a round ends.
+"""Uploader: a process that an agent starts to write checkpoints to durable storage. It serves several rounds.
 
 <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
 <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it counts as missing
@@ -73,7 +73,7 @@ class UploadedRun:
     """Facts about the run that are not part of its state."""
 
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """spec.trainer with its defaults; empty for a script."""
+    """spec.trainer with its defaults, or {} for a user's own script."""
     reaches: Sequence[int] = ()
     """Numbers of steps that a rollback may go back (see `retention.Keeping.back`)."""
 
@@ -213,7 +213,9 @@ def _publish(request: Publish, destination: Destination, uid: str, run: Uploaded
 def publish(
     folder: ObjectPrefix, destination: Destination, uid: str, id: SnapshotId, complete: bool, run: UploadedRun = UNKNOWN
 ) -> Published:
-    """Write the manifest of a snapshot whose shards are all in storage, move LATEST to it, and delete old checkpoints.
+    """Publish a checkpoint whose shards are all in storage.
+
+    This writes the manifest, makes LATEST name the checkpoint, and deletes old checkpoints.
 
     Raises:
         StorageError: When durable storage fails before LATEST has moved.
@@ -272,8 +274,9 @@ def _replaced(
 ) -> Continued | None:
     """Return the checkpoint of another job that this job may replace in `LATEST`, or None.
 
-    This is the checkpoint that this run continues from. If this job took the folder over, it is any checkpoint that the
-    earlier owner has published since: a pod of that owner that was cut off from its operator may still publish one.
+    It is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a newer
+    checkpoint of the earlier owner: a pod of that owner that lost its connection may have published it after the
+    take-over.
 
     Raises:
         Fenced: When `LATEST` names a checkpoint that this job may not replace.
@@ -309,7 +312,7 @@ def _shipped(folder: ObjectPrefix, prefix: str, id: SnapshotId) -> list[StoredSi
 
 
 def _parallelism(ranks: int) -> dict[str, int]:
-    """Return the degree of each kind of parallelism. "data" is the number of shares into which a batch is divided."""
+    """Return the degree of each kind of parallelism. "data" is the number of parts into which a batch is divided."""
     requested = json.loads(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
     counts = {
         kind: requested[kind] for kind in ("shard", "pipeline", "context", "tensor") if (requested.get(kind) or 1) > 1

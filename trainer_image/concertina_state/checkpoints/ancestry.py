@@ -33,10 +33,10 @@ def parent_of(
     continued: Continued | None,
     latest: Latest | None,
 ) -> ParentCheckpoint | None:
-    """Return the newest checkpoint that the state was trained from and that still exists, or None if there is none.
+    """Return the newest existing checkpoint that led to the state `id`, or None if there is none.
 
-    Usually LATEST names this checkpoint. LATEST can also name a checkpoint of another round that did not lead to this
-    state (decision "The parent is on the way").
+    Usually LATEST names this checkpoint. But LATEST can also name a checkpoint of another round that did not lead to
+    the state (decision "The parent is on the way").
 
     Raises:
         StorageError: When durable storage can't be read.

@@ -1,7 +1,7 @@
 """Operations on checkpoints in storage that need no cluster: list, verify, copy and prune. No torch.
 
-A caller that reads a whole checkpoint opens it with `opened`, which keeps it from deletion meanwhile. The function
-`Advance` is called with the number of bytes just processed, for progress bars.
+A caller that reads a whole checkpoint opens it with `opened`, which prevents its deletion in the meantime. A progress
+bar passes a function of type `Advance`, which is called with the number of bytes just processed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
 
 
 def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKey | None, str]:
-    """Return the checkpoint among `whole` that LATEST names, and a sentence about what is wrong with LATEST, or "".
+    """Return the checkpoint that LATEST names, and a sentence about what is wrong with LATEST, or "".
 
-    The checkpoint is None if LATEST is missing or has a problem.
+    `whole` has the finished checkpoints. If LATEST does not exist or does not name one of them, the checkpoint is None.
     """
     try:
         latest = read_latest(folder)
@@ -68,9 +68,10 @@ def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[Checkpoin
 def instead_of(damaged: InvalidInput) -> str:
     """Return a sentence that names the newest other checkpoint of the run and says how to continue from it.
 
-    The sentence begins with a space. It is empty if `damaged` is not about a checkpoint, or storage can't be read. If
-    the run has no other checkpoint, the sentence says so. The contents of the other checkpoint are not verified here:
-    the job that continues from it does so.
+    The sentence begins with a space. If the run has no other checkpoint, the sentence says so. If `damaged` is not
+    about a checkpoint, or storage can't be read, the result is "".
+
+    The contents of the other checkpoint are not verified here. The job that continues from it verifies them.
     """
     uri = damaged.checkpoint if isinstance(damaged, DamagedInput) else ""
     if not uri:
@@ -168,7 +169,7 @@ def _copy_shard(
 def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
     """Return the checkpoints that `prune` would delete, oldest first.
 
-    Checkpoints of another job are not deleted if they were written after LATEST was. That job may have continued from
+    Checkpoints of another job are not deleted if they are newer than LATEST. The other job may have continued from
     LATEST, and may be about to finish its first checkpoint.
 
     Raises:
@@ -195,7 +196,7 @@ def prune(folder: ObjectPrefix, keys: list[CheckpointKey]) -> list[CheckpointKey
 
 
 def run_of(uri: str) -> str:
-    """Return the run's folder that contains a checkpoint's folder."""
+    """Return the URI of the run's folder, given the URI of a checkpoint's own folder."""
     return uri.rsplit("/", 3)[0]
 
 

@@ -1,11 +1,11 @@
 """The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
-`LATEST` never moves back to an earlier round or step of a job. It moves from one job's checkpoint to another job's only
-if that other job continued from exactly this checkpoint. So two live jobs can't share a folder (decision "Replacement
-of another job's LATEST").
+`LATEST` never moves back to an earlier round or step of a job. It can move from a checkpoint of one job to a checkpoint
+of another job only if the other job was started from exactly the first checkpoint. So two running jobs can't share a
+folder (decision "Replacement of another job's LATEST").
 
 `LATEST` also lists the states that a rollback has undone (see `rollback`). It never names such a state again, even if
-that state is published late.
+the state is published late.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LATEST = "LATEST"
 
 
 class Fenced(Exception):
-    """Error that a job may not write here, because the folder belongs to another job or a later round.
+    """Error that this job may not publish a checkpoint, because another job or a later round has done so in the folder.
 
     The message is a sentence.
     """
@@ -80,9 +80,9 @@ def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, co
 
 
 def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
-    """Replace `LATEST` with the result of `change` by a conditional write, and return its new contents.
+    """Change `LATEST` by a conditional write, and return its new contents.
 
-    If `change` returns None, `LATEST` is not written.
+    `change` receives the present contents and returns the new ones. If it returns None, `LATEST` is not written.
 
     Raises:
         StorageError: When `LATEST` can't be read or written, or other writers change it each time.
@@ -114,10 +114,10 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
 
 
 def check_round(ours: Durable, latest: Latest | None) -> None:
-    """Check that `LATEST` is not at a later checkpoint of the same job, and that no rollback has undone `ours`.
+    """Check that this job may publish the checkpoint `ours`, given the present contents of `LATEST`.
 
-    A lower round is refused only once a higher round has published a checkpoint. Refusing it as soon as the higher
-    round begins would make each round depend on storage (decision "No fence at the start of a round").
+    A lower round is refused only after a higher round has published a checkpoint. If it were refused as soon as the
+    higher round begins, no round could begin without storage (decision "No fence at the start of a round").
 
     Raises:
         Fenced: When the state was undone, or `LATEST` is at a later one.
@@ -176,7 +176,7 @@ def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | N
 def _lying_in(folder: ObjectPrefix, durable: Durable) -> Durable:
     """Return the checkpoint with the URI that it has in `folder`.
 
-    The run's folder may have been moved or copied since `LATEST` was written.
+    The URI in `LATEST` can be outdated, because the run's folder may have been moved or copied.
     """
     key = CheckpointKey(durable.uid, durable.round, durable.step)
     return dataclasses.replace(durable, uri=f"{folder.uri}/{key.folder}")

@@ -26,7 +26,7 @@ from concertina_state.lineage import Lineage
 
 VERSION = 1
 BLOCK = 4 << 20
-"""Size in bytes of the blocks of a file that have checksums of their own, so that byte ranges can be verified."""
+"""Size in bytes of a block. Each block of a file has a checksum, so that byte ranges can be verified."""
 NAME = "manifest.json"
 LIBRARIES = ("concertina-sdk", "torch", "numpy", "obstore")
 _PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
@@ -46,7 +46,7 @@ class CheckpointKey:
 
     @staticmethod
     def of(key: str) -> tuple[CheckpointKey, str] | None:
-        """Return the checkpoint that an object belongs to, and the rest of the object's key.
+        """Return the checkpoint that an object belongs to, and the object's key within the checkpoint's folder.
 
         The result is None if the object belongs to no checkpoint.
         """
@@ -79,8 +79,10 @@ class StoredSidecar:
     part: ShardFile
     facts: ShardMetadata
     blocks: tuple[int, ...]
-    """For each block of BLOCK bytes, the crc32 of the file up to the end of the block. The last one covers the whole
-    file."""
+    """Checksums of the blocks of BLOCK bytes. Each is the crc32 of the file from its beginning to the end of the block.
+
+    So the last one is the crc32 of the whole file.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,15 +118,15 @@ class Manifest:
     parallelism: Mapping[str, int]
     """Degree of each kind of parallelism. Their product is the world size."""
     trainer: Mapping[str, Any]
-    """spec.trainer with its defaults; empty for a script."""
+    """spec.trainer with its defaults, or {} for a user's own script."""
     code: Code
     continued: Optional[Continued] = None
     skipped: Ranges = ()
     """Positions of the data that the run has skipped."""
     undone: tuple[Undone, ...] = ()
-    """Ranges of states that were undone before this checkpoint was written.
+    """Ranges of states that rollbacks had undone before this checkpoint was written.
 
-    Of each listed round, the states after the listed step are invalid.
+    Each range has a round and a step: the states of this and earlier rounds that are later than the step are invalid.
     """
     lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
     """Rounds, data and settings that led to the checkpoint."""
@@ -158,10 +160,10 @@ def _version(name: str) -> str:
 
 
 def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> Iterator[memoryview]:
-    """Yield the blocks, each of BLOCK bytes, and append the crc32 up to the end of each block to `ends`.
+    """Yield the blocks of a file, and append the crc32 of the file up to the end of each block to `ends`.
 
-    Running values yield the checksum of the whole file and those of its blocks in one pass. The block checksums serve a
-    resized world, which reads byte ranges (decision "Checksums of blocks, as running values").
+    One pass computes the checksums of the whole file and of its blocks (decision "Checksums of blocks, as running
+    values"). The checksums of blocks are needed when a world of another size reads byte ranges.
     """
     value = 0
     for block in blocks:
@@ -194,7 +196,7 @@ def to_json(value: Any) -> bytes:
 
 
 def here(uid: str, id: SnapshotId) -> str:
-    """Return the folder of the checkpoint that a snapshot becomes, relative to its run's URI."""
+    """Return the folder of the checkpoint that is made from a snapshot, relative to the run's URI."""
     return CheckpointKey(uid, id.round, id.step).folder
 
 

@@ -1,7 +1,7 @@
 """The object `OWNER`, which names the job that may write to a folder of checkpoints.
 
-The first job that writes to the folder creates `OWNER` by a conditional write. Another job can replace it in two cases
-(decision "The store decides who owns a folder"):
+The first job that writes to the folder creates `OWNER` by a conditional write. Another job can replace the owner in two
+cases (decision "The store decides who owns a folder"):
 - The user names the owner's uid in `checkpoint.takeOver`.
 - The owner was a job of the same namespace that no longer exists.
 """
@@ -130,9 +130,9 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
 
 
 def took_over_from(folder: ObjectPrefix, uid: str) -> str:
-    """Return the uid of the earlier job whose checkpoint `LATEST` named when this job became the owner.
+    """Return the uid of the earlier job whose checkpoint `LATEST` named when this job became the owner of the folder.
 
-    The result is empty if this job is not the owner, or if `LATEST` named no checkpoint.
+    The result is "" if this job is not the owner, or if `LATEST` named no checkpoint.
 
     Raises:
         StorageError: When durable storage can't be read.
@@ -142,7 +142,9 @@ def took_over_from(folder: ObjectPrefix, uid: str) -> str:
 
 
 def _check_conditional(folder: ObjectPrefix, text: bytes) -> None:
-    """Check that the store refuses to create an existing object. Some stores ignore this condition and overwrite it.
+    """Check that the store refuses to create an object that exists.
+
+    Some stores ignore this condition, and overwrite the object.
 
     Raises:
         StoreRefused: When the store ignores the condition.

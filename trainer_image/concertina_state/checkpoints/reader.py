@@ -28,7 +28,7 @@ class StoredShard:
     """Shard of a checkpoint, of which any byte ranges can be read."""
 
     batch_bytes = 16 * BLOCK
-    """Preferred bytes per request: a whole number of blocks, for which the client makes several requests to a cloud
+    """Preferred bytes per request. It is a multiple of BLOCK, and large enough for several parallel requests to the
     store."""
 
     def __init__(self, folder: ObjectPrefix, file: ShardFile) -> None:
@@ -196,7 +196,10 @@ def _gone(uri: str) -> StorageError:
 
 
 def resolve(uri: str) -> str:
-    """Return the URI of a checkpoint's own folder: `uri` itself, or in a run's folder, the one that LATEST names.
+    """Return the URI of a checkpoint's own folder.
+
+    If `uri` is a checkpoint's folder, it is returned. If `uri` is a run's folder, the result is the checkpoint that
+    LATEST names.
 
     Raises:
         InvalidInput: When `uri` is neither a checkpoint nor a run's folder with one.
@@ -221,9 +224,9 @@ def _crc32(views: Iterable[memoryview], value: int) -> int:
 
 
 def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, memoryview]]]:
-    """Yield runs of parts that can be read together, in the order of the file.
+    """Group parts of a file that can be read together, and yield the groups in the order of the file.
 
-    Parts are in the same run if they share a block or are in adjacent blocks. Parts that overlap are in different runs.
+    Two parts are in the same group if they are in the same block or in adjacent blocks and do not overlap.
     """
     run: list[tuple[int, memoryview]] = []
     end = 0
@@ -238,9 +241,9 @@ def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, m
 
 
 def _covering(run: Sequence[tuple[int, memoryview]], begin: int, end: int) -> list[memoryview]:
-    """Return memory for all bytes from `begin` to `end` of the file.
+    """Return memory for all bytes from `begin` to `end` of a file, as views that follow one another.
 
-    Bytes that the run requests go into the run's own memory. The bytes between them go into new buffers.
+    The memory of the requested parts (`run`) is used for their bytes. The bytes between them go into new buffers.
     """
     views: list[memoryview] = []
     for offset, target in run:

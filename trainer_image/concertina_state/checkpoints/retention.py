@@ -1,9 +1,9 @@
-"""Retention of checkpoints. Deletion does not remove a checkpoint while it is being read.
+"""Retention of checkpoints. A checkpoint is not deleted while it is being read.
 
 Before a reader reads the manifest, it creates a lease, which is an object in `<checkpoint>/readers/`. A process that
 deletes a checkpoint first removes the manifest and then looks for leases. If it finds a lease, it puts the manifest
-back. So there are two cases: the reader finds no manifest and uses a newer checkpoint, or the deleting process finds
-the lease (decision "Readers hold leases"). A lease expires after six hours, so leases of readers that died do not last.
+back. So either the reader finds no manifest and uses a newer checkpoint, or the deleting process finds the lease
+(decision "Readers hold leases"). A lease expires after six hours, in case its reader has died.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Keeping:
     back: tuple[int, ...] = ()
     """Numbers of steps that a rollback may go back.
 
-    For each number, one checkpoint that is at least this many steps older than LATEST is kept, even if `newest` is
-    smaller.
+    For each number n, the newest checkpoint that is at least n steps older than LATEST is kept, in addition to the
+    `newest` ones.
     """
 
 
@@ -48,9 +48,10 @@ def doomed(
 ) -> list[CheckpointKey]:
     """Return the checkpoints that may be deleted, oldest first.
 
-    An undone checkpoint is kept only if LATEST names it. The shards of an unfinished checkpoint are kept until LATEST
-    names a newer checkpoint, because the checkpoint may still be finished until then. Checkpoints of another uid than
-    LATEST's belong to a job that this job continued from, and count as older.
+    - A checkpoint that a rollback has undone is kept only if LATEST names it.
+    - Shards of an unfinished checkpoint are kept until LATEST names a newer checkpoint. Until then, the checkpoint can
+      still be finished.
+    - Checkpoints of another uid than LATEST's are from a job that this job continued from, and count as older.
     """
     rollbacks, age = tuple(undone), functools.partial(_age, latest)
 
@@ -74,7 +75,7 @@ def _age(latest: CheckpointKey, key: CheckpointKey) -> tuple[bool, int, int]:
 def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[CheckpointKey]:
     """Yield the first checkpoint in each interval of `every` steps.
 
-    Checkpoints whose steps a later round trained again are left out.
+    If a later round has trained the steps of a checkpoint again, the checkpoint is left out.
     """
     current: list[CheckpointKey] = []
     for key in ordered:
@@ -87,10 +88,10 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete the checkpoints that may be deleted, and return them.
+    """Delete the checkpoints of this job that may be deleted, and return them.
 
-    This includes checkpoints of the earlier job `before` that this job continued from. `before` is empty if there is
-    none.
+    If this job continued from another job, `before` is the uid of that job, and its checkpoints are handled too.
+    Otherwise, `before` is "".
     """
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)

@@ -22,10 +22,10 @@ from concertina_state.objects.prefix import ObjectPrefix
 
 
 def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
-    """Make `LATEST` name no checkpoint of this job that was undone, and return the checkpoint that it names afterwards.
+    """Make `LATEST` name no checkpoint of this job that a rollback has undone, and return the checkpoint that it names.
 
-    `LATEST` also records `undone`, so that it does not name such a checkpoint later. If `LATEST` is already at a later
-    round, it is not changed. The call may be repeated.
+    `LATEST` also records the rollback, so that it never names such a checkpoint later. If `LATEST` is already at a
+    later round, nothing is changed. The call may be repeated.
 
     Raises:
         StorageError: When durable storage can't be read or written.
@@ -61,11 +61,13 @@ def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) 
 
 
 def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) -> Rollback | None:
-    """Go back from a damaged checkpoint to the newest usable one before it, for `checkpoint.onDamage: UsePrevious`.
+    """Return the rollback from a damaged checkpoint to the newest usable one before it.
 
-    The result is None if the damaged input is not a checkpoint in the job's own folder `uri`. It is then training data,
-    or a checkpoint elsewhere that the spec names. `uid` and `restore` are those of the round that read the damaged
-    input.
+    `checkpoint.onDamage: UsePrevious` requests this. `uid` and `restore` are those of the round that read the damaged
+    file.
+
+    The result is None if the damaged file is not part of a checkpoint in the job's own folder `uri`. It is then part of
+    the training data, or of a checkpoint elsewhere that the spec names.
 
     Raises:
         DamagedInput: When no other checkpoint is left.
@@ -86,9 +88,10 @@ def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) 
 
 
 def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
-    """Return `durable`, which LATEST names, or the newest checkpoint before it if `durable` was undone or is damaged.
+    """Return a checkpoint that the job can continue from, or None if all were undone.
 
-    The result is None if all checkpoints were undone.
+    It is `durable`, which LATEST names. If `durable` was undone or is damaged, it is the newest usable checkpoint
+    before it.
 
     Raises:
         DamagedInput: When no checkpoint is left, and some of them are damaged.
@@ -104,9 +107,9 @@ def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
 
 
 def none_left(damaged: Sequence[str]) -> DamagedInput:
-    """Return the error that no usable checkpoint is left because of damage.
+    """Return the error that damage has left no usable checkpoint.
 
-    It ends the run, which must not start again from step 0 without its user.
+    The error ends the run. Only a user may decide to start it again from step 0.
     """
     return DamagedInput(
         f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start "
@@ -115,7 +118,7 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
 
 
 def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: Collection[str] = ()) -> Latest | None:
-    """Return the contents of `LATEST` that name the newest usable checkpoint, or None if there is none.
+    """Return contents of `LATEST` that name the newest usable checkpoint, or None if there is no usable checkpoint.
 
     The checkpoint is of this job, or else of the job that this job continued from.
     """
@@ -138,10 +141,10 @@ def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: 
 def _before(
     folder: ObjectPrefix, uid: str, finished: Iterable[CheckpointKey], undone: Sequence[Undone]
 ) -> list[CheckpointKey]:
-    """Return the checkpoints of the earlier job that this job continued from, in order of preference.
+    """Return checkpoints of the earlier job that this job continued from, in order of preference.
 
-    The list ends with the checkpoint that this job continued from; later ones are left out. Checkpoints of steps before
-    everything that was undone come first, and newer checkpoints before older ones.
+    They include the checkpoint that this job continued from, and older ones. Checkpoints of a step before everything
+    that was undone come first. Among these and among the others, newer checkpoints come first.
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
     continued = next((manifest.continued for _, _, manifest in ours), None)

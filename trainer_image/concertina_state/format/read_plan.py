@@ -66,10 +66,10 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class ReadItem:
-    """Contiguous bytes to read from a shard's file: whole rows of a stored box.
+    """Contiguous bytes to read from a shard's file. They are whole rows of a stored box.
 
-    A row is an index of the first dimension. The elements in `box` are the part of these rows that `target`, a
-    requested chunk, needs.
+    A row is the part of the box at one index of the first dimension. `target` is a requested chunk. `box` has the
+    elements of these rows that belong to `target`.
     """
 
     shard: int
@@ -85,7 +85,10 @@ class ReadItem:
         return self.rows.elements * ITEM_SIZES[self.dtype]
 
     def split(self, most: int) -> Iterator[ReadItem]:
-        """Yield parts of the item that end at multiples of `most` bytes of the file, as far as whole rows allow."""
+        """Divide the item into items whose bytes do not cross a multiple of `most` in the file, and yield these.
+
+        An item always has whole rows. So if a row is longer than `most` bytes, the item of that row is longer too.
+        """
         if not self.rows.shape or self.begin % most + self.size <= most:
             yield self
             return
@@ -106,7 +109,7 @@ class ReadPlan:
     items: tuple[ReadItem, ...]
     """Items to read. Together they contain each requested element that is stored."""
     lacking: tuple[tuple[Chunk, Box], ...] = ()
-    """Requested elements that no shard stores: the chunk and the box."""
+    """Requested elements that no shard stores, as pairs of the requested chunk and the box of the elements."""
 
     @property
     def shards(self) -> list[int]:

@@ -55,7 +55,10 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Continued:
-    """Checkpoint of another job that this run continues from. If `LATEST` names it, this run may change `LATEST`."""
+    """Checkpoint of another job that this job continued from.
+
+    If `LATEST` in the folder names this checkpoint, this job may replace it there.
+    """
 
     uid: str
     round: int
@@ -64,7 +67,7 @@ class Continued:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """Statistics of the losses so far, for the detection of unusual losses (see `anomalies`)."""
+    """Statistics of the losses so far. They serve to detect unusual losses (see `anomalies`)."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -89,7 +92,7 @@ class ShardMetadata:
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
     waited_for: bool = False
-    """Whether a script waits for this snapshot, which may be that of the script's last step."""
+    """Whether a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,11 +107,15 @@ class Header:
     metadata: ShardMetadata
     chunks: dict[str, StoredChunk]
     trainer: str = ""
-    """Configuration of the bundled trainer as JSON; empty for a script."""
+    """Configuration of the bundled trainer as JSON, or "" for a user's own script."""
 
 
 class Layout:
-    """Place in the file of each chunk of a shard. From one snapshot to the next, only the metadata change."""
+    """Places of the chunks of a shard in its file.
+
+    They are the same in all snapshots of a layout. From one snapshot to the next, only the metadata in the header
+    change.
+    """
 
     def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:
         """Assign a place to each chunk. `trainer` is the configuration of the bundled trainer as JSON."""
@@ -142,7 +149,7 @@ class Layout:
         return [self.data_begin + offset for offset in self._offsets]
 
     def header(self, metadata: ShardMetadata) -> bytes:
-        """Return the beginning of the file: its first `data_begin` bytes."""
+        """Return the header of the file: its first `data_begin` bytes."""
         return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
     def _json(self, metadata: ShardMetadata) -> bytes:
@@ -230,7 +237,9 @@ def counts(value: Any) -> tuple[int, ...]:
 
 
 def data_begin(entry: dict[str, Any]) -> int:
-    """Return the offset of a tensor's first byte after the header. The tensor's size is checked against its shape.
+    """Return the offset of a tensor's first byte after the header.
+
+    The size of the tensor in the file is checked against its shape.
 
     Raises:
         ValueError: When the size does not match the shape, or the entry is malformed.

@@ -22,13 +22,13 @@ DENIED = ("401 Unauthorized", "403 Forbidden", "<Code>ExpiredToken<", "<Code>Inv
 SHORT = ("416 ", "Requested range was invalid")
 """Texts in errors that mean that an object ends before the requested range."""
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
-"""Metadata servers, which clients ask for the machine's credentials if no others are configured."""
+"""Addresses of metadata servers. A client asks them for the machine's credentials if no others are configured."""
 IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
 """Texts in errors that mean that an identity's token was not exchanged for credentials."""
 UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
 CUT_OFF = ("error sending request", "request or response body error")
 OPEN = "open"
-"""Name for the action that opens a store. It sends no request, so an error is due to the settings."""
+"""Name for the action of opening a store. Opening sends no request, so an error in it comes from the settings."""
 MOST = 300
 """Maximum characters of a store's own message."""
 
@@ -36,7 +36,8 @@ MOST = 300
 class StoreMessage(NamedTuple):
     message: str
     refused: bool
-    """Whether the store refused the request, or no request could be sent. A retry is then unlikely to succeed soon."""
+    """Whether the store refused the request, or no request could be sent. In both cases, a retry is unlikely to help
+    soon."""
 
 
 @dataclasses.dataclass(frozen=True)

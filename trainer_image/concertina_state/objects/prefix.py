@@ -1,4 +1,4 @@
-"""Access to objects below a URI. Errors are sentences that say what to do."""
+"""Access to the objects below a URI. Messages of errors say what to do."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ PIECE = 16 << 20
 MOST_PIECES = 5000
 """Maximum number of pieces of an object (S3 allows 10,000)."""
 HELD = MOST_WAITING
-"""Maximum number of pieces of an object that are in memory because they are not written yet."""
+"""Maximum number of pieces of an object that wait in memory to be written."""
 MOST_VIEWS = 1024
 """Maximum number of buffers that one system call fills (IOV_MAX)."""
 AGAIN = 0.2
-"""Seconds before a request is first repeated if its answer was cut off."""
+"""Seconds before the first repetition of a request whose answer was cut off."""
 T = TypeVar("T")
 
 
@@ -65,7 +65,7 @@ class Missing(StoreRefused):
 
 
 class NoFolder(StoreRefused):
-    """Error that a folder does not exist."""
+    """Error that the folder of a `file://` URI or a plain path does not exist."""
 
 
 class Changed(Exception):
@@ -203,10 +203,9 @@ class ObjectPrefix:
             raise
 
     def forget(self, pattern: str) -> None:
-        """Remove the files that match `pattern`, except the newest, from the kernel's page cache.
+        """Remove the files that match `pattern` from the kernel's page cache, except the newest file.
 
-        This makes memory available to the files that are written next (decision "Older parts leave memory to the
-        next").
+        The files that are written next can then use this memory (decision "Older parts leave memory to the next").
         """
         if self._directory is None:
             return
@@ -222,10 +221,10 @@ class ObjectPrefix:
             self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
 
     def settle(self, keys: Sequence[str]) -> None:
-        """Wait until the objects would survive a power loss.
+        """Wait until a power loss can no longer destroy the objects.
 
-        Objects in a cloud store do so as soon as they are written. Files are synced here, because the kernel delays
-        writing them to the disk (decision "On files, durable means on the disk").
+        For a cloud store, this is the case as soon as an object is written. Files are synced here, because the kernel
+        writes them to the disk later (decision "On files, durable means on the disk").
         """
         if self._directory is None:
             return
@@ -255,7 +254,7 @@ class ObjectPrefix:
                 raise Changed(key) from error
 
     def _put_if_local(self, path: Path, value: bytes, version: UpdateVersion | None) -> None:
-        """Write a file if it has the given version.
+        """Write a file if it has the given version, or if it does not exist and `version` is None.
 
         obstore does not support conditional overwrites of files. A lock file beside the file prevents concurrent writes
         on this file system.
@@ -348,7 +347,7 @@ class ObjectPrefix:
 
 
 def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memoryview]:
-    """Yield views of the bytes from `begin` to `end` of several views that form one sequence of bytes."""
+    """Return the bytes from `begin` to `end` of a sequence of views, as views."""
     offset = 0
     for view in views:
         if part := view[max(0, begin - offset) : max(0, end - offset)]:

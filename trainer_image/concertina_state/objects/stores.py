@@ -26,14 +26,17 @@ CA_FILES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
 """Variables that name a PEM file with additional trusted certificates. The first variable that is set is used."""
 CONNECT = timedelta(seconds=3)
 STALLED = timedelta(seconds=20)
-"""Seconds without data after which a response is considered stalled and is requested again."""
+"""Time without data after which a request is considered stalled, and is sent again."""
 REQUEST = timedelta(minutes=15)
 """Time limit of one request, including its body."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadIdentity:
-    """Cloud identity of a workload, which a token proves. The text is empty if there is none."""
+    """Cloud identity of a workload that is proved by a token, and what to check if it is refused.
+
+    `who` is "" if there is no such identity.
+    """
 
     who: str = ""
     check: str = "that the pod's service account has an identity that may use the store"
@@ -52,7 +55,7 @@ class StoreKind:
     endpoints: tuple[str, ...]
     """Environment variables with the URL of an endpoint."""
     keys: str
-    """Names of the environment variables with credentials, for messages."""
+    """Names of the environment variables with credentials. Error messages contain them."""
     region: str = "the region's variable"
     identity: Callable[[], WorkloadIdentity] = WorkloadIdentity
 
