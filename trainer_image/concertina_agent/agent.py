@@ -1,6 +1,7 @@
-"""Event loop of the agent: sockets, processes and files produce events, and `core.machine` answers with effects.
+"""Event loop of the agent, which connects `core.machine` with sockets, processes and files.
 
-The effects are then carried out here. Everything runs in one thread.
+Sockets, processes and files produce events. `core.machine` handles an event and returns effects, such as a message to
+send. They are carried out here. Everything runs in one thread.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Agent:
             e.Exit: (self._leave,),
             e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
         }
-        """Functions that carry out each kind of effect, in the order in which they are called."""
+        """Functions that carry out an effect, by the class of the effect, in the order in which they are called."""
 
     async def run(self) -> int:
         """Run until the agent has to exit, and return the exit code."""
@@ -143,7 +144,10 @@ class Agent:
             self._channel.close()
 
     def emit(self, event: e.Event) -> None:
-        """Handle an event. An event that is emitted while effects are carried out is queued."""
+        """Pass an event to the state machine, and carry out the effects.
+
+        If an event is emitted while effects are carried out, it is handled after them.
+        """
         self._events.append(event)
         if self._busy:
             return
@@ -177,7 +181,7 @@ class Agent:
         self._tasks.start("uploader", self._uploads.keep_running(start, self._workers.until_warm))
 
     async def _ship_all(self) -> None:
-        """Send the records that the tracking tool lacks. If there is a grace period, stop when it is over."""
+        """Send the records that the tracking tool has not received yet. If there is a grace period, stop at its end."""
         if self._tracking is not None:
             notice = self._core.notice
             remaining_seconds = notice.until - time.monotonic() if notice is not None else SHIP_ALL_SECONDS

@@ -37,7 +37,7 @@ from concertina_protocol.log import log_event
 PYZ = "agent.pyz"
 SCRIPT_PACKAGES = ("concertina_protocol", "concertina_state", "concertina_data", "concertina_tracking", "trainingjob")
 STORAGE_MODULES = ("obstore", "typing_extensions")
-"""Modules of the client of durable storage, as installed in the agent's image."""
+"""Python modules of the client of durable storage, as installed in the agent's image."""
 ENTRY = "zipapp_main.py"
 """File of this package that becomes the zipapp's __main__."""
 REPORT_SECONDS = 10.0

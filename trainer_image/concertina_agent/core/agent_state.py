@@ -59,7 +59,8 @@ class AgentState:
         """Reason why the tracking tool does not accept records, or ""."""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
-        """Round that this agent takes part in, or the last one that has ended here, or None."""
+        """Round that this agent takes part in. After its end, this is still the round until the next one. None before
+        the first."""
         self.notice: Optional[Notice] = None
         self.last_event: Optional[e.Moment] = None
 
@@ -67,7 +68,7 @@ class AgentState:
 
     @property
     def state(self) -> OwnState:
-        """State of this agent without regard to other members (see `states`)."""
+        """State of this agent's own part in its round, such as running or failed (see `states`)."""
         r = self.round
         if r is None:
             if self.preparation is None:
@@ -86,11 +87,11 @@ class AgentState:
 
     @property
     def reported(self) -> OwnState:
-        """State of this agent as its Report has it.
+        """State as in the Report that the operator receives.
 
         The state `starting` is reported as `running`. A coordinator reports the end of a round only when every member
-        has ended and the checkpoint that this end requires is in storage. It reports a failure only when the cause is
-        known.
+        has ended and the checkpoint that this end requires is in storage. A coordinator reports a failure only when the
+        cause is known.
         """
         own, r = self.state, self.round
         if r is None or r.coordinator is None or own not in OVER:
@@ -102,10 +103,10 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """Return whether the end of this round need not wait for storage any longer.
+        """Return whether the end of this round need not wait for a checkpoint in storage any longer.
 
-        That is the case if storage has the checkpoint that the end requires. After a drain, it is also the case if a
-        member is gone whose shards of that checkpoint can no longer arrive.
+        That is the case if storage has the checkpoint that this end requires. After a drain, it is also the case if a
+        member is gone before it has uploaded its shards: the checkpoint can then never be complete.
         """
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
         if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
@@ -116,9 +117,9 @@ class AgentState:
         return nothing or self.uploads.has(self.uid, step, complete=False)
 
     def last_step(self, r: Membership) -> Optional[int]:
-        """Return the step whose state must be in storage at the end of this round, or None.
+        """Return the step whose state must be in storage when this round ends, or None.
 
-        For a script, only its end shows which step is the last one. The newest state that all ranks have saved must
+        For a script, only its end shows which step was the last one. The newest step that all ranks have saved must
         then be in storage (`ends_at`).
         """
         if r.ends_at is not None:
@@ -153,9 +154,10 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """Return the heartbeat that this agent, as a coordinator, sends to its members.
+        """Return the heartbeat that this agent, if it is the coordinator, sends to its members.
 
-        It is equal to `member_state`, except that succeeded and drained are sent only if they apply to the whole round.
+        It is equal to `member_state`, with one exception: the states succeeded and drained are sent only if they apply
+        to the whole round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -163,7 +165,7 @@ class AgentState:
         return dataclasses.replace(state, state=self.reported.on_wire)
 
     def report(self) -> p.Report:
-        """Return the report of this agent, which a Watch streams."""
+        """Return the report of this agent for the operator. A Watch streams it."""
         r, reported = self.round, self.reported
         coordinator = r.coordinator if r else None
         return p.Report(
@@ -206,10 +208,11 @@ class AgentState:
     # --- exit of this agent -----------------------------------------------------------------------------------------
 
     def at_rest(self) -> bool:
-        """Return whether this agent can exit without losing anything.
+        """Return whether this agent can exit without losing a state that a later round may need.
 
-        A later round may need the state in its memory: if the agent has taken part in Prepare and was not released, or
-        if its neighbour in the ring of copies departs too. A state in storage is not lost.
+        It must stay in two cases, unless the state is also in storage:
+        - It has taken part in Prepare, and the operator has not released it yet.
+        - Its neighbour in the ring of copies, which has a copy of its state, departs too.
         """
         r = self.round
         if r is None:
@@ -222,9 +225,9 @@ class AgentState:
         return r.workers.all_over() and self.uploads.all_shipped and copied and coordinated
 
     def leaving(self) -> tuple[str, ...]:
-        """Return the members that must depart, as far as the coordinator knows.
+        """Return the members that have a termination notice and must depart.
 
-        Other members know this from its heartbeats.
+        The coordinator knows them from the members. Other members know them from the coordinator's heartbeats.
         """
         r = self.round
         if r is None:
@@ -232,10 +235,10 @@ class AgentState:
         return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Return whether this agent may be the last one that has a certain state.
+        """Return whether this agent may be the only one that still has a certain state.
 
-        The result is also True while the coordinator has not reported the other departing members yet, because
-        termination notices often come in groups.
+        Termination notices often come in groups. So until the coordinator has reported the other departing members, the
+        result is True.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
@@ -248,9 +251,9 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the whole round has succeeded. The agent then exits with 0, which tells the operator.
+        """Return whether the whole round has succeeded. If so, the agent exits with 0, which tells the operator.
 
-        On a member, this is whether the coordinator has reported success.
+        A member knows this from the coordinator.
         """
         r = self.round
         is_outcome_known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)

@@ -1,6 +1,6 @@
-"""Events that an agent handles, and effects that must be carried out.
+"""Events that an agent handles, and effects that it must carry out, as data classes.
 
-This module contains only data classes. `machine` contains the rules.
+`machine` has the rules: which effects an event has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Moment(NamedTuple):
     now: float
     """Monotonic time in seconds."""
     at: float
-    """Unix time in seconds. Used only in messages for people (Failure.at)."""
+    """Unix time in seconds. It is used only in messages for people (Failure.at)."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -29,7 +29,10 @@ Request = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Join, p.Ping,
 
 @dataclasses.dataclass(frozen=True)
 class RequestReceived:
-    """Request on a connection. It is answered by exactly one Reply with the same `request` number, possibly later."""
+    """Event: a request has arrived.
+
+    It is answered by exactly one Reply with the same `request` number, possibly later.
+    """
 
     request: int
     message: Request
@@ -37,22 +40,22 @@ class RequestReceived:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersGone:
-    """All workers of rounds below this one are gone, and the volume has been read since. Answers KillWorkers."""
+    """Event after KillWorkers: no worker of a round below `round` is left, and the volume has been read since."""
 
     round: int
     held: Optional[tuple[p.HeldSnapshot, ...]] = None
     """Snapshots that are in the volume.
 
-    If None, the agent's own record of committed snapshots is used instead, because each worker has left its newest
-    three complete.
+    If None, the agent continues with its own record of committed snapshots. That is correct because a worker's newest
+    three snapshots are always complete.
     """
     replaced: tuple[p.Replaced, ...] = ()
-    """For each worker that was killed before it had ended, the reason why it can't enter the next round."""
+    """Workers that were killed before they had ended: for each, the reason why it can't enter the next round."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreBound:
-    """The store's port has been bound. Answers BindStore."""
+    """Event after BindStore: a port is bound for the c10d store of the round."""
 
     round: int
     claim: str
@@ -61,7 +64,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Candidates that answered a Ping, including this agent. Answers PingPeers."""
+    """Event after PingPeers: these candidates have answered a Ping. This agent is one of them."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -69,7 +72,7 @@ class Reached:
 
 @dataclasses.dataclass(frozen=True)
 class StartFailed:
-    """The workers of this round could not be started."""
+    """Event: the workers of a round could not be started."""
 
     round: int
     message: str
@@ -77,7 +80,7 @@ class StartFailed:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMessage:
-    """Message of a worker to this agent.
+    """Event: a worker has sent a message to this agent.
 
     `message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, KeepsState, Register and CallCount.
     For a user's own command, the agent itself produces Hello when the process has started.
@@ -90,7 +93,7 @@ class WorkerMessage:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerExited:
-    """A worker has exited. All its messages have been handled before.
+    """Event: a worker has exited. All its messages have been handled before.
 
     `code` is negative for a signal, as in `subprocess`.
     """
@@ -102,8 +105,8 @@ class WorkerExited:
     last_error: str = ""
     """Last line that the worker wrote to stderr.
 
-    It is more useful than the last line of all output: if stdout is buffered, its lines arrive last although they were
-    printed first.
+    The last line of all output would say less: if stdout is buffered, its lines arrive after those of stderr, although
+    they were printed before.
     """
     out_of_memory: bool = False
     """Whether the kernel killed a process of this container for lack of memory since the worker started."""
@@ -111,16 +114,16 @@ class WorkerExited:
 
 @dataclasses.dataclass(frozen=True)
 class MemberMessage:
-    """A member has sent a line on its stream to this coordinator. The stream was opened by an accepted Join."""
+    """Event on the coordinator: a member has sent a line on the stream that its Join opened."""
 
     state: p.MemberState
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """A member is lost to this coordinator.
+    """Event on the coordinator: a member is lost.
 
-    Its stream broke and its agent could not be reached, or it sent an invalid message.
+    The member's stream broke and its agent could not be reached, or the member sent an invalid message.
     """
 
     round: int
@@ -131,7 +134,7 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorJoined:
-    """The coordinator has accepted this agent's Join. This happens again after the stream was broken."""
+    """Event on a member: the coordinator has accepted its Join. This happens again after the stream was broken."""
 
     round: int
     claim: str
@@ -139,7 +142,7 @@ class CoordinatorJoined:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorMessage:
-    """The coordinator has sent a line: Drain, StopAt, DurableMoved, or its MemberState as a heartbeat."""
+    """Event on a member: the coordinator has sent a line, which is Drain, StopAt, DurableMoved or its MemberState."""
 
     round: int
     claim: str
@@ -148,9 +151,9 @@ class CoordinatorMessage:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorGone:
-    """The coordinator is lost to this member.
+    """Event on a member: the coordinator is lost.
 
-    Its stream broke and could not be opened again, or it refused this agent's Join permanently.
+    The stream broke and could not be opened again, or the coordinator refused this agent's Join permanently.
     """
 
     round: int
@@ -160,7 +163,7 @@ class CoordinatorGone:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCopied:
-    """The next member has copied this shard of this agent."""
+    """Event: the next member in the ring of copies has a copy of this shard of this agent."""
 
     id: p.SnapshotId
     shard: int
@@ -168,7 +171,7 @@ class PeerCopied:
 
 @dataclasses.dataclass(frozen=True)
 class CopyHeld:
-    """This agent has copied this shard of the previous member."""
+    """Event: this agent has a copy of this shard of the previous member in the ring of copies."""
 
     id: p.SnapshotId
     shard: int
@@ -176,17 +179,18 @@ class CopyHeld:
 
 @dataclasses.dataclass(frozen=True)
 class PartShipped:
-    """A shard is in durable storage. Answers Ship."""
+    """Event after Ship: a shard is in durable storage."""
 
     part: p.Part
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishDone:
-    """The request Publish is finished. `durable` is the checkpoint that LATEST names now.
+    """Event after Publish: the attempt to publish a checkpoint is over.
 
-    If the checkpoint was refused permanently, because a later round or another job has written to the folder, `durable`
-    is None.
+    `durable` is the checkpoint that LATEST names now.
+
+    `durable` is None if the checkpoint was refused permanently, because a later round or another job has published one.
     """
 
     id: p.SnapshotId
@@ -196,14 +200,14 @@ class PublishDone:
 
 @dataclasses.dataclass(frozen=True)
 class StorageSeen:
-    """The state of durable storage has been checked."""
+    """Event: durable storage has been checked, and this is its state."""
 
     storage: p.Storage
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """The tracking tool has begun or ceased to accept records."""
+    """Event: the tracking tool has begun to accept records, or no longer accepts them."""
 
     trouble: str
     """Sentence about why the tracking tool does not accept records, or "" if it does."""
@@ -211,34 +215,34 @@ class TrackingSeen:
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """Preparation for warm starts has ended. Workers can start at once, or never if `error` is set."""
+    """Event: the preparation for warm starts is over. Workers can start at once, or never if `error` is set."""
 
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """This agent begins or ends to ask another replica which modules to import before workers start."""
+    """Event: this agent begins, or has ended, to ask another replica which modules to import before workers start."""
 
     under_way: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
-    """What a user's own command does at each start although a warm start is requested.
+    """Event: what prevents or delays a warm start of the user's own command is known.
 
-    A new event replaces the previous one.
+    A new event of this kind replaces the previous one.
     """
 
     warm_start_disabled_reason: str = ""
-    """Reason why the command does not get a warm start at all, or ""."""
+    """Reason why there is no warm start at all, or ""."""
     warm_start_skipped_modules: str = ""
-    """Modules that the command has to import again at each start, with the reasons, or ""."""
+    """Modules that are imported at each start although there is a warm start, with the reasons, or ""."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """It has been checked whether each worker of this round trains in a world of its own."""
+    """Event: it is known whether each worker of this round trains in a world of its own."""
 
     round: int
     mismatch: str
@@ -247,7 +251,7 @@ class WorldsSeen:
 
 @dataclasses.dataclass(frozen=True)
 class TerminationNotice:
-    """This agent has received SIGTERM: the pod must end within `grace` seconds."""
+    """Event: this agent has received SIGTERM, and the pod must end within `grace` seconds."""
 
     grace: float
 
@@ -271,19 +275,19 @@ class StepCount:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Time has passed. This event occurs a few times per second."""
+    """Event: time has passed. It occurs a few times per second."""
 
     heartbeats: tuple[p.Heartbeat, ...] = ()
-    """Heartbeats of this agent's workers, as far as they write any."""
+    """Heartbeats of those workers of this agent that write heartbeats."""
     stopped: tuple[tuple[int, int], ...] = ()
     """Ranks of this agent's workers that are stopped (SIGSTOP), with the CPU seconds that each has used."""
     counts: tuple[StepCount, ...] = ()
-    """Optimizer steps of this agent's workers, as far as they are counted."""
+    """Optimizer steps of those workers of this agent whose steps are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StacksCollected:
-    """Stacks of this agent's workers have been collected: a limited number of lines by rank. Answers CollectStacks."""
+    """Event after CollectStacks: the stacks of this agent's workers, as a limited number of lines by rank."""
 
     round: int
     stacks: Mapping[int, tuple[str, ...]]
@@ -300,7 +304,7 @@ Event = Union[
 
 @dataclasses.dataclass(frozen=True)
 class PersistSeen:
-    """Write the highest round to the volume, synced to the disk.
+    """Effect: write the highest round and its claim to the volume, and sync them to the disk.
 
     WorkersGone of this round is emitted only after the write. Until then, no request is answered and nothing starts.
     """
@@ -311,11 +315,11 @@ class PersistSeen:
 
 @dataclasses.dataclass(frozen=True)
 class KillWorkers:
-    """End everything of rounds below `round`, then emit WorkersGone(round).
+    """Effect: end everything of rounds below `round`, then emit WorkersGone(round).
 
-    A worker whose process can stay leaves its round. All other workers are killed by SIGKILL and reaped. The store,
-    copies, uploads, and the streams to the coordinator and to members are ended. If this effect occurs again, it is
-    carried out again.
+    Workers whose processes can continue in the next round are asked to leave their round. All other workers are killed
+    by SIGKILL and reaped. The store, copies, uploads, and the streams between coordinator and members are ended. If
+    this effect occurs again, it is carried out again.
     """
 
     round: int
@@ -323,7 +327,7 @@ class KillWorkers:
 
 @dataclasses.dataclass(frozen=True)
 class BindStore:
-    """Bind a port for the store, then emit StoreBound."""
+    """Effect: bind a port for the c10d store of the round, then emit StoreBound."""
 
     round: int
     claim: str
@@ -331,7 +335,7 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """Send a Ping to candidates, with a short timeout, then emit Reached."""
+    """Effect: send a Ping to candidates, with a short timeout, then emit Reached."""
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
@@ -340,7 +344,7 @@ class PingPeers:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """Send the answer to a request."""
+    """Effect: send the answer to a request."""
 
     request: int
     message: Union[p.Prepared, p.Accepted, p.Refused]
@@ -348,10 +352,10 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Start the workers of this agent's member in the round, members[me].
+    """Effect: start the workers of this agent, which is members[me] of the round.
 
-    If `coordinator` is set, serve the store at the port that was bound. Otherwise, close that port, and join the
-    coordinator (members[0]). The Join is repeated until it is accepted or the round is over.
+    If `coordinator` is set, this agent serves the store at the port that was bound. Otherwise, it closes that port and
+    joins the coordinator (members[0]). The Join is repeated until it is accepted or the round is over.
     """
 
     assign: p.Assign
@@ -364,7 +368,10 @@ class StartRound:
 
 @dataclasses.dataclass(frozen=True)
 class CopyFrom:
-    """Copy these shards from another member after each of its commits in this round. Emit CopyHeld after each copy."""
+    """Effect: copy these shards of another member after each of its commits in this round.
+
+    After each copy, emit CopyHeld.
+    """
 
     round: int
     member: p.Member
@@ -373,14 +380,14 @@ class CopyFrom:
 
 @dataclasses.dataclass(frozen=True)
 class DropSnapshots:
-    """Delete these snapshots, and all shards that were fetched from peers, which no worker needs any more."""
+    """Effect: delete these snapshots, and all shards that were fetched from peers. No worker needs them any more."""
 
     ids: tuple[p.SnapshotId, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class SendToWorker:
-    """Send a message to a worker."""
+    """Effect: send a message to a worker."""
 
     rank: int
     message: Union[w.DrainRequest, w.SaveNow, w.TraceSteps, w.CopiedUpTo, w.Registered, w.QueryCalls, w.StopAtCall]
@@ -388,14 +395,14 @@ class SendToWorker:
 
 @dataclasses.dataclass(frozen=True)
 class SignalWorkers:
-    """Send a signal to the process group of each worker of the round that still exists."""
+    """Effect: send a signal to the process group of each worker of the round that still exists."""
 
     signal: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """Send a message of the coordinator to all members of this round, or only to the replica `only`."""
+    """Effect on the coordinator: send a message to all members of this round, or only to the replica `only`."""
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
@@ -403,23 +410,24 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Upload a shard file to storage. Repeat until it is there (PartShipped) or the round is over.
+    """Effect: upload a shard file to storage. Repeat until it is there (PartShipped) or the round is over.
 
-    An earlier upload of the same shard that is not finished is dropped.
+    If an earlier upload of the same shard is not finished, it is dropped.
     """
 
     id: p.SnapshotId
     shard: int
     path: str
     is_slot: bool = False
-    """Whether the path is that of the slot itself, and not a hard link that a worker has made for the upload."""
+    """Whether `path` is the file of the slot itself. Otherwise, it is a hard link that a worker has made for the
+    upload."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """Write the manifest of a checkpoint whose shards are all in storage, and move LATEST. Then emit PublishDone.
+    """Effect on the coordinator: publish a checkpoint whose shards are all in storage, then emit PublishDone.
 
-    Failed attempts are repeated.
+    The uploader writes the manifest and makes LATEST name the checkpoint. Failed attempts are repeated.
     """
 
     id: p.SnapshotId
@@ -428,9 +436,9 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Make LATEST name no state that was undone, then emit StorageSeen.
+    """Effect on the coordinator: make LATEST name no state that a rollback has undone, then emit StorageSeen.
 
-    Failed attempts are repeated, even after the end of the round. No checkpoint is published before this has succeeded.
+    Failed attempts are repeated, even after the end of the round. Until one succeeds, no checkpoint is published.
     """
 
     undone: p.Undone
@@ -438,41 +446,44 @@ class Undo:
 
 @dataclasses.dataclass(frozen=True)
 class CollectStacks:
-    """Write the whole stacks of this agent's workers to the log, then emit StacksCollected."""
+    """Effect: write the whole stacks of this agent's workers to the log, then emit StacksCollected."""
 
     round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """Send the new `report` of the AgentState to the operator, and its new `member_state` to the coordinator.
+    """Effect: send this agent's new report to the operator, and its new `member_state` to the coordinator.
 
-    This effect occurs at most once per event, and is the last one.
+    This effect occurs at most once per event, as the last one.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class UseStorage:
-    """Start to use durable storage for a script's state: check storage (StorageSeen), and start the uploader."""
+    """Effect: begin to use durable storage for a script's state.
+
+    Check storage (StorageSeen), and start the uploader.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeStorage:
-    """Check what LATEST names, because the known value may be outdated. StorageSeen follows."""
+    """Effect: check what LATEST names, because what the agent knows may be outdated. StorageSeen follows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Exit:
-    """Exit with this code."""
+    """Effect: exit with this code."""
 
     code: int
 
 
 @dataclasses.dataclass(frozen=True)
 class IllegalTransition:
-    """A change of state that `states.TRANSITIONS` does not allow has happened.
+    """Effect: report a change of state that `states.TRANSITIONS` does not allow.
 
-    This makes a test fail. An agent writes it to the log and continues, because its facts are still correct, and an
+    In tests, this is an error. An agent writes it to the log and continues, because its facts are still correct, and an
     exit would end the round.
     """
 

@@ -66,11 +66,11 @@ In this time, the operator and the members learn of the success (decision "Agent
 """
 EXIT_NOTICED = 128 + signal.SIGTERM
 STOOD_STILL_SECONDS = 1.0
-"""Time in seconds between two events which shows that this agent was suspended.
+"""Seconds without an event after which the agent assumes that it was suspended.
 
-The agent produces four ticks per second. After a longer time without any event, this agent was stopped, had no CPU
-time, or its machine was asleep. Other agents may have been suspended too. So silence in this time does not count
-against any member (decision "Time in which a process did not run").
+Usually there are four ticks per second. If there was no event for longer, this process was stopped, had no CPU time, or
+its machine was asleep. Other agents may have been suspended too. So silence in this time does not count against any
+member (decision "Time in which a process did not run").
 """
 
 

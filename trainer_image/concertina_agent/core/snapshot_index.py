@@ -15,7 +15,7 @@ COPY_SLOTS = 2
 
 
 class SnapshotIndex:
-    """Index of shards by the id of their snapshot. It mirrors the slots in the volume."""
+    """Index of the shards that this agent has, by the id of their snapshot. It has the same slots as the volume."""
 
     def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:
         self._shards: dict[SnapshotId, set[int]] = {}
@@ -39,7 +39,8 @@ class SnapshotIndex:
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
         """Return the newest snapshot of earlier rounds that is older than the snapshot that `round` restores, or None.
 
-        The agent keeps it for the case that the restored snapshot is damaged.
+        The agent keeps this snapshot until the round has restored its state, because the restored snapshot may turn out
+        to be damaged.
         """
         older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
         return max(older, key=lambda id: (id.round, id.step), default=None)
@@ -47,8 +48,8 @@ class SnapshotIndex:
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
         """Remove all snapshots of earlier rounds except `ids`, and return the removed ones.
 
-        A job's memory request has no space for all snapshots of an earlier round in addition to those of `round`
-        (plan/state/snapshot_memory.py).
+        The memory that a job requests has no space for all snapshots of an earlier round in addition to those of
+        `round` (plan/state/snapshot_memory.py).
         """
         dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:

@@ -26,7 +26,7 @@ from concertina_agent.core import events as e
 
 
 class OwnState(str, enum.Enum):
-    """State of an agent as in messages, and in addition `preparing`."""
+    """States of an agent's own part in a round. They are the states in messages, and `preparing`."""
 
     IDLE = p.State.IDLE.value
     """No Prepare has arrived since this agent started."""
@@ -34,17 +34,18 @@ class OwnState(str, enum.Enum):
     """Workers of older rounds may still run, or the store's port is not bound. No Assign is accepted yet."""
     PREPARED = p.State.PREPARED.value
     STARTING = p.State.STARTING.value
-    """The agent has received Assign, and not all of its workers have sent a message yet."""
+    """The agent has received Assign, but not all of its workers have sent a message yet."""
     RUNNING = p.State.RUNNING.value
     DRAINING = p.State.DRAINING.value
-    """Workers stop after the same step. Or they have stopped, and the peer has no copy of their last snapshots yet."""
+    """Workers are about to stop after the same step, or have stopped and the peer has no copy of their last snapshots
+    yet."""
     DRAINED = p.State.DRAINED.value
     SUCCEEDED = p.State.SUCCEEDED.value
     FAILED = p.State.FAILED.value
 
     @property
     def on_wire(self) -> p.State:
-        """State as in Report and MemberState, in which `preparing` is called `prepared`."""
+        """State as in messages, in which `preparing` is called `prepared`."""
         return p.State.PREPARED if self is OwnState.PREPARING else p.State(self.value)
 
 
@@ -101,7 +102,10 @@ TRANSITIONS: Mapping[OwnState, Mapping[OwnState, tuple[type, ...]]] = {
 
 
 def trigger(event: e.Event) -> type:
-    """Return the type that represents this event in TRANSITIONS."""
+    """Return the class that stands for an event in TRANSITIONS.
+
+    For a request, it is the class of the request's message.
+    """
     return type(event.message) if isinstance(event, e.RequestReceived) else type(event)
 
 

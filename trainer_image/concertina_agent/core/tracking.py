@@ -1,7 +1,7 @@
 """Records of the run for a tracking tool, derived from the events that the agent handles.
 
-The record of a step is written only at the next step or at the worker's exit, because it includes an evaluation that
-follows the step. The module has no side effects.
+The record of a step includes an evaluation after that step. So it is written only at the next step, or when the worker
+exits. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """Records of one round so far."""
+    """What has been recorded of one round so far."""
 
     round: int
     restored: bool = False
-    """Whether it has been recorded that the round has begun to train, and after which step."""
+    """Whether the beginning of the round's training has been recorded."""
     step: int = -1
     """Newest step whose progress was handled."""
     waiting: Optional[t.StepDone] = None
-    """Record of the newest step, which is written at the next step."""
+    """Record of the newest step, which is not written before the next step."""
     failures: set[str] = dataclasses.field(default_factory=set)
     notices: set[str] = dataclasses.field(default_factory=set)
     durable: int = -1
@@ -50,9 +50,9 @@ class TrackingRecorder:
         self._round_record = RoundRecord(-1)
 
     def records(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> list[t.Record]:
-        """Return the records to write after an event.
+        """Return the records to write for an event.
 
-        `effects` are the event's effects, and `at` is the Unix time in seconds.
+        `agent` is the state after the event, `effects` are the event's effects, and `at` is the Unix time in seconds.
         """
         r, round_record = agent.round, self._round_record
         records: list[t.Record] = []

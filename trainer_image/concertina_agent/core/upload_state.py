@@ -53,7 +53,7 @@ class UploadState:
         return not self._unshipped
 
     def outdated(self, round: int) -> bool:
-        """Return whether rounds that this agent did not take part in may have moved LATEST.
+        """Return whether LATEST may have changed in rounds in which this agent did not take part.
 
         See decision "Agents that missed a round read LATEST again".
         """
@@ -94,7 +94,7 @@ class UploadState:
         self._unshipped.discard((part.id, part.shard))
 
     def moved(self, durable: Durable, round: int) -> None:
-        """Record that LATEST names `durable`. Uploads of older or equal steps are no longer waited for."""
+        """Record that LATEST names `durable`. Uploads for this step or earlier steps are then no longer waited for."""
         self.storage = Storage(StorageHealth.READY, durable, round=round)
         self.parts = tuple(part for part in self.parts if part.id.step > durable.step)
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
@@ -102,7 +102,7 @@ class UploadState:
     def seen(self, storage: Storage, round: int) -> bool:
         """Record a new state of storage, and return whether anything has changed.
 
-        If the new state is an error, the checkpoint that LATEST is known to name is kept.
+        An error of storage does not change what LATEST is known to name.
         """
         if storage.state == StorageHealth.ERROR and storage.latest is None:
             previous = self.storage or storage

@@ -1,4 +1,4 @@
-"""Effects on the files in the agent's volume, which contain the highest round seen and snapshots."""
+"""Effects on files in the agent's volume: the highest round seen, and snapshots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FilesDriver:
         """Highest round and claim that earlier starts of this replica's agent have seen."""
         self._disk = concurrent.futures.ThreadPoolExecutor(1, "seen")
         self.persisted: asyncio.Future[None]
-        """Future of the last PersistSeen. There is a PersistSeen before every KillWorkers."""
+        """Future that is done when the last PersistSeen is written. There is a PersistSeen before every KillWorkers."""
 
     def persist_seen(self, effect: e.PersistSeen) -> None:
         """Write the highest round to the volume in a thread, so that a slow disk does not delay heartbeats.

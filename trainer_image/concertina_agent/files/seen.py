@@ -1,4 +1,7 @@
-"""Highest round and claim that this replica has seen. A file in its volume keeps them when the container restarts."""
+"""Highest round and claim that this replica's agent has seen.
+
+A file in the volume keeps them when the container restarts.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from concertina_protocol.log import log_event
 def read(volume: Path) -> tuple[int, str]:
     """Return the highest round and claim seen, or (0, "") if there is no file or it cannot be read.
 
-    Without the file, the agent knows as little as that of a new pod. That is sufficient, because claims and instance
+    An agent without the file knows as little as the agent of a new pod. That is sufficient, because claims and instance
     ids prevent old rounds from returning (decision "A lost memory of rounds is that of a new pod").
     """
     try:

@@ -19,9 +19,10 @@ from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_si
 CHUNK = 1 << 18
 """Number of bytes to read or write at a time."""
 LARGEST = 1 << 63
-"""Upper limit on the size of a shard in bytes, beyond the size of any file."""
+"""Upper limit on the size of a shard in bytes. No file is that large."""
 LARGEST_HEADER = p.MAX_LINE // 2
-"""Maximum size in bytes of a safetensors header. As a JSON string, such a header fits into a line of the protocol."""
+"""Maximum size in bytes of a safetensors header. Encoded as a JSON string, it still fits into a line of the
+protocol."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +140,6 @@ def commit(path: Path, header: p.ShardHeader, checksums: Iterable[int]) -> Shard
 
 
 def committed_shard(path: Path) -> Optional[Shard]:
-    """Return the shard as the file's sidecar describes it, or None if the file does not count as present."""
+    """Return the shard as its sidecar describes it, or None if the file has no valid sidecar."""
     sidecar = read_sidecar(path)
     return Shard(path, sidecar.id, sidecar.shard, sidecar.size, sidecar.crc32) if sidecar is not None else None

@@ -43,7 +43,7 @@ class SnapshotFiles:
         return self._own / f"round-{round}"
 
     def scan(self) -> tuple[p.HeldSnapshot, ...]:
-        """Return the snapshots in the volume, after deleting files that no round can use.
+        """Delete files in the volume that no round can use, and return the snapshots that remain.
 
         No worker may be running.
         """
@@ -97,9 +97,9 @@ class SnapshotFiles:
     def discard(self, shard: Shard) -> None:
         """Delete a shard whose bytes are damaged, so that no later round uses it.
 
-        See decision "A damaged snapshot is forgotten by its holder". If the slot has no sidecar or another one by now,
-        a writer has begun to write a newer snapshot into it. The slot is then not deleted (decision "A drain may write
-        over a running copy").
+        If the slot has no sidecar or another one by now, a writer has begun to write a newer snapshot into it, and the
+        slot is not deleted. See decisions "A damaged snapshot is forgotten by its holder" and "A drain may write over a
+        running copy".
         """
         if committed_shard(shard.path) == shard:
             log_event(
@@ -137,9 +137,9 @@ class SnapshotFiles:
         return shard if shard is not None and shard.id == id else None
 
     def _sweep(self) -> None:
-        """Delete each file without a sidecar to free its memory.
+        """Delete each file that has no sidecar, to free its memory.
 
-        Such a file is an incomplete slot, or a hard link for an upload that did not finish.
+        Such a file is a slot that was not completed, or a hard link for an upload that did not finish.
         """
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):

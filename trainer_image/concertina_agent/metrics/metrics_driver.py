@@ -49,7 +49,7 @@ _USED = {
     f.WORKER_WRITTEN: "written_bytes",
     f.WORKER_THREADS: "threads",
 }
-"""Field of `ProcessUsage` that has the value of each metric."""
+"""Name of the field of `ProcessUsage` that has the value of each metric."""
 
 
 class MetricsDriver:
@@ -73,7 +73,7 @@ class MetricsDriver:
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
         self._training = Training()
         self._counted: Optional[p.Progress] = None
-        """Progress by counted optimizer steps that was recorded last, or None."""
+        """Last recorded progress of a script whose optimizer steps are counted, or None."""
         self._workers = worker_processes.WorkerProcesses()
         self._replaced = collections.Counter({why.value: 0 for why in p.Replaced})
         self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
@@ -96,7 +96,7 @@ class MetricsDriver:
         return self._gpus.start()
 
     def on_event(self, event: e.Event) -> None:
-        """Record what metrics need of an event that the agent has handled."""
+        """Record what the metrics need to know about an event that the agent has handled."""
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress) and self._loop is not None:
             r = self._agent.current(event.round)
             if r is not None and r.workers.progress is event.message:

@@ -22,20 +22,20 @@ from concertina_protocol import (
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 AT_ONCE, JOIN_GAP_SECONDS = 32, 0.002
-"""Number of members above which joins are spread over time, and the average time in seconds between two of them.
+"""Number of members above which joins are spread over time, and the mean seconds between two joins.
 
 A TLS handshake takes the coordinator about that long.
 """
 SETTLE_SECONDS = 0.2
-"""Seconds to wait for another failure if a failure looks like the loss of a peer.
+"""Seconds that the coordinator waits for further failures if a failure looks like the loss of a peer.
 
-On a busy node, a worker that lost its peer may exit before the coordinator learns that the peer's worker died. Without
-this wait, the wrong replica would be named as the cause.
+When a worker dies, the workers that lose their peer fail too. On a busy node, such a failure may arrive before that of
+the dead worker. Without the wait, the wrong replica would be named as the cause.
 """
 
 
 def join_seconds(members: int) -> float:
-    """Return the seconds that a member has to join, from the coordinator's own Assign on. Then it counts as lost."""
+    """Return the seconds from the coordinator's Assign after which a member that has not joined counts as lost."""
     return 10.0 + 2 * JOIN_GAP_SECONDS * max(0, members - AT_ONCE)
 
 
@@ -49,10 +49,9 @@ class Coordinator:
         }
         self._workers = {m.replica: m.workers for m in assign.members}
         self.told = dict(self.members)
-        """States of the members as the operator receives them.
+        """States of the members for the operator's report, without the members' steps.
 
-        They do not contain the members' steps, which change too fast to report each change. The object is replaced
-        whenever its content has changed.
+        Steps change too often to report each change. The object is replaced whenever its contents have changed.
         """
         self._failures: dict[str, Failure] = {}
         self._join_seconds = join_seconds(len(assign.members))
@@ -72,7 +71,7 @@ class Coordinator:
         self.watchdog = Watchdog(assign.limits)
 
     def join(self, message: Join, now: float) -> Optional[str]:
-        """Accept a member that joins, and return None, or return the reason why it may not join."""
+        """Accept a member that joins and return None, or return the reason why the member may not join."""
         state = self.members.get(message.replica)
         if state is None or state.instance != message.instance:
             return f"{message.replica} ({message.instance}) is no member of round {message.round}"
@@ -83,7 +82,7 @@ class Coordinator:
         return None
 
     def on_member_state(self, state: MemberState, now: float) -> bool:
-        """Handle a line of a member, and return whether it has news for the operator."""
+        """Handle a line of a member, and return whether the operator's report has changed."""
         previous = self.members.get(state.replica)
         if previous is None or (previous.instance, previous.round, previous.claim) != (
             state.instance,
@@ -105,7 +104,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Return whether the cause of the round's failures has become known just now."""
+        """Return whether the cause of the round's failures is known since this call."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -115,9 +114,11 @@ class Coordinator:
         return self.settled
 
     def lost(self, replica: str, detail: str, at: float) -> bool:
-        """Record that a member is lost, because its stream broke or it is silent, and return whether this is news.
+        """Record that a member is lost, because its stream broke or it is silent.
 
-        It is no news if the member had ended its round already.
+        Return whether the member was still needed.
+
+        A member that has ended its part of the round is no longer needed.
         """
         member = self.members.get(replica)
         if member is None or member.state in OVER:
@@ -134,7 +135,7 @@ class Coordinator:
             self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
 
     def agree_on_the_end(self, now: float, at: float) -> None:
-        """Determine the last step of a script that has finished on all members.
+        """Determine the last step of a script that has finished on all members, and store it in `ends_at`.
 
         It is the newest step of which all members have a snapshot (decision "A script ends with what all ranks have
         whole"). If there is no such step, the members that lack the newest snapshot have failed.
@@ -170,10 +171,10 @@ class Coordinator:
         self.settled = True
 
     def _set(self, state: MemberState) -> None:
-        """Store a member's state.
+        """Store the state of a member.
 
-        Each of thousands of members sends a line twice per second. To save time, values that depend on the states are
-        updated only if they can have changed.
+        Thousands of members send a line twice per second each. So what is derived from the states is computed again
+        only if it can have changed.
         """
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
@@ -194,7 +195,7 @@ class Coordinator:
             self._differ_since += seconds
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
-        """Return the members that have missed a deadline, each with a description of what it failed to do."""
+        """Return the members that have missed a deadline, each with a clause that says what it failed to do."""
         never = f"did not join within {self._join_seconds:g} s"
         reasons = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: never}
         late = [replica for replica, deadline in self._give_up_at.items() if now >= deadline]
@@ -219,7 +220,7 @@ class Coordinator:
     def gone_unshipped(self, step: Optional[int]) -> list[str]:
         """Return the members that are gone and may not have uploaded all their shards of the snapshot at `step`.
 
-        Such a member has not reported one shard in storage for each of its workers.
+        If a member has as many shards in storage as it has workers, it has uploaded all of them.
         """
         other_members = list(self.members.values())[1:]
         return [

@@ -36,7 +36,7 @@ UNPROVOKED = frozenset(
 """Reasons that are never a consequence of the loss of a peer."""
 
 LONGEST, LONGEST_BRIEF, TOGETHER = 1000, 200, 60_000
-"""Maximum characters of a failure's sentence with the worker's output, of one without it, and of all in a round.
+"""Maximum characters of one failure's sentence with output, of one without output, and of all sentences in a round.
 
 A Report contains each sentence twice, in the state of its member and among the failures. The operator derives its limit
 on the lines of an agent from these numbers, for any encoding (`concertina.agents.bounds`).
@@ -95,9 +95,9 @@ def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> F
 
 
 def looks_provoked(failure: Failure) -> bool:
-    """Return whether a failure may be the consequence of a lost peer.
+    """Return whether a failure looks like the consequence of a lost peer.
 
-    That is the case if the output names a lost connection, or the worker was aborted by a watchdog of its own.
+    That is the case if the worker's output names a lost connection, or if a watchdog in the worker aborted it.
     """
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
@@ -107,11 +107,12 @@ def looks_provoked(failure: Failure) -> bool:
 
 
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Return the failures of a round, given in order of arrival, with `secondary` set for those that are consequences.
+    """Return the failures of a round with `secondary` set for those that are consequences of the cause.
 
-    When one rank dies, the others fail too, and often report their failures first (decision "The failure that is the
-    cause"). The cause is the first failure that can't be a consequence of a lost peer. Without such a failure, it is
-    the first that does not look like a consequence, or else the first of all.
+    The failures are given in order of arrival. When one rank dies, the others fail too, and often report their failures
+    first (decision "The failure that is the cause"). The cause is the first failure that can't be a consequence of a
+    lost peer. Without such a failure, it is the first one that does not look like a consequence, or else the first of
+    all.
     """
     ordered = tuple(failures)
     cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
@@ -133,8 +134,8 @@ def better(previous: Optional[Failure], new: Failure) -> Failure:
 def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
     """Return the failures of a round as the coordinator reports them to the operator.
 
-    Only the cause, and failures that no new round can repair, include the workers' output. All output is in the pods'
-    logs, and would not fit into a Report (decision "Reports are whole").
+    Only two kinds of failures include the workers' output: the cause, and failures that no new round can repair. The
+    output of all failures would not fit into a Report (decision "Reports are whole"). It is in the pods' logs.
     """
     marked = mark(failures)
     cause = next(failure for failure in marked if not failure.secondary)
@@ -152,9 +153,9 @@ def whole(failure: Failure) -> Failure:
 
 
 def brief(failure: Failure, members: int) -> Failure:
-    """Return the failure without its output.
+    """Return the failure without its output, and with a shortened sentence.
 
-    Its sentence is shortened, so that those of all members fit into a Report.
+    The sentences of all `members` failures must fit into a Report.
     """
     return dataclasses.replace(
         failure, message=failure.message[: min(LONGEST_BRIEF, TOGETHER // members)], last_lines=()

@@ -1,4 +1,4 @@
-"""Part of one agent in a round: how it prepared, and its membership. The module has no side effects."""
+"""An agent's part in a round: its preparation, and its membership. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from concertina_protocol.worker_channel import Committed
 
 @dataclasses.dataclass
 class Preparation:
-    """Preparation for a round: what must happen before the answer Prepared, and the requests that wait for it."""
+    """Preparation of this agent for a round.
+
+    It records what must happen before the agent answers Prepared, and which requests wait for that answer.
+    """
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
@@ -27,7 +30,7 @@ class Preparation:
     """Whether the operator has sent Release: the replica is not a member, and the round does not need its state."""
     gone: bool = False
     replaced: tuple[p.Replaced, ...] = ()
-    """Reasons why workers of the round are new processes, as in Prepared."""
+    """Reasons why the workers of the round are new processes (see `Prepared.replaced`)."""
     store: Optional[str] = None
     reachable: Optional[tuple[str, ...]] = None
     answer: Optional[p.Prepared] = None
@@ -82,7 +85,7 @@ class Membership:
     drain: Optional[ActiveDrain] = None
     failure: Optional[p.Failure] = None
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
-    """State of the agreement at which call a user's own command stops."""
+    """Agreement at which call of should_checkpoint() a user's own command stops."""
     succeeded_at: Optional[float] = None
     """Time at which the whole round, including its last checkpoint, was known to have succeeded, or None."""
     leaving: tuple[str, ...] = ()
@@ -100,7 +103,7 @@ class Membership:
     It is set when a script has finished on all members.
     """
     published: Optional[p.Durable] = None
-    """Checkpoint that LATEST names since this round published it. Only the coordinator sets this."""
+    """Checkpoint that LATEST names because this round has published it, or None. Only the coordinator sets this."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
     """Newest step of which the peer has a copy, for each shard of this agent's workers."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
@@ -125,7 +128,10 @@ class Membership:
         return tuple(sorted(set.intersection(*saved)))
 
     def discount_pause(self, seconds: float) -> None:
-        """Extend deadlines by a time in which this agent was suspended and could not receive messages."""
+        """Move deadlines back by `seconds`.
+
+        This agent was suspended for that time, and could not receive messages.
+        """
         self.silent_at += seconds
         if self.coordinator is not None:
             self.coordinator.discount_pause(seconds)
@@ -142,6 +148,6 @@ class Membership:
         return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
 
     def has_copied(self, shard: int, step: int) -> bool:
-        """Return whether the peer has a copy of this shard of this step or a later one."""
+        """Return whether the peer has a copy of this agent's shard number `shard`, of this step or a later one."""
         copied = self.copied.get(shard)
         return copied is not None and copied >= step

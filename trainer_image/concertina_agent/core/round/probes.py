@@ -15,10 +15,10 @@ from concertina_protocol import Candidate
 ALL_PAIRS = 32
 """Maximum number of candidates for which every agent sends a Ping to all others."""
 SAMPLE = 3
-"""Number of further candidates that get a Ping from each agent if there are more than ALL_PAIRS.
+"""Number of candidates, chosen by a hash, to which an agent sends a Ping if there are more than ALL_PAIRS.
 
-Besides these, an agent sends a Ping to its neighbours in the ring of copies and to the first candidate, which may
-become the coordinator. It selects the same candidates each time if they exist, so that it can reuse connections.
+It also sends one to its neighbours in the ring of copies, and to the first candidate, which may become the coordinator.
+An agent chooses the same candidates each time if they exist, so that it can reuse connections.
 """
 
 

@@ -1,9 +1,9 @@
-"""Agreement at which call of `trainingjob.should_checkpoint()` the workers of a user's own command stop.
+"""Agreement of all ranks at which call of `trainingjob.should_checkpoint()` they stop. For a user's own command.
 
 Every rank calls the function once per step, so the number of calls is a clock that all ranks share. When a drain
 begins, each agent asks its workers how many calls they have finished. A worker that has answered waits at its next
-call. The coordinator then chooses the highest number plus one. No worker has gone beyond that call, every worker
-reaches it, and there the function returns True. This needs no collective, which could hang (decision "A script's ranks
+call. The coordinator then chooses the highest number plus one. No worker has gone beyond that call, and every worker
+reaches it. There the function returns True. This needs no collective, which could hang (decision "A script's ranks
 agree by counting calls").
 
 If no worker calls the function at all (call 0), the workers receive SIGTERM and have their grace period to exit. There
@@ -27,7 +27,7 @@ ANSWER_SECONDS = 5.0
 
 
 class Stopping:
-    """State of the agreement in one agent, for one round."""
+    """State of the agreement at which call to stop, in one agent and for one round."""
 
     def __init__(self) -> None:
         self.attending: set[int] = set()
@@ -41,7 +41,7 @@ class Stopping:
         """Call on which the coordinator has decided, or None."""
         self._asked_at: Optional[float] = None
         self._passed_unasked = -1
-        """Value that counts as the number of finished calls if no worker has called the function yet."""
+        """Number that stands for the finished calls if no worker has called the function yet: 0 or -1."""
         self._waiting: set[int] = set()
         self._passed: dict[int, int] = {}
 
@@ -63,7 +63,7 @@ class Stopping:
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
-        """Handle the first call of a worker. The worker waits for the answer."""
+        """Handle the first call of should_checkpoint() by a worker. The worker waits for the answer."""
         self.attending.add(rank)
         if self.call:
             return [e.SendToWorker(rank, w.StopAtCall(self.call))]

@@ -1,10 +1,10 @@
 """Stragglers: ranks that the other ranks wait for in every step.
 
 In synchronous training, a step takes the same time on all ranks, so its duration does not show which rank is slow
-(decision "Stragglers by own work"). On a straggler, the time that a rank does not wait in collectives
-(`Heartbeat.busy`) is longer. This time is summed over several steps, because single steps vary. It is compared with the
-median of the other ranks: a median of all ranks would depend on the straggler itself if there are only two ranks. The
-module has no side effects.
+(decision "Stragglers by own work"). What differs is the time in which a rank does not wait in collectives
+(`Heartbeat.busy`): it is longest on a straggler. This time is summed over several steps, because single steps vary. It
+is compared with the median of the other ranks, because with two ranks, the median of all ranks would depend on the
+straggler itself. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from concertina_protocol import Busy, Heartbeat, Straggler
 WINDOW_SECONDS, WINDOW_STEPS = 5.0, 10
 """Minimum duration in seconds, and minimum number of steps, of a window over which work is summed."""
 IN_A_ROW = 2
-"""Number of consecutive windows after which a rank is reported as a straggler. One window without it ends the
-report."""
+"""Number of consecutive windows in which a rank must be slow to be reported. One window without it ends the report."""
 LEAST_SHARE = 0.2
 """Minimum share of a step's time that would be saved without the straggler. Smaller differences are ignored."""
 
@@ -32,7 +31,7 @@ class Work:
 
     steps: int
     busy: float
-    """Seconds in which the rank did not wait for others."""
+    """Seconds in which the rank did not wait for others, summed over the window."""
 
     @property
     def per_step(self) -> float:

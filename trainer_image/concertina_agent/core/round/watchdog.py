@@ -1,7 +1,8 @@
-"""Detection of a hang of the round by its coordinator, and of the ranks that are behind.
+"""Watchdog of the coordinator: it detects that the round hangs, and finds the ranks that are behind.
 
-Clocks of different machines are never compared: agents send ages, and the coordinator subtracts them from the time of
-its own clock (decision "The coordinator finds a hang, the operator acts on it"). The module has no side effects.
+Clocks of different machines are never compared. Agents send the time since the last progress, and the coordinator
+subtracts it from its own clock (decision "The coordinator finds a hang, the operator acts on it"). The module has no
+side effects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ STEP_PHASES = tuple(
     for phase in WorkerPhase
     if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING, WorkerPhase.BETWEEN_STEPS)
 )
-"""Phases of a step in the order in which a worker goes through them. Any other phase counts as computing."""
+"""Phases of a step, in the order in which a worker goes through them. A phase that is not listed counts as
+computing."""
 LASTING: Mapping[str, float] = {
     WorkerPhase.STARTING: 900.0,
     WorkerPhase.RESTORING: 1800.0,
@@ -31,7 +33,7 @@ LASTING: Mapping[str, float] = {
     WorkerPhase.CHECKPOINTING: 1800.0,
     WorkerPhase.EVALUATING: 7200.0,
 }
-"""Seconds without progress that are allowed in these phases, if the limit for a step is lower."""
+"""Seconds without progress that these phases may take. They replace the limit for a step if that is lower."""
 UNSEEN = 7200.0
 """Default limit in seconds between two optimizer steps of a script that does not report phases.
 
@@ -40,9 +42,9 @@ Between two steps, such a script may evaluate, save or compile.
 FIRST_STEP = 900.0
 """Seconds that the first step of a round may take. It may include compilation and warm-up."""
 LEAST, TIMES = 60.0, 20.0
-"""Default limit for a step: at least this many seconds, and at least this many times the usual duration of a step."""
+"""Default limit for a step: LEAST seconds, or TIMES times the usual duration of a step if that is longer."""
 STOPPED_SECONDS = 0.5
-"""Seconds without progress after which a worker that is stopped (SIGSTOP) is reported, if it writes heartbeats."""
+"""Seconds without progress before a worker that is stopped (SIGSTOP) is reported. Only for workers with heartbeats."""
 STACKS_SECONDS = 3.0
 """Seconds to wait for the stacks of all workers before the hang is reported."""
 COLLECTIVE = ("torch/distributed/", "torch/_ops.py", "deepspeed/comm", "megatron/core/parallel_state")
@@ -57,7 +59,7 @@ class Heartbeats:
 
     def __init__(self) -> None:
         self.heartbeats: tuple[Heartbeat, ...] = ()
-        """Heartbeats of the running workers at the last update. The phase is "" if a worker reports nothing."""
+        """Heartbeats of the running workers at the last update. The phase is "" if a worker has not reported any."""
         self._beats: dict[int, tuple[int, str, float]] = {}
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
@@ -65,7 +67,9 @@ class Heartbeats:
         """Whether stacks have been requested or collected for the present hang of the round."""
 
     def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
-        """Record the phase in a worker's message. A heartbeat file, if there is one, is more precise and replaces it.
+        """Record the phase in a worker's message.
+
+        A heartbeat file, if there is one, is more precise and has precedence.
 
         A worker that waits for data repeats its message, and each message counts as progress.
         """
@@ -90,11 +94,11 @@ class Heartbeats:
         self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in heartbeats)
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that have been stopped (SIGSTOP) since the last call, without any progress in between.
+        """Return the ranks that were stopped (SIGSTOP) at the last call and still are, without any progress in between.
 
-        `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed
-        since the last call, the rank has not run. A worker that is stopped for short moments again and again is only
-        slow (decision "A worker stopped for moments is slow").
+        `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed, the
+        rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A worker
+        stopped for moments is slow").
         """
         moved = {
             heartbeat.rank for heartbeat in self.heartbeats if heartbeat.phase and heartbeat.still < STOPPED_SECONDS
@@ -103,7 +107,10 @@ class Heartbeats:
         return frozenset(rank for rank, _ in before & self._stopped) - moved
 
     def hung(self, hung: bool) -> bool:
-        """Record whether the round hangs, as the coordinator reports, and return whether to collect stacks now."""
+        """Record whether the round hangs, and return whether to collect stacks now.
+
+        The coordinator says whether the round hangs. Stacks are collected once for each hang.
+        """
         begin, self.collecting = hung and not self.collecting, hung
         if not hung:
             self._stacks = {}
@@ -232,16 +239,16 @@ def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
 
 
 def position(heartbeat: Heartbeat) -> tuple[int, int]:
-    """Return the progress of a rank: the number of finished steps, and the phase within the next one, as a number."""
+    """Return the progress of a rank as two numbers: the finished steps, and the phase within the next step."""
     phase = heartbeat.phase if heartbeat.phase in STEP_PHASES else WorkerPhase.COMPUTING
     return heartbeat.step, STEP_PHASES.index(phase)
 
 
 def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
-    """Return the ranks that are behind, which the other ranks wait for.
+    """Return the heartbeats of the ranks that are behind, which the other ranks wait for.
 
-    If several ranks have made the same progress, these are the ones that do not wait in a collective. If the stacks do
-    not distinguish them, all are returned (decision "A heartbeat file instead of lines").
+    If several ranks have made the same progress, these are the ones that do not wait in a collective. If their stacks
+    do not show a difference, all are returned (decision "A heartbeat file instead of lines").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]

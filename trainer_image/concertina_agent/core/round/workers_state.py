@@ -14,7 +14,7 @@ from concertina_protocol.heartbeat import WorkerPhase
 
 
 class WorkerOutcome(str, enum.Enum):
-    """Outcome of a worker. The first two values are those of Done."""
+    """Outcome of a worker. COMPLETE and DRAINED are also the outcomes in the message Done."""
 
     COMPLETE = "complete"
     DRAINED = "drained"
@@ -39,7 +39,7 @@ class Workers:
 
     def __init__(self, ranks: Iterable[int], bundled: bool) -> None:
         self.progress: Optional[Progress] = None
-        """Progress of rank 0 if it is a worker of this agent, otherwise None."""
+        """Progress that rank 0 has reported, if rank 0 is a worker of this agent. Otherwise None."""
         self.step: Optional[int] = None
         """Highest step that a worker of this agent has reported, or None."""
         self._bundled = bundled
@@ -129,7 +129,7 @@ class Workers:
 
     @property
     def save_seconds(self) -> float:
-        """Seconds that the last snapshot took, as far as rank 0 has reported them."""
+        """Seconds that the slowest snapshot took, or 0 if rank 0 has not reported any."""
         return (self.progress and self.progress.save_seconds) or 0.0
 
     def all_started(self) -> bool:

@@ -1,4 +1,7 @@
-"""Drain of a round. The operator requests it, or the coordinator begins it when members have termination notices."""
+"""Handlers of a drain, in which all ranks stop after the same step and keep their state.
+
+The operator requests a drain, or the coordinator begins it by itself when members have termination notices.
+"""
 
 from __future__ import annotations
 
@@ -96,10 +99,10 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 
 
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Upload the last snapshot of a worker that had stopped before a checkpoint was requested from it.
+    """Upload the last snapshot of workers whose checkpoint was not requested in time.
 
-    The last snapshot of a script that has finished is uploaded too, because only the end of a script shows which step
-    was its last.
+    This is needed in two cases: a worker had already stopped when a drain requested a checkpoint, or a script has
+    finished, and only its end shows that this step was the last one.
     """
     effects: list[e.Effect] = []
     durable = r.drain is not None and r.drain.order.durable
@@ -122,7 +125,10 @@ def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator,
 
 
 def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """Upload the shards of this step that are not being uploaded yet, after a script has finished on all members."""
+    """Upload this agent's shards of the step at which a script has ended on all members.
+
+    Shards that are being uploaded already are left out.
+    """
     if step is None or r.ends_at is not None or agent.uploads.storage is None:
         return []
     r.ends_at = step
@@ -136,9 +142,10 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return the state of a member without a failure that is a consequence of a drain.
+    """Return a member's state, without its failure if that failure is a consequence of the drain.
 
-    The failure is that of a user's own command which lost a peer to a drain before it received the drain's message.
+    This concerns a user's own command. One of its workers can lose a peer that has stopped for the drain before it
+    knows of the drain itself.
     """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:

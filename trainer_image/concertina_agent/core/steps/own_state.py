@@ -1,4 +1,4 @@
-"""Effects of a change of this agent's own state. A coordinator also handles it as the state of a member."""
+"""Effects of a change of this agent's own state. On the coordinator, the change is also handled as that of a member."""
 
 from __future__ import annotations
 

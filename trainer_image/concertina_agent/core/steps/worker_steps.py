@@ -52,9 +52,10 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
 
 
 def is_of_round(message: w.Message, round: int) -> bool:
-    """Return whether a message belongs to this round. A process may live longer than its round.
+    """Return whether a message belongs to this round.
 
-    Messages that name no snapshot always belong to it.
+    A process may live longer than its round and send a message about a snapshot of the earlier round. A message that
+    names no snapshot always belongs to this round.
     """
     return not isinstance(message, (w.Committed, w.WantDurable)) or message.id.round == round
 
@@ -90,7 +91,7 @@ def on_worlds_seen(agent: AgentState, event: e.WorldsSeen, t: e.Moment) -> list[
 
 
 def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
-    """Update the phase of each worker from its heartbeat, and detect stopped workers."""
+    """Update the phase of each worker from its heartbeat, and report workers that are stopped as failures."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
     r.hearts.update(event.heartbeats, running, t.now, event.counts)
     reported = (beat.step for beat in r.hearts.heartbeats if beat.phase != WorkerPhase.BETWEEN_STEPS)
