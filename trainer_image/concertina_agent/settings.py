@@ -61,13 +61,16 @@ class AgentSettings:
     job: str = ""
     """Name of the job as NAMESPACE/NAME."""
     track_every: int = 0
-    """Number of steps from one step that is sent to the tracking tool to the next, or 0 without tracking."""
+    """Interval of tracked steps: every step whose number is a multiple is sent to the tracking tool. 0: no tracking."""
     step_detection: bool = False
     """Whether the optimizer steps of a user's own command are counted by a hook in torch."""
     preload: tuple[str, ...] = ()
-    """Modules that a warm start imports at first, before it knows which modules the script imports."""
+    """Modules that a warm start imports in advance until the modules of the script are known.
+
+    A warm start forks workers from a process that has imported their modules already.
+    """
     package: str = "concertina_trainer"
-    """Package of the bundled trainer. Its modules preload, worker, uploader and store are run."""
+    """Python package of the bundled trainer. The agent runs its modules preload, worker, uploader and store."""
     metrics: Optional[MetricsSettings] = None
     """Settings of the metrics, or None if they are not served."""
 
@@ -77,7 +80,7 @@ class AgentSettings:
 
     @property
     def even(self) -> bool:
-        """Whether ranks hold parts of the state of equal size, in the order of the ranks, as with FSDP alone."""
+        """Whether each rank has a part of the state of equal size, in the order of the ranks, as with FSDP alone."""
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
 
@@ -168,7 +171,10 @@ def _names(names: object) -> tuple[str, ...]:
 
 
 SCRIPT_API = "python"
-"""Folder in the volume to which `install` writes `trainingjob` and its dependencies, for users' own commands."""
+"""Folder in the volume with the package `trainingjob` and its dependencies, for users' own commands.
+
+The command `install` writes this folder.
+"""
 
 
 STORAGE_API = "storage"

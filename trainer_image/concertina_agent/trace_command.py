@@ -18,7 +18,7 @@ from concertina_protocol import addresses, step_traces
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 LINE_BYTES = 6144
-"""Number of bytes that one line of the output has in base64."""
+"""Number of bytes of the trace that are encoded into one line of the output."""
 
 
 def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:

@@ -185,15 +185,16 @@ __all__ = [
 
 VERSION = 1
 PORT = 29400
-"""TCP port of the agent if the pod sets no other one in CONCERTINA_PORT."""
+"""TCP port on which agents listen, unless the pod sets another one in CONCERTINA_PORT."""
 EXIT_OLD_PYTHON = 69
 """Exit code of an agent that was started by a Python version older than 3.9."""
 MAX_LINE = 4 * 1024 * 1024
 BEAT_SECONDS = 0.5
 REPORT_SECONDS = 1.0
-"""Longest time in seconds between two lines to the operator if nothing changes."""
+"""Maximum seconds between two lines of a report stream to the operator. Without a change, the last report is
+repeated."""
 SILENCE_SECONDS = 3.0
-"""Time in seconds without a line after which a stream is considered lost."""
+"""Seconds without a line after which a stream between two processes is considered lost."""
 
 Message = Union[
     Prepare, Prepared, Assign, Release, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index,

@@ -87,9 +87,9 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self._draining = asyncio.Lock()
-        """Lock around `drain`.
+        """Lock around `drain` of the writer.
 
-        The lines of a stream and answers are sent concurrently. Before Python 3.11, only one task may wait in `drain`.
+        Several tasks send lines on the same connection. Before Python 3.11, only one task may wait in `drain`.
         """
 
     async def receive(self, timeout: Optional[float] = None) -> Optional[Message]:

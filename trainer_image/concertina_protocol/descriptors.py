@@ -1,9 +1,10 @@
 """Limit on the number of open files and connections of a process.
 
 Containers often start with a soft limit of 1024. A coordinator has a connection to each member, and the operator has
-one to each job's coordinator. So both raise their soft limit to the hard limit. Processes that an agent starts get the
-original limit, as with torchrun, because code that uses select() cannot handle a descriptor above 1023 (decision "An
-agent may open a million files").
+one to each job's coordinator. So both raise their soft limit to the hard limit.
+
+Processes that an agent starts get the original limit, as with torchrun. Code that uses select() cannot handle a
+descriptor above 1023 (decision "An agent may open a million files").
 """
 
 from __future__ import annotations

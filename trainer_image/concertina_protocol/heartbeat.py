@@ -25,8 +25,10 @@ work."""
 
 
 READS = 20
-"""Maximum number of attempts to read a consistent file. A script that writes all the time could delay the agent
-forever."""
+"""Maximum number of attempts to read the file without a change in between.
+
+Without a maximum, a script that writes all the time could delay the agent forever.
+"""
 
 
 class WorkerPhase(OpenEnum):
@@ -46,7 +48,7 @@ class WorkerPhase(OpenEnum):
     BETWEEN_STEPS = "between steps"
     """Phase of a script that does not report phases.
 
-    Only its optimizer steps are known, and not what it does between them.
+    The agent knows the optimizer steps of such a script, but not what the script does between them.
     """
 
 
@@ -66,7 +68,7 @@ class HeartbeatWriter:
             return
 
     def enter(self, phase: WorkerPhase, step: int) -> None:
-        """Record that the worker enters `phase`, and that it has finished `step` steps."""
+        """Record that the worker enters a phase. `step` is the number of steps that it has finished."""
         if self._file is not None:
             os.pwrite(self._file, _LAYOUT.pack(phase.encode()[:16], step, time.monotonic(), self.busy), 0)
 

@@ -32,7 +32,7 @@ class LogFormat(enum.Enum):
 
 @dataclasses.dataclass
 class Served:
-    """Job that this process serves, if it serves only one, and the job's progress."""
+    """Job that this process serves, and the job's progress. An agent serves one job; the operator serves several."""
 
     uid: str
     job: str
@@ -55,7 +55,7 @@ def write_as(format: LogFormat) -> None:
 
 
 def serve(uid: str, job: str) -> None:
-    """Add the job to all later lines. A line about a round also gets the id of the round's trace.
+    """Write the job into all later lines, and the id of the round's trace into lines about a round.
 
     `job` is NAMESPACE/NAME.
     """
@@ -66,7 +66,8 @@ def serve(uid: str, job: str) -> None:
 def reached(round: int, step: int) -> None:
     """Record the present round and step. Called after each step.
 
-    Later lines about this round contain the step. A line that names no round is taken to be about this one.
+    Later lines about the present round contain the step. If a line names no round, it is taken to be about the present
+    one.
     """
     if _served is not None:
         _served.round, _served.step = round, step
@@ -81,7 +82,7 @@ def log_event(event: str, **fields: Any) -> None:
 
 
 def _context_fields(served: Served, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields that a line gets in addition to `fields`, because this process serves one job."""
+    """Return the fields that are added to a line with `fields`: the job, and the round, its trace and its step."""
     context: dict[str, Any] = {"job": served.job}
     round = fields.get("round", served.round)
     if round:

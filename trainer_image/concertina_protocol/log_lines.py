@@ -69,7 +69,7 @@ class StepDoneLine:
 LogLine = Union[RoundStarted, StepDoneLine]
 
 _RANK = r"(?:\[rank \d+\] )?"
-"""Prefix that the agent adds to each line if a replica has several workers."""
+"""Pattern of the prefix that the agent adds to each line of a worker if a replica has several workers."""
 _PART = r"\w+ \d+\.\d+"
 _NUMBER = r"(-?(?:[\d,.]+(?:e[-+]\d+)?|inf|nan))"
 _ROUND = re.compile(
@@ -81,7 +81,10 @@ _STEP = re.compile(rf"{_RANK}step (\d+)/(\d+)  loss {_NUMBER}  rate {_NUMBER}  {
 
 
 def parse(line: str) -> Optional[LogLine]:
-    """Return the contents of a line without its newline, or None if the line has none of the formats."""
+    """Return the contents of a log line, or None if the line has none of the formats.
+
+    The line is given without its newline.
+    """
     if len(line) > _MOST:
         return None
     try:

@@ -16,13 +16,16 @@ from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.records import SnapshotId
 
 SNAPSHOT_SLOTS = 3
-"""Number of files into which a worker writes its snapshots in turn.
+"""Number of files (slots) into which a worker writes its snapshots in turn.
 
-One file contains the newest snapshot that is copied to the peers of all ranks, one the newest snapshot, and one is
-being written.
+One has the newest snapshot that is copied to the peers of all ranks, one has the newest snapshot, and one is being
+written.
 """
 COPY_SLOTS = 2
-"""Number of files into which an agent copies a peer's shard: one has the newest copy, and one is being written."""
+"""Number of files (slots) into which an agent copies a peer's shard in turn.
+
+One has the newest copy, and one is being written.
+"""
 
 
 class Damaged(ValueError):
@@ -60,9 +63,9 @@ def remove_sidecar(file: Path) -> None:
 
 
 def read_sidecar(file: Path) -> Optional[Sidecar]:
-    """Return the sidecar of a shard file, or None if the file does not count as present.
+    """Return the sidecar of a shard file, or None if the shard file does not count as present.
 
-    The file must exist and have the size that the sidecar says.
+    A shard file counts as present if it has a committed sidecar and the size that the sidecar says.
     """
     with contextlib.suppress(OSError, ValueError):
         sidecar = parse_json(Sidecar, sidecar_path(file).read_bytes())

@@ -41,10 +41,13 @@ def trace_file(where: Path, name: str, rank: int) -> Path:
 
 
 def wanted_file(trace: Path) -> Path:
-    """Return the path of a file that exists while somebody waits for the trace. Without it, no trace is written."""
+    """Return the path of a file that exists as long as somebody waits for a trace. Without it, no trace is written."""
     return trace.with_name(f"{trace.name}.wanted")
 
 
 def error_file(trace: Path) -> Path:
-    """Return the path of a file that replaces a trace which could not be made. It contains the reason as a sentence."""
+    """Return the path of a file that is written instead of a trace if the trace fails.
+
+    It has the reason as a sentence.
+    """
     return trace.with_name(f"{trace.name}.error")

@@ -130,9 +130,9 @@ class Nvml:
             )
 
     def wait_for_xid(self, seconds: float) -> Optional[tuple[GpuIdentity, int]]:
-        """Wait for the next critical XID, and return it with its GPU, or return None after `seconds` seconds.
+        """Wait for the next critical XID, and return its GPU and its number. Return None if there is none in time.
 
-        If the library does not support events, the method returns None at once.
+        `seconds` is the longest time to wait. If the library does not support events, the method returns None at once.
         """
         event = _Event()
         if self._events is None:

@@ -15,7 +15,7 @@ from concertina_agent.metrics import families as f
 from concertina_agent.metrics.exposition import Histogram, MetricSample
 
 _OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NORM}
-"""Metrics of a worker that have families of their own."""
+"""Metric families for metrics that a worker reports by name."""
 _STEP_PARTS = frozenset(part.value for part in p.StepPart)
 OTHER = "other"
 """Label value for a part of a step that this version does not define."""
@@ -33,12 +33,15 @@ class Training:
         self._last: Optional[p.Progress] = None
         self._step_seconds = Histogram(f.STEP_BUCKETS)
         self._totals: dict[Hashable, float] = {}
-        """Sums over all rounds of the values that workers report, by metric."""
+        """Sums of the workers' values over all rounds before the present one, by metric."""
         self._of_round: dict[Hashable, float] = {}
-        """Values that were last reported in this round, by metric. Workers count from the beginning of each round."""
+        """Values that workers have last reported in the present round, by metric.
+
+        Workers count from the beginning of each round, so these values begin at 0 in each round.
+        """
         self._tokens, self._knows_tokens = 0, False
         self._snapshot: tuple[Optional[int], float] = (None, 0.0)
-        """Step of the newest snapshot, and the time at which it was first reported."""
+        """Step of the newest snapshot, and the time at which that step was first reported."""
         self._had_loss = False
 
     def on_progress(self, round: int, progress: p.Progress, now: float) -> None:
@@ -78,7 +81,10 @@ class Training:
             self._tokens += max(0, progress.tokens - last.tokens)
 
     def _add(self, key: Hashable, seconds: float) -> None:
-        """Update a counter, given its value in seconds since the beginning of this round."""
+        """Update a counter.
+
+        `seconds` is its value since the beginning of this round, as the worker reports it.
+        """
         more = seconds - self._of_round.get(key, 0.0)
         if 0.0 <= more < math.inf:
             self._of_round[key] = seconds

@@ -13,9 +13,9 @@ from typing import Optional
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _PARENT, _GROUP, _UTIME, _THREADS, _STARTED, _RSS = 1, 2, 11, 17, 19, 21
-"""Positions of fields in /proc/PID/stat, counted after the command.
+"""Positions of the fields that are read from /proc/PID/stat, counted from the field after the command.
 
-Four times start at _UTIME: two of the process itself, and two of child processes that have ended.
+The four fields from _UTIME on are times: two of the process itself, and two of its child processes that have ended.
 """
 MOST_PROCESSES = 10_000
 """Maximum number of processes to read. If the pod shares the host's process ids, all processes of the node are
@@ -29,8 +29,10 @@ class WorkerProcess:
     local_rank: int
     rank: int
     pids: tuple[int, ...]
-    """Ids of the worker's processes: the leader of its process group, and scripts that run in forks of a warm-start
-    parent."""
+    """Ids of processes of the worker: the leader of its process group, and processes to which its scripts were moved.
+
+    With a warm start, scripts run in forks of another process.
+    """
 
 
 @dataclasses.dataclass
@@ -63,7 +65,7 @@ class _Family:
 
 
 class WorkerProcesses:
-    """Resource usage of the workers, which must be read repeatedly.
+    """Resource usage of the workers. It must be read repeatedly.
 
     What a worker uses between the last reading and its exit is not counted.
     """

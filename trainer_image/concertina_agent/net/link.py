@@ -29,11 +29,14 @@ from concertina_protocol.waiting import within
 RETRY_SECONDS = 0.05
 """Seconds between attempts to join a coordinator that has not received its Assign yet."""
 RECONNECT_SECONDS = 0.5
-"""Seconds after a stream has broken until its other end counts as lost, unless it answers on another connection."""
-LINES_A_SECOND = 2000
-"""Maximum number of lines per second, from all members together to the coordinator, that only update numbers.
+"""Seconds from the break of a stream until its other end counts as lost.
 
-Heartbeats are sent in any case, so their number alone may be higher.
+It is not lost if it answers on another connection in this time.
+"""
+LINES_A_SECOND = 2000
+"""Maximum number of lines per second that a coordinator receives about mere changes of numbers.
+
+The limit applies to all members together. Heartbeats are sent in any case, so their number alone may be higher.
 """
 
 FROM_COORDINATOR = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
@@ -53,7 +56,7 @@ async def follow_coordinator(
     emit: Emit,
     tasks: TaskGroup,
 ) -> None:
-    """Join the coordinator, and exchange messages with it until it is lost.
+    """Follow the coordinator of a round as its member: join it, and exchange messages until it is lost.
 
     The Join is repeated until the coordinator accepts it or refuses it permanently.
     """
@@ -149,7 +152,7 @@ async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
 
 
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
-    """Pass each message of a connection to `on_message` until the stream ends.
+    """Pass each message of a connection to the function `on_message`, until the stream ends.
 
     Raises OSError, as `receive` does.
 
@@ -179,13 +182,13 @@ class MemberStreams:
         self._addresses = {member.replica: member.address for member in assign.members}
 
     def add(self, join: p.Join, wire: Connection) -> None:
-        """Add the stream of a member. If the member has an older stream, it is closed."""
+        """Add the stream of a member that joins. An older stream of the same member is closed."""
         if old := self._wires.get(join.replica):
             old.close()
         self._wires[join.replica] = wire
 
     async def serve(self, join: p.Join, wire: Connection) -> None:
-        """Serve the stream of a member until it breaks, and then emit MemberGone if the member is lost.
+        """Serve the stream of a member until it breaks. If the member is lost then, emit MemberGone.
 
         The coordinator sends its heartbeat only at fixed times. If it sent each change to each of N members, a change
         of every member would cause N² lines.
@@ -223,9 +226,9 @@ class MemberStreams:
             self._emit(gone)
 
     def _forget(self, join: p.Join, wire: Connection) -> bool:
-        """Remove a broken stream, and return whether its member may be lost.
+        """Remove the broken stream `wire` of a member, and return whether the member may be lost.
 
-        The result is False if the member has opened another stream, or the round is over.
+        The member is not lost if it has opened another stream, or if the round is over.
         """
         if self._wires.get(join.replica) is not wire:
             return False

@@ -1,6 +1,6 @@
-"""Effects on connections: requests to this agent, the stream to the coordinator, and the streams of members.
+"""Effects on the connections of this agent, except those that transfer shards.
 
-Connections that transfer shards are in `transfers`.
+These are requests to this agent, the stream to the coordinator, and on the coordinator the streams of members.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ RELAYS = 128
 
 
 class ShardHolder(Protocol):
-    """Interface for requests about the shards that this replica holds."""
+    """Interface to the part of the agent that answers requests for shards."""
 
     async def answer_index(self, message: p.Index, wire: Connection) -> None: ...
 
@@ -53,12 +53,12 @@ class ShardHolder(Protocol):
 
 
 class Learns(Protocol):
-    """Interface for requests about the modules that the script imports."""
+    """Interface to the part of the agent that knows which modules the script imports."""
 
     def answer(self) -> p.Message: ...
 
     def hear_of(self, address: str) -> None:
-        """Record the address of an agent that may know the modules which the script imports."""
+        """Record the address of another agent, which may know the modules that the script imports."""
 
 
 class NetworkDriver:
@@ -87,7 +87,7 @@ class NetworkDriver:
         self._link: Optional[asyncio.Task[None]] = None
         """Task that follows the coordinator, or None."""
         self._changes = Notifier()
-        """Notifier that this agent's report has changed."""
+        """Notifier that wakes the tasks of streams when this agent's report has changed."""
         self._replies: dict[int, Callable[[p.Message], None]] = {}
         self._requests = 0
 
@@ -158,7 +158,10 @@ class NetworkDriver:
         return await future
 
     async def relay(self, message: p.Relay, wire: Connection) -> None:
-        """Pass the line of a Relay on to other agents, without decoding it, and send their answers to the operator."""
+        """Pass a request of the operator on to other agents, and send their answers to the operator.
+
+        The request is passed on as a line that only its recipients decode.
+        """
         line = message.line.encode() + b"\n"
 
         async def pass_on(to: p.Candidate) -> None:

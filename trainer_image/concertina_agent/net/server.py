@@ -46,10 +46,10 @@ CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
 
 
 class Handler(Protocol):
-    """Interface to the functions of the agent that handle requests.
+    """Interface to the part of the agent that handles requests.
 
-    The functions for streams run until the connection or their task ends. While a Watch runs, further requests on its
-    connection are answered.
+    The functions that serve streams return when the connection or their task ends. While a Watch is served, further
+    requests on its connection are answered.
     """
 
     async def answer(self, message: Answered) -> p.Message: ...
@@ -81,7 +81,7 @@ class AgentServer:
         self._connections = TaskGroup()
         """Tasks of all connections, including those without a certificate."""
         self._streams = TaskGroup()
-        """Tasks that send the streams of Watch requests, in addition to the tasks of their connections."""
+        """Tasks that send the streams of Watch requests. The tasks of their connections wait for further requests."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         operator, agent = (tls.OPERATOR,), (tls.AGENT,)
         self._routes: Mapping[type, tuple[tuple[str, ...], Route]] = {

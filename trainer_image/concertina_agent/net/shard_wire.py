@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 
 class ShardWire:
-    """Connection that transfers shards. Only one operation may run at a time.
+    """Connection that transfers shards. Only one operation may be in progress at a time.
 
-    A thread can't be cancelled. So if a call is cancelled, the connection is closed, which ends the operation in the
-    thread.
+    Operations run in threads, which can't be cancelled. So if a call is cancelled, the connection is closed, which ends
+    the operation.
 
     TLS records are encrypted and decrypted in memory, and the socket transfers hundreds of kilobytes at a time. An
     ordinary TLS socket would make two system calls for each record of 16 KiB (decision "Shards travel in large
@@ -62,7 +62,7 @@ class ShardWire:
         """Decrypted data that were received after the last line."""
 
     async def handshake(self) -> None:
-        """Perform the TLS handshake on the event loop. Otherwise any client could occupy a thread.
+        """Perform the TLS handshake on the event loop. In a thread, any client could occupy that thread.
 
         See decision "Strangers at an agent's door". Other kinds of OSError may be raised too.
 
@@ -224,7 +224,7 @@ async def readable(connection: socket.socket) -> None:
 
 
 async def dial(address: str, context: ssl.SSLContext, name: str, threads: concurrent.futures.Executor) -> ShardWire:
-    """Open a connection for shards to the agent whose certificate has this name.
+    """Open a connection that transfers shards to the agent whose certificate has this name.
 
     Raises OSError if that fails.
     """

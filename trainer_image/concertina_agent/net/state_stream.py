@@ -17,19 +17,19 @@ from concertina_agent.runtime.notifier import Notifier
 from concertina_protocol.connection import Connection
 
 MIN_GAP_SECONDS = 0.02
-"""Minimum seconds between two lines of a stream."""
+"""Minimum seconds between two lines of a stream, however often the state changes."""
 S = TypeVar("S", p.MemberState, p.Report)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lines(Generic[S]):
-    """Functions that define the lines of a stream."""
+    """Functions that define which lines a stream has."""
 
     only_numbers: Callable[[S, S], bool]
-    """Function that returns whether the change between two states affects only numbers, so that it can wait for
-    `pace`."""
+    """Function that returns whether two states differ only in numbers. The change can then be sent `pace` seconds
+    later."""
     line: Callable[[S, S], p.Message]
-    """Function that returns the message to send when the first state has changed to the second."""
+    """Function that returns the message for a change. It receives the state before and after the change."""
 
 
 def _same_but_numbers(before: p.MemberState, after: p.MemberState) -> bool:

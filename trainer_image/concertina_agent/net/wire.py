@@ -18,7 +18,7 @@ CONNECT_SECONDS = 3.0
 
 @contextlib.contextmanager
 def _checked_address(address: str) -> Iterator[None]:
-    """Convert the error for an invalid address into ConnectionError, so that it is treated like an unreachable one.
+    """Raise ConnectionError for an invalid address, so that callers treat it like an address that can't be reached.
 
     Addresses come from other processes, so they can be invalid.
 

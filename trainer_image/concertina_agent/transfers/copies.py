@@ -64,7 +64,7 @@ class Peers:
         self._fetched: dict[tuple[p.SnapshotId, int], Path] = {}
         """Paths of shards in this replica's volume that have been verified in this round."""
         self._pulling = self._sending = 0
-        """Number of shards that are being received, and number of parts that are being sent."""
+        """Number of shards that this agent is receiving, and number of parts that it is sending."""
 
     def begin(self, effect: e.StartRound) -> None:
         self._assign = assign = effect.assign
@@ -107,9 +107,7 @@ class Peers:
     # --- shards that this agent's workers need ----------------------------------------------------------------------
 
     async def fetch(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path of a local file with this shard, after verifying it.
-
-        If necessary, fetch it from a peer first.
+        """Return the path of a local file with a verified shard. If necessary, the shard is fetched from a peer.
 
         Raises Damaged, with a sentence, if no peer can provide the shard.
         """
@@ -120,7 +118,7 @@ class Peers:
 
     async def _fetch_early(self, id: Optional[p.SnapshotId], number: int) -> None:
         """Verify or fetch a shard before a worker of this replica requests it."""
-        with contextlib.suppress(OSError, Damaged):  # a request of the worker would report the error
+        with contextlib.suppress(OSError, Damaged):  # when a worker requests the shard, it gets the error
             if id is not None:
                 await self.fetch(id, number)
 
@@ -180,9 +178,9 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def _open_pull(self, address: str, pull: p.Pull) -> AsyncIterator[tuple[ShardWire, p.ShardHeader]]:
-        """Send a Pull, and yield the connection and the ShardHeader in the answer.
+        """Request a shard by a Pull, and yield the connection and the ShardHeader in the answer.
 
-        The caller receives the bytes in its `with` block.
+        The caller then receives the bytes on the connection, within its `with` block.
 
         Raises:
             Damaged: If the peer refuses, or sends another shard.
@@ -200,8 +198,8 @@ class Peers:
     async def _receive_shard(self, wire: ShardWire, address: str, path: Path, header: p.ShardHeader) -> Shard:
         """Receive a shard and commit it.
 
-        If the shard is damaged, the agent that sent it is told so before the error is raised. The next round then does
-        not use that copy.
+        If the shard is damaged, the sending agent is informed before the error is raised, so that the next round does
+        not use its file.
 
         Raises:
             Damaged: If the bytes differ from those that the header announced.

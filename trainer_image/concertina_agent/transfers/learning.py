@@ -44,10 +44,10 @@ class ModuleLearning:
         return learned or p.Refused("nothing is learned here yet", 0, "")
 
     def hear_of(self, address: str) -> None:
-        """Ask another agent for learned modules, if this agent has none.
+        """Ask another agent for the modules that it has learned, if this agent has learned none.
 
-        The caller does this before it sends this agent's next report, which must not be `ready` while there are modules
-        to import.
+        The caller does this before it sends this agent's next report. While there are modules to import, the report
+        must not say that this agent is ready.
         """
         if self._warm is None or self._warm.has_learned:
             return

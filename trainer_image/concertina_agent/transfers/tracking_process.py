@@ -26,7 +26,8 @@ SHIP_ALL_SECONDS = 20.0
 """Seconds that an exiting agent waits until all records are sent, unless its grace period is shorter."""
 LOOK_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
-"""Seconds without a message of a tracking process that has records to send. Then it is assumed to wait for its tool."""
+"""Seconds without a message after which the tracking process is assumed to wait for its tool, if records are to be
+sent."""
 
 
 class TrackingDriver:
@@ -48,7 +49,7 @@ class TrackingDriver:
         """Number of the first record that the tracking tool does not have, as far as is known."""
         self._dropped, self._error, self._reported_error = 0, "", ""
         self._heard_at = time.monotonic()
-        """Time of the last message of the process, or of the first record that it has to send if that is later."""
+        """Time of the last message of the process, or of the first record to send if that is later."""
         self._end: Optional[AgentEnd] = None
         self._news = Notifier()
 
@@ -61,7 +62,7 @@ class TrackingDriver:
         """Write the records that an event yields (see `TrackingRecorder`) to the spool."""
         for record in self._tracking.records(agent, event, effects, at):
             if isinstance(record, RoundBegan) and not record.coordinates and self._spool.next == self._shipped:
-                continue  # such a record matters only if others are still to be sent
+                continue  # such a record is only sent if others are to be sent too
             if not self.behind:
                 self._heard_at = time.monotonic()
             self._spool.append(record)
@@ -88,7 +89,7 @@ class TrackingDriver:
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
 
     async def watch(self) -> None:
-        """Emit an event when records can't be sent any more, and when they can be sent again."""
+        """Emit an event when records can no longer be sent, and when they can be sent again."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._report_trouble()

@@ -48,18 +48,18 @@ class UploadDriver:
         self._undo: list[p.Undone] = []
         self._news = Notifier()
         self._failures, self._probe_at = 0, 0.0
-        """Number of consecutive checks that failed, and time of the next check in monotonic seconds."""
+        """Number of checks that have failed in a row, and time of the next check in monotonic seconds."""
         self._healthy = self._probe_requested = False
         self._living: Optional[tuple[str, ...]] = None
         """Other existing jobs as in the last Assign, or None before the first Assign."""
         self._owned = False
-        """Whether this job owns the folder. Once known, this is not checked again."""
+        """Whether this job is known to own the folder of checkpoints. Once known, this is not checked again."""
         self._failing = False
         """Whether the last request failed, and no later one has succeeded."""
         self._part_goes_first = False
-        """Whether the next request is an upload, because the last publication failed.
+        """Whether an upload is sent before the next publication.
 
-        A publication may fail again and again, and must not prevent uploads.
+        This is set when a publication has failed. A publication may fail again and again, and must not prevent uploads.
         """
         self.shipping = Shipping()
 

@@ -25,9 +25,9 @@ class JsonLines:
     what: str
     """Name of the protocol for error messages."""
     version: Optional[int] = None
-    """Version of the protocol, or None if lines have no version.
+    """Version of the protocol. The versions just before and after it are accepted too.
 
-    Lines of the versions just before and after it are accepted too.
+    If None, lines have no version.
     """
     most: Optional[int] = None
     """Maximum length of a line in bytes, or None for no limit."""

@@ -43,7 +43,7 @@ class OpenEnum(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """Annotation of an optional field, `Annotated[Optional[X], Absent(number)]`: in JSON, the number stands for None.
+    """Annotation of an optional field: `Annotated[Optional[X], Absent(number)]`. In JSON, `number` stands for None.
 
     See decision "None for unknown values".
     """

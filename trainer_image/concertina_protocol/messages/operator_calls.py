@@ -23,7 +23,7 @@ class Prepare:
 
 
 class Replaced(OpenEnum):
-    """Reason why the next round starts a new process instead of using a worker that is still running."""
+    """Reason why a worker of the next round is a new process although that of the last round was still running."""
 
     STARTING = "starting"
     """The worker has not opened its channel to the agent yet."""
@@ -37,7 +37,7 @@ class Replaced(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Answer to Prepare."""
+    """Answer to Prepare: what an agent has and whom it can reach, on which the operator bases the next round."""
 
     replica: str
     instance: str
@@ -56,7 +56,10 @@ class Prepared:
     In a large world, an agent sends a Ping only to some candidates (decision "A large world is probed in part").
     """
     replaced: tuple[Replaced, ...] = ()
-    """Reasons why workers of the next round are new processes although earlier ones were still running, each once."""
+    """Reasons why workers of the next round are new processes although earlier workers were still running.
+
+    Each reason is listed once.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Limits:
     """Limits from spec.failurePolicy that the coordinator checks."""
 
     hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
-    """Seconds without a finished step of any rank after which the round counts as hung.
+    """Seconds without progress of any rank after which the round counts as hung.
 
     If None, the limit is derived from the usual duration of a step.
     """
@@ -91,9 +94,9 @@ MOST_IMAGES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Assign:
-    """Message from the operator to every member of a round after the commit. members[0] is the coordinator.
+    """Message from the operator to every member of a round: the round begins. members[0] is the coordinator.
 
-    The answer is Accepted or Refused.
+    The operator sends it after it has written the round to the job's status. The answer is Accepted or Refused.
     """
 
     uid: str
@@ -107,9 +110,10 @@ class Assign:
     images: tuple[str, ...] = ()
     """Distinct images of the members' containers, as resolved by the nodes. They become part of the state's lineage."""
     outside: tuple[Member, ...] = ()
-    """Replicas that are not members, but hold shards of `restore` that no member holds. They have no ranks.
+    """Replicas that are not members of the round, but hold shards of `restore` that no member holds. They have no
+    ranks.
 
-    Operators of early version 1 do not send this field. Members then hold all shards.
+    An operator with an early version 1 of the protocol does not send this field. Members then hold all shards.
     """
     living: tuple[str, ...] = ()
     """Uids of the other existing jobs of the namespace that may use the same checkpoint folder.
@@ -123,8 +127,8 @@ class Assign:
 class Release:
     """Message from the operator to a departing replica that took part in Prepare and is not a member of the new round.
 
-    The replica's state is no longer needed: the members have it, or the round has a newer snapshot. So the replica may
-    exit. The answer is Accepted or Refused.
+    It says that the replica's state is no longer needed, so the replica may exit. The members have the state, or the
+    round has a newer snapshot. The answer is Accepted or Refused.
     """
 
     uid: str
@@ -134,11 +138,11 @@ class Release:
 
 @dataclasses.dataclass(frozen=True)
 class Drain:
-    """Request from the operator to the coordinator to stop all ranks after the same step.
+    """Request from the operator to the coordinator for a drain: all ranks stop after the same step.
 
-    If `durable` is set, the state `drained` is reached only when a checkpoint of that step is in storage. A job without
-    storage has no checkpoint. If all its members depart, they then stay for their grace period, because replicas that
-    replace them may fetch the state.
+    If `durable` is set, the coordinator reports the state `drained` only when a checkpoint of that step is in storage.
+    A job without storage has no checkpoint. If all its members must depart, they stay for their grace period, because
+    the replicas that replace them may fetch the state from their memory.
     """
 
     uid: str
@@ -198,7 +202,7 @@ class Accepted:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Answer that a request was refused. `round` and `claim` are the highest that this agent has seen."""
+    """Answer that a request was refused. `round` and `claim` are the highest that the answering agent has seen."""
 
     reason: str
     round: int
@@ -209,7 +213,7 @@ class Refused:
 class Watch:
     """Request from the operator to an agent for a stream of Reports.
 
-    If `changes` is set, the stream may consist of one Report, followed by ReportChanges.
+    If `changes` is set, the stream may consist of one Report and then ReportChanges, which are smaller.
     """
 
     uid: str
@@ -220,13 +224,13 @@ class Watch:
     """
     pace: float = 1.0
     idle_beat: float = 1.0
-    """Longest time in seconds between two lines if nothing changes and the agent is in no round.
+    """Maximum seconds between two lines to the operator if nothing changes and the agent takes part in no round.
 
-    During a round, it is REPORT_SECONDS.
+    During a round, the maximum is REPORT_SECONDS.
     """
     coordinator: str = ""
-    """Address of the round's coordinator, or "" if there is none.
+    """Address of the coordinator's agent, or "" if there is none.
 
-    An agent that does not know which modules the script imports asks the coordinator for them. Until it has them, it is
-    not ready.
+    If an agent does not know which modules the script imports, it asks the coordinator for them. Until it has them, it
+    does not report that it is ready.
     """

@@ -26,9 +26,9 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class DurableMoved:
-    """Message from the coordinator to members that `LATEST` now names another checkpoint.
+    """Message from the coordinator to members: `LATEST` now names another checkpoint.
 
-    Members may forget the shards of older checkpoints of this job.
+    Members need not keep records of uploaded shards of older checkpoints any more.
     """
 
     durable: Durable
@@ -36,9 +36,10 @@ class DurableMoved:
 
 @dataclasses.dataclass(frozen=True)
 class StopAt:
-    """Message from the coordinator to members to stop a user's own command during a drain.
+    """Message from the coordinator to members: the call of should_checkpoint() at which a user's own command stops.
 
-    `call` is the number of the last call of should_checkpoint() (see `stopping`). If it is 0, workers receive SIGTERM.
+    It is sent during a drain. `call` is the number of that call (see `stopping`). If it is 0, workers receive SIGTERM
+    instead.
     """
 
     call: int
@@ -46,9 +47,10 @@ class StopAt:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """Request from an agent to another agent to prove that it is reachable and has a certificate of the job's CA.
+    """Request from an agent to another agent. The answer proves that the other agent is reachable and of the same job.
 
-    The answer is Accepted, with the highest round and claim that the agent has seen.
+    It proves the job by a certificate of the job's CA. The answer is Accepted, with the highest round and claim that
+    the agent has seen.
     """
 
     uid: str
@@ -56,7 +58,7 @@ class Ping:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Request from `concertina-agent trace` in a pod to the pod's agent to trace some steps of a worker.
+    """Request from the command `concertina-agent trace` to its pod's agent, to trace some steps of a worker.
 
     See `worker_channel.TraceSteps`. The answer is Accepted or Refused.
     """
@@ -81,7 +83,7 @@ class Learn:
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """Answer to Learn: modules that a warm start imports for the script in advance."""
+    """Answer to Learn: modules that the script imports. A warm start imports them before the script begins."""
 
     modules: str
     """Names of the modules, one per line, in the format of the agent's file `learned`."""
@@ -108,11 +110,11 @@ class Pull:
     The answer is ShardHeader followed by the shard's bytes, or Refused. The requesting agent then sends Copied.
 
     A shard can be sent in parts over several connections. The requesting agent first asks for part 0 of `parts`. The
-    ShardHeader says into how many parts the shard is really divided. The agent asks for each of the other parts on a
-    connection of its own. Part k of n has the bytes from size * k // n to size * (k + 1) // n.
+    ShardHeader in the answer says into how many parts the shard is divided. The requesting agent then asks for each of
+    the other parts on a connection of its own. Part k of n has the bytes from size * k // n to size * (k + 1) // n.
 
-    If `id` is None, the request opens a stream of copies. Whenever a snapshot of `shard` in `round` that is newer than
-    `after_step` is committed, it is sent. The requesting agent sends Copied after each snapshot.
+    If `id` is None, the request opens a stream of copies. Whenever a snapshot of `shard` is committed in `round` that
+    is newer than `after_step`, its shard is sent. The requesting agent sends Copied after each one.
     """
 
     uid: str

@@ -42,7 +42,7 @@ class StorageHealth(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotId:
-    """Identity of a snapshot, which is one state of the whole world in `shards` shard files.
+    """Identity of a snapshot, which is the state of the whole world after one step, in `shards` shard files.
 
     All its shard files are of the same round, step and layout.
     """
@@ -56,7 +56,7 @@ class SnapshotId:
 
 @dataclasses.dataclass(frozen=True)
 class HeldSnapshot:
-    """Shards of one snapshot that an agent has completely and verified. They are its own or copies of a peer's."""
+    """Shards of one snapshot that an agent has. They are complete and verified. Some are copies of a peer's shards."""
 
     id: SnapshotId
     shards: tuple[int, ...]
@@ -72,17 +72,17 @@ class Durable:
     uri: str
     """URI of the checkpoint's own folder."""
     complete: bool = False
-    """Whether this is a checkpoint of the run's last step. If a job is created again and has such a checkpoint, it is
-    complete."""
+    """Whether this is a checkpoint of the run's last step. If a job is created again and `LATEST` names such a
+    checkpoint, the job is complete at once."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     """Time at which the checkpoint became durable, in Unix seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Newest information of an agent about durable storage.
+    """What an agent knows about durable storage.
 
-    There is none if the job has no checkpoint.uri, or if it runs a user's own command.
+    The value is None if the job has no checkpoint.uri, or if it runs a user's own command that does not use storage.
     """
 
     state: StorageHealth
@@ -90,10 +90,10 @@ class Storage:
     message: str = ""
     """Sentence that says what to do if the state is Error."""
     round: Annotated[Optional[int], Absent(-1)] = None
-    """Round that this information belongs to, or None for an agent of early version 1.
+    """Number of the round in which this information was received. None for an agent with an early version 1 of the
+    protocol.
 
-    If the agent received the information as a member of a round, it is that round. If the agent checked storage by
-    itself, it is the highest round that the agent had seen by then.
+    If the agent checked storage by itself, it is the highest round that the agent had seen by then.
     """
 
 
@@ -130,8 +130,10 @@ class Rollback:
     skipped: tuple[tuple[int, int], ...] = ()
     """All positions of the data to skip from now on, as ranges (begin, end), including those of earlier rollbacks."""
     damaged: Optional[Durable] = None
-    """Checkpoint whose damage is the cause, or None for another cause. `step` is then that of the checkpoint to use
-    instead."""
+    """Damaged checkpoint that is the cause of the rollback, or None for another cause.
+
+    If it is set, `step` is the step of the checkpoint that is used instead.
+    """
 
     def undoes(self, uid: str) -> bool:
         """Return whether this rollback makes states of the job with uid `uid` invalid.
@@ -145,11 +147,11 @@ class Rollback:
 class Restore:
     """Source of the state with which a round begins.
 
-    If `source` is Memory, `holders` lists for each shard the members that hold it. An agent tries the nearest holder
+    If `source` is Memory, `holders` lists for each shard the members that hold it. An agent tries the nearest of them
     first, and the next one if that fails. If `source` is Storage, `durable` names the checkpoint.
 
-    The new round continues from (base_round, step). Snapshots of lower rounds with a later step are invalid and are
-    deleted.
+    The new round continues from the step `step` of round `base_round`. Snapshots of lower rounds with a later step are
+    invalid and are deleted.
     """
 
     source: RestoreSource
@@ -163,12 +165,12 @@ class Restore:
     undone: Optional[Undone] = None
     """States that the last rollback of this job made invalid, or None.
 
-    If `source` is Storage and `durable` is among them, the round restores the newest checkpoint that is not.
+    If `source` is Storage and `durable` is one of these states, the round restores the newest checkpoint that is not.
     """
     undone_before: tuple[Undone, ...] = ()
     """States that earlier rollbacks of this job made invalid.
 
-    Operators of early version 1 do not send this field.
+    An operator with an early version 1 of the protocol does not send this field.
     """
     damaged: tuple[str, ...] = ()
     """URIs of damaged checkpoints of this or another job, none of which is to be read again."""

@@ -1,4 +1,4 @@
-"""Differences between two consecutive reports of one agent.
+"""Differences between two consecutive reports of one agent, which are sent instead of whole reports.
 
 The size of a difference depends on what has changed, and not on the number of members. So a coordinator of a thousand
 members sends only a few hundred bytes per second (decision "Reports are whole").
@@ -16,9 +16,9 @@ from concertina_protocol.messages.reports import MemberState, Progress, Report
 
 @dataclasses.dataclass(frozen=True)
 class ReportChange:
-    """Difference to the previous report. Sent on a Watch with `changes`, after a whole Report.
+    """Difference between a report and the previous one. It is sent on a Watch with `changes`, after a whole Report.
 
-    `report` is the new report, except that its `members` are only those that have changed since the previous line.
+    `report` is the new report. Its `members` has only the members that have changed.
     """
 
     report: Report
@@ -53,7 +53,7 @@ def _identity(report: Report) -> object:
 
 
 def only_numbers(before: Report, after: Report) -> bool:
-    """Return whether only numbers of the progress and steps of members differ.
+    """Return whether two reports differ only in numbers: in the progress, and in the steps of members.
 
     Such a change need not be sent at once.
     """

@@ -10,7 +10,7 @@ from concertina_protocol.codec.typed_json import Absent, OpenEnum
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
-"""Sentence about a lack of memory. Agents use it for a worker, and the operator for the whole container."""
+"""Sentence that there was not enough memory. Agents use it for a worker, and the operator for the whole container."""
 
 MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400
 """Maximum number of lines of a worker's output in a report, and maximum length of such a line in characters."""
@@ -37,7 +37,7 @@ class FailureReason(OpenEnum):
     LOSS_NOT_FINITE = "LossNotFinite"
     SILENT_CORRUPTION = "SilentCorruption"
     ROLLED_BACK = "RolledBack"
-    """The member was rolled back because the state of another rank was corrupted."""
+    """The member went back to an earlier state because the state of another rank was corrupted."""
 
 
 BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
@@ -48,7 +48,8 @@ BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED,
 class Failure:
     """Failure of a member of a round.
 
-    The first failure of a round is the cause. Failures that follow from it (lost peers) have `secondary` set.
+    The first failure of a round is the cause of its end. If other ranks fail because they have lost a peer, their
+    failures have `secondary` set.
     """
 
     replica: str
@@ -58,8 +59,8 @@ class Failure:
     last_lines: tuple[str, ...] = ()
     """Last lines of the worker's output. The operator receives at most MOST_LAST_LINES.
 
-    A coordinator sends these lines only for the cause of a round's end, and for failures that a new round can't repair.
-    Those of all failures would not fit into one line of the protocol.
+    The coordinator sends these lines only for the cause of a round's end, and for failures that no new round can
+    repair. The lines of all failures would not fit into one line of the protocol.
     """
     rank: Annotated[Optional[int], Absent(-1)] = None
     exit_code: int = 0
@@ -88,7 +89,7 @@ class CheckpointInterval:
     """Interval in seconds, or None if checkpoints are not taken by time."""
     suggested: float
     save_seconds: float
-    """Longest time in seconds that training waited for a save in this round, or 0 before the first save."""
+    """Longest wait of training for a save in this round, in seconds, or 0 before the first save."""
     failure_seconds: float
     """Mean time between failures in seconds."""
 
@@ -137,7 +138,7 @@ COMMUNICATION = (
 )  # fmt: skip
 """Parts of a step in which training waits for communication. In a pipeline, this includes waits for other stages."""
 MOST_METRICS = 32
-"""Maximum number of metrics with names of its own that a worker may report."""
+"""Maximum number of metrics that a worker may report under names that it chooses."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,13 +161,13 @@ class Progress:
     first_step_at: Annotated[Optional[float], Absent(0.0)] = None
     """Time in Unix seconds at which the first step of this round finished, or None before."""
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """Step of the newest snapshot that is completely copied to the peers of all ranks, or None."""
+    """Step of the newest snapshot of which the peers of all ranks have complete copies, or None."""
     checkpoint_seconds: float = 0.0
     """Seconds that training has waited for snapshots and checkpoints in this round."""
     stalled_seconds: float = 0.0
     """Seconds that training has waited for data in this round."""
     mfu: Annotated[Optional[float], Absent(0.0)] = None
-    """Share of the devices' peak arithmetic that training uses. For attention, only the causal half is counted."""
+    """MFU: share of the devices' peak FLOPS that training uses. Only the causal half of attention is counted."""
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds that each part of this round's start took: start, group, build, restore, first_step."""
     save_seconds: Annotated[Optional[float], Absent(0.0)] = None
@@ -178,7 +179,7 @@ class Progress:
     interval: Optional[CheckpointInterval] = None
     """Interval between checkpoints, or None without durable storage."""
     waits_for: str = ""
-    """Sentence about why no data arrive, while the store with the data is unavailable, or ""."""
+    """Sentence that says why training waits for data if their store is unavailable, otherwise ""."""
     evaluated: Optional[Evaluated] = None
     """Result of the last evaluation in this round, or None."""
     shares: tuple[int, ...] = ()
@@ -192,14 +193,14 @@ class Progress:
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Metrics of this step by name (such as gradient_norm and learning_rate), at most MOST_METRICS."""
     mfu_full_attention: Annotated[Optional[float], Absent(0.0)] = None
-    """Share of the devices' peak arithmetic that training uses. All of attention is counted, as torchtitan does."""
+    """MFU: share of the devices' peak FLOPS that training uses. All of attention is counted, as torchtitan does."""
     snapshots: Optional[SnapshotInterval] = None
     """Interval between snapshots in this round, or None before the second snapshot."""
     optimizer: str = ""
-    """Class of the optimizer whose steps are counted, or "" if the worker reports steps itself.
+    """Class of the optimizer whose steps are counted, or "" if the worker reports its steps itself.
 
-    `step` is then the number of optimizer steps since the process started. If a script continues from its own
-    checkpoint, it counts from 1 again, so its step of the run is unknown.
+    If steps are counted, `step` is the number of optimizer steps since the process started. A script that continues
+    from its own checkpoint counts from 1 again, so its step of the run is unknown.
     """
 
 
@@ -215,9 +216,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """Phase of one worker, and the time since its last progress.
+    """Phase of one worker, and the seconds since its last progress.
 
-    Times are ages in seconds, so that clocks of different machines are never compared.
+    Seconds are sent rather than times, because clocks of different machines may differ.
     """
 
     rank: int
@@ -230,7 +231,7 @@ class Heartbeat:
     busy: float = 0.0
     """Seconds in which the worker did not wait for other ranks, in this round's finished steps except the first."""
     stack: Optional[tuple[str, ...]] = None
-    """Stack of the worker, or None. Collected once the coordinator reports that the round hangs."""
+    """Stack of the worker, or None. It is collected when the coordinator reports that the round hangs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,22 +243,22 @@ class Hang:
     rank: Annotated[Optional[int], Absent(-1)]
     """Rank of the worker that the other workers wait for, or None if no worker is behind."""
     step: int
-    """Number of steps that this worker has finished."""
+    """Number of steps that the worker of rank `rank` has finished."""
     phase: str
-    """Phase of this worker."""
+    """Phase of the worker of rank `rank`."""
     others: str
-    """Phase of most of the other ranks, or "" if there are no other ranks."""
+    """Phase that most of the other ranks are in, or "" if there are no other ranks."""
     seconds: float
     """Seconds without progress of any rank when the hang was detected."""
     suspects: int = 1
-    """Number of ranks that are as far behind as this worker."""
+    """Number of ranks that have made as little progress as rank `rank`."""
     stack: tuple[str, ...] = ()
-    """Stack of this worker, innermost frames first, truncated. The pod's log has the whole stack."""
+    """Stack of the worker of rank `rank`, innermost frames first, truncated. The pod's log has the whole stack."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """Rank that the other ranks wait for in every step. Values are those of the first report of the straggler."""
+    """Straggler: a rank that the other ranks wait for in every step. The values are those of its first report."""
 
     replica: str
     rank: int
@@ -269,17 +270,17 @@ class Straggler:
 
 @dataclasses.dataclass(frozen=True)
 class Busy:
-    """Summary of `Heartbeat.busy`, the seconds in which a worker did not wait for others, over all ranks."""
+    """Seconds in which a worker does not wait for other ranks, summarized over all ranks (see `Heartbeat.busy`)."""
 
     coordinator: float
-    """Value of rank 0."""
+    """Seconds of rank 0."""
     median: float
     most: float
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """State of a member of the round, as the coordinator knows it."""
+    """State of a member of the round. Each member sends it to the coordinator."""
 
     replica: str
     instance: str
@@ -292,9 +293,10 @@ class MemberState:
     notice: Annotated[Optional[float], Absent(0.0)] = None
     """Grace period in seconds of a SIGTERM that the replica has received, or None if it has received none."""
     leaving: tuple[str, ...] = ()
-    """Members that have received a SIGTERM. Only the coordinator sets this.
+    """Members that have received a SIGTERM and must depart. Only the coordinator sets this.
 
-    A departing member next to another departing member may be the only one that holds the other's state.
+    A departing member must know whether its neighbour departs too, because it may then be the only one that has the
+    neighbour's state.
     """
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
     """Step of the newest snapshot of this round that is copied to the peers of all ranks. Only the coordinator sets
@@ -303,42 +305,55 @@ class MemberState:
     Snapshots of older rounds may then be deleted.
     """
     durable_parts: tuple[Part, ...] = ()
-    """Shards of this round that are in storage, while `LATEST` does not name their checkpoint yet.
+    """Shards of this member that are in storage, while `LATEST` does not name their checkpoint yet.
 
-    Once all shards are in storage, the coordinator publishes the checkpoint.
+    Once the shards of all members are in storage, the coordinator publishes the checkpoint.
     """
     heartbeats: tuple[Heartbeat, ...] = ()
     """Heartbeats of the running workers. The coordinator does not pass them on."""
     hung: bool = False
-    """Whether no rank makes progress. Only the coordinator sets this, and every member then collects its workers'
-    stacks."""
+    """Whether no rank makes progress. The coordinator sets this, and every member then collects the stacks of its
+    workers."""
     next_call: Optional[int] = None
-    """Number of the next call of should_checkpoint(), during a drain of a user's own command (see `stopping`)."""
+    """Number of the first call of should_checkpoint() at which this member's workers can stop, or None.
+
+    It is set during a drain of a user's own command (see `stopping`).
+    """
     saved: Optional[tuple[int, ...]] = None
-    """Steps of the newest snapshots that each worker has completely, once the script on this member has finished, or
-    None."""
+    """Steps of the newest snapshots that each worker of this member has saved completely.
+
+    It is set when the script on this member has finished, otherwise None.
+    """
     ends_at: Optional[int] = None
-    """Newest step that all members have completely, whose state must be in storage. Only the coordinator sets this."""
+    """Newest step that all members have saved completely. Its state must be in storage at the end of the round.
+
+    Only the coordinator sets this.
+    """
     world_mismatch: bool = False
-    """Whether each worker of this member trains in a world of its own, because the command starts workers by a
-    launcher."""
+    """Whether each worker of this member trains in a world of its own.
+
+    This happens if the command starts a launcher such as torchrun.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Report of an agent. Only a coordinator has `members`, `progress` and failures of other members."""
+    """Report of an agent about itself.
+
+    A coordinator also reports the members, the progress and the failures of its round.
+    """
 
     replica: str
     instance: str
     ready: bool
-    """Whether this agent is ready for a warm start of its workers."""
+    """Whether this agent can start workers at once, because it is prepared for a warm start."""
     round: int
     claim: str
-    """Claim of the highest round that this agent has seen."""
+    """Claim of the highest round that this agent has seen. A claim is the operator's decision to begin a round."""
     state: State
-    """State of this agent, which is never `starting`.
+    """State of this agent. It is never `starting`, which is reported as `running`.
 
-    A coordinator reports drained and succeeded for the whole round. Every member is then in that state, and `LATEST`
+    A coordinator reports drained or succeeded only for the whole round: every member is in that state, and `LATEST`
     names the checkpoint that the state requires.
     """
     coordinator: bool = False
@@ -354,20 +369,21 @@ class Report:
     notice: Annotated[Optional[float], Absent(0.0)] = None
     """Grace period in seconds of a SIGTERM that the replica has received, or None if it has received none."""
     warm_start_disabled_reason: str = ""
-    """Reason why this agent starts a user's own command without a warm start although one is requested, or ""."""
+    """Reason why a user's own command has no warm start although one is requested, or ""."""
     warm_start_skipped_modules: str = ""
-    """Modules that every warm start has to import again, with the reason, or ""."""
+    """Modules that are imported again at each start although there is a warm start, with the reasons, or ""."""
     tracking: str = ""
     """Sentence about why the tool that tracks the run does not accept this replica's records, or ""."""
     keeps_state: bool = False
     """Whether the workers save snapshots, as the bundled trainer and scripts with `trainingjob.State` do."""
     busy: Optional[Busy] = None
-    """Summary of the ranks' own work, on a coordinator whose workers measure it, or None."""
-    world_mismatch: str = ""
-    """Clause that says how every worker of the round trains in a world of its own. Only a coordinator sets this.
+    """Summary of the seconds in which ranks do not wait for others.
 
-    It is empty if some worker does not.
+    A coordinator sets it if all its workers measure these seconds. Otherwise it is None.
     """
+    world_mismatch: str = ""
+    """Clause that says how every worker of the round trains in a world of its own, or "". Only a coordinator sets
+    this."""
     takes_calls: bool = False
     """Whether the operator may send requests on the connection of this stream.
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Tuple
 
 MOST_UNDONE = 16
-"""Maximum number of rollbacks that are recorded. States before the oldest of them no longer exist."""
+"""Maximum number of rollbacks that are recorded. Of older rollbacks, no undone state exists any more."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,1 +1,4 @@
-"""Records of the run that a coordinator's agent writes for the process that sends them to a tracking tool."""
+"""Records of a run for a tracking tool, such as MLflow.
+
+The coordinator's agent writes the records, and its tracking process sends them to the tool.
+"""

@@ -1,8 +1,8 @@
-"""Spool of a run's records, in a folder of the node's volume.
+"""Spool: a folder in the node's volume with a run's records that wait to be sent to a tracking tool.
 
-The spool consists of segments, which are files of lines named `<first number>.jsonl`. Records are numbered, and the
-number of a record is the number of its segment plus its index there. So a reader remembers its position as one number.
-The writer limits the total size of the segments.
+The spool consists of segments, which are files of lines named `<first number>.jsonl`. Records are numbered: the number
+of a record is the number of its segment plus its index there. So a reader remembers its position as one number. The
+writer limits the total size of the segments.
 
 One process writes and another one reads, and neither waits for the other. Files are not synced, because the volume
 outlives processes and containers. If the node loses power, the last records can be lost, and the reader's stored
@@ -45,7 +45,7 @@ class SpoolWriter:
         self._size = 0
         """Size in bytes of the segment that is being written."""
         self.next = _cursor(folder)
-        """Number of the next record."""
+        """Number of the next record that will be written."""
         with contextlib.suppress(OSError):
             for segment in _segments(folder)[-1:]:
                 self.next = max(self.next, segment.first + segment.path.read_bytes().count(b"\n"))
@@ -108,7 +108,7 @@ def _segments(folder: Path) -> list[Segment]:
 
 
 class SpoolReader:
-    """Reader of the spool. It begins after the last record that was marked as sent."""
+    """Reader of the spool. It begins after the last record that was marked as sent to the tracking tool."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -117,16 +117,16 @@ class SpoolReader:
         self.dropped = 0
         """Number of records that the writer deleted before they were sent."""
         self.end = self.next
-        """Number of the next record to be written."""
+        """Number of the next record that will be written."""
         self.begun: list[RoundBegan] = []
-        """Rounds that have begun, as far as the spool still contains their records."""
+        """Records of the rounds that have begun, as far as the spool still contains them."""
         self._scanned = (-1, 0)
-        """End of the part of the spool that was scanned for rounds: a segment's number, and a number of bytes in that
-        segment."""
+        """Position up to which the spool was scanned for rounds: the number of a segment, and a number of bytes in
+        it."""
 
     @property
     def behind(self) -> int:
-        """Number of records that have not been sent."""
+        """Number of records that have not been sent yet."""
         return max(0, self.end - self.next)
 
     def look(self) -> None:

@@ -27,9 +27,9 @@ class RoundBegan:
     at: float
     """Time in Unix seconds at which the round began."""
     coordinates: bool
-    """Whether this replica coordinates the round and writes its records.
+    """Whether this replica coordinates the round, and so writes the records of the round.
 
-    If not, this record only says that this replica's records of earlier rounds have ended.
+    If not, the record only says that this replica's records of earlier rounds are complete.
     """
     source: str = ""
     """Source of the round's state, from RestoreSource, or "" if the script restores its state itself."""

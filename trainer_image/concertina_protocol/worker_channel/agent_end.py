@@ -14,11 +14,11 @@ from concertina_protocol.worker_channel.codec import Message, decode, encode
 
 
 class AgentEnd:
-    """The agent's end of one connection, which uses a plain socket.
+    """The agent's end of one connection, on a plain socket.
 
-    asyncio's streams are not used: if a write fails, they discard data that were received. The agent often writes to a
-    worker that has just sent its last message (Done) and exited, so that message would be lost (decision "The worker
-    channel's agent end is a plain socket").
+    asyncio's streams can't be used: when a write fails, they discard data that were received before. This would lose
+    the last message (Done) of a worker that exits while the agent writes to it (decision "The worker channel's agent
+    end is a plain socket").
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -56,7 +56,7 @@ class AgentEnd:
     def send(self, message: Message) -> None:
         """Send a message, which may be buffered.
 
-        If the process has exited, the message is dropped. The agent notices the exit elsewhere.
+        If the process has exited, the message is dropped. The agent learns of the exit in another way.
         """
         if not self._closed:
             self._leaving += encode(message)

@@ -49,7 +49,7 @@ class StorageState:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Request to upload one shard. It may be repeated.
+    """Request to upload one shard. If it is repeated, the shard is uploaded again.
 
     The answer is Shipped. After a successful upload, the file at `path` is removed.
     """
@@ -61,7 +61,7 @@ class Ship:
 
 @dataclasses.dataclass(frozen=True)
 class Shipped:
-    """Answer to Ship."""
+    """Answer to Ship: the shard is in storage, or an error."""
 
     id: SnapshotId
     shard: int
@@ -83,14 +83,16 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Answer to Publish."""
+    """Answer to Publish: the checkpoint that LATEST names, or an error."""
 
     id: SnapshotId
     durable: Optional[Durable] = None
     """Checkpoint that LATEST names now, or None after an error."""
     error: str = ""
-    """Sentence about an error, or "" on success. If `durable` is set, it says why older checkpoints could not be
-    deleted."""
+    """Sentence about an error, or "" on success.
+
+    If `durable` is set, the checkpoint is published, and the sentence says why older checkpoints could not be deleted.
+    """
     refused: bool = False
     """Whether the checkpoint was refused, because a higher round or another job has written to the folder.
 

@@ -20,7 +20,10 @@ class ChannelClosed(ConnectionError):
 
 
 class WorkerEnd:
-    """End of the channel. Any thread may send messages, and one thread receives."""
+    """End of the channel in a worker, an uploader or a script.
+
+    Any thread may send messages, and one thread receives.
+    """
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +62,7 @@ class WorkerEnd:
         return self.receive(kind)
 
     def poll(self) -> List[Message]:
-        """Return the messages that have arrived, without waiting."""
+        """Return the messages that have arrived. This does not wait."""
         self._read(wait=False)
         messages = list(self._received)
         self._received.clear()

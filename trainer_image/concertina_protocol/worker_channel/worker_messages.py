@@ -58,9 +58,9 @@ class Hello:
     rank: int
     pid: int
     traces: bool = False
-    """Whether the worker supports TraceSteps. A worker of an earlier version fails on that message."""
+    """Whether the worker supports the message TraceSteps. A worker of an earlier version would fail on it."""
     stays: bool = False
-    """Whether the process can continue in the next round. It then supports Leave and Enter."""
+    """Whether the worker's process can continue in the next round. If so, it supports Leave and Enter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Committed:
 
 @dataclasses.dataclass(frozen=True)
 class WantDurable:
-    """Request of each rank, after the same step, to upload a shard to storage.
+    """Request to upload a shard to storage. Each rank sends it after the same step.
 
-    `path` is a hard link to the shard's file, made for this request.
+    `path` is a hard link to the shard's file, which the worker has made for this request.
     """
 
     id: SnapshotId
@@ -142,7 +142,7 @@ class Outcome(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """Last message of a worker that has finished."""
+    """Last message of a worker that has finished, with its outcome."""
 
     outcome: Outcome
     step: int
@@ -150,12 +150,13 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Last message of a worker that fails."""
+    """Last message of a worker that fails, with the reason and a sentence."""
 
     reason: FailureReason
     """Reason of the failure.
 
-    It is one of BAD_INPUTS (with exit code 78), RESTORE_FAILED, or the reason why the world has to roll back.
+    It is one of BAD_INPUTS (the worker then exits with 78), RESTORE_FAILED, or a reason for which all ranks must go
+    back to an earlier state.
     """
     message: str
     rollback: Optional[Rollback] = None
@@ -194,7 +195,7 @@ class CallCount:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """First message of the agent to a worker."""
+    """First message of the agent to a worker in a round: the source of the state, and other facts about the round."""
 
     restore: Restore
     world: int
@@ -209,9 +210,9 @@ class Start:
     images: Tuple[str, ...] = ()
     """Images of the members' containers, as in Assign."""
     stays: bool = False
-    """Whether the process continues in the next round, as its Hello offered.
+    """Whether the worker's process continues in the next round, as its Hello offered.
 
-    An agent of an earlier version does not set this, and waits until the process exits.
+    An agent of an earlier version does not set this. It waits until the process exits.
     """
 
 
