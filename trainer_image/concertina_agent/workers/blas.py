@@ -1,7 +1,7 @@
-"""Number of threads of OpenBLAS in a forked process.
+"""Number of threads of OpenBLAS in a worker that is forked.
 
-OpenBLAS starts its threads when it is loaded. A warm parent must have only one thread, so it loads OpenBLAS with one. A
-fork then sets the number that OpenBLAS would have chosen without a parent.
+OpenBLAS starts its threads when it is loaded. A process that forks workers must have only one thread, so it loads
+OpenBLAS with one. After the fork, the worker sets the number that OpenBLAS would have chosen by itself.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ VARYING = (
 
 
 def worker_defaults(workers: int) -> dict[str, str]:
-    """Return the variables of a replica with this many workers, for variables that the pod template does not set."""
+    """Return environment variables for the workers of a replica, unless the pod template sets them.
+
+    `workers` is the number of workers of the replica.
+    """
     # torchrun sets OMP_NUM_THREADS in the same way. PYTHONUNBUFFERED prevents the loss of printed lines when a worker
     # dies.
     return {"PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if workers > 1 else {})}
@@ -35,9 +38,10 @@ def worker_defaults(workers: int) -> dict[str, str]:
 def worker_environment(
     base: Mapping[str, str], assign: Assign, me: int, local_rank: int, agent_store: bool
 ) -> dict[str, str]:
-    """Return `base` with the variables of worker number `local_rank` of members[me].
+    """Return the environment variables of one worker: `base`, and the variables for its rank and its world.
 
-    Set `agent_store` if the agent serves the c10d store at MASTER_PORT.
+    The worker has the local rank `local_rank` in members[me]. Set `agent_store` if the agent serves the c10d store at
+    MASTER_PORT.
     """
     member = assign.members[me]
     rank, world = member.first_rank + local_rank, sum(m.workers for m in assign.members)

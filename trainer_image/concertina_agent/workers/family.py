@@ -1,6 +1,6 @@
 """Relations between a process, its parent and its children.
 
-The module imports as little as possible, because each start of a warm parent waits for these imports.
+The module imports as little as possible, because workers wait for the start of a process that imports it.
 """
 
 from __future__ import annotations

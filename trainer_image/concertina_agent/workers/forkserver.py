@@ -125,7 +125,7 @@ def _refused() -> Mapping[str, str]:
 
 
 class Forkserver:
-    """Server of a parent process that forks on request."""
+    """Server in a parent process: it forks workers when the agent requests them."""
 
     def __init__(self, control: socket.socket, refused: Callable[[], Mapping[str, str]] = _refused) -> None:
         """Initialize the server.
@@ -142,9 +142,10 @@ class Forkserver:
         signal.set_wakeup_fd(wake.fileno())
 
     def serve(self) -> Optional[Forked]:
-        """Serve requests.
+        """Serve requests of the agent.
 
-        Return the request in each child. In the parent, return None when the agent closes its end.
+        The method returns in each forked child, with the request that the child has to run. In the parent, it returns
+        None when the agent closes its end.
         """
         selector = selectors.PollSelector()  # PollSelector has no file descriptor, which a child would have to close
         selector.register(self._control, selectors.EVENT_READ)

@@ -30,9 +30,10 @@ from typing import Any, NoReturn
 from concertina_agent.workers.learned import PACKAGES, Recorder
 
 VARIABLE = "CONCERTINA_WARM_SOCKET"
-"""Environment variable with the number of a worker's start and the path of the agent's socket, as NUMBER:PATH.
+"""Environment variable by which an interpreter finds the agent: NUMBER:PATH.
 
-In the children of a launcher, LAUNCHED precedes the value.
+NUMBER is the number of a worker's start, and PATH is the path of the agent's socket. In the child processes of a
+launcher, LAUNCHED precedes the value.
 """
 LAUNCHED = "launched:"
 MAX_PACKET = 1 << 18
@@ -41,7 +42,7 @@ FORWARDED = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP,
 
 
 def run(value: str, initial_modules: Iterable[str]) -> None:
-    """Hand this interpreter's script over to a fork of a warm parent.
+    """Hand this interpreter's script over to another process, which has imported the script's modules already.
 
     If the script has to start in this process instead, this function returns. Otherwise it waits for the script's end,
     and ends this process with the same exit code or signal.
@@ -64,7 +65,10 @@ def run(value: str, initial_modules: Iterable[str]) -> None:
 
 
 def interpreter() -> dict[str, Any]:
-    """Return the properties in which an interpreter must equal the warm parent whose fork takes over its script."""
+    """Return properties of this Python interpreter, such as its version and flags.
+
+    Another interpreter can take over this one's script only if it has the same properties.
+    """
     return {
         "executable": sys.executable,
         "prefix": [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix],
@@ -179,7 +183,7 @@ def _release(files: Iterable[int]) -> None:
 
 
 def end_like(code: int) -> NoReturn:
-    """End this process with an exit code, or by a signal if the code is negative. The signal makes no core dump."""
+    """End this process with an exit code, or by a signal if the code is negative. This process writes no core dump."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         with contextlib.suppress(OSError, ValueError):

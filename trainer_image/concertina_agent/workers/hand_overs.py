@@ -1,8 +1,9 @@
-"""The agent's socket at which Python interpreters of workers' commands describe themselves, to be handed over.
+"""The agent's socket to which Python interpreters of workers' commands connect to hand over their scripts.
 
-`hand_over` is the interpreter's end. Only the job's user may open the socket (mode 0600), and the kernel tells which
-process has connected. An interpreter that stands in for its script keeps its connection open. If it closes the
-connection, the script is ended. When the script ends, the agent sends the exit code on the connection.
+The end in the interpreter is `hand_over`. Only the job's user may open the socket (mode 0600), and the kernel tells
+which process has connected. After its script is handed over, an interpreter keeps its connection open and stands in for
+the script. If the interpreter closes the connection, the script is ended. When the script ends, the agent sends its
+exit code on the connection.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_PATH = 100
 
 @dataclasses.dataclass
 class Start:
-    """One start of a worker's command, and the interpreters that the command has started."""
+    """One start of a worker's command, and the Python interpreters that the command has started."""
 
     process: Process
     record: bool
@@ -37,14 +38,14 @@ class Start:
     started_at: float
     """Time of the start, by the event loop's clock."""
     reports: int = 0
-    """Number of the command's interpreters that have described themselves."""
+    """Number of the command's Python interpreters that have connected and described themselves."""
     recorded: set[str] = dataclasses.field(default_factory=set)
-    """Keys of the programs for which an interpreter of this start records imports."""
+    """Keys of the programs whose imports an interpreter of this start records."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Answer that the script must start in the interpreter's own process."""
+    """Answer to an interpreter that it must run its script itself."""
 
     record: str = ""
     """File into which the interpreter records imports, or ""."""
@@ -52,16 +53,19 @@ class Plain:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Answer that the script runs in a fork of a warm parent."""
+    """Answer to an interpreter that its script runs in another process.
+
+    That process is a fork of a process that has imported the script's modules.
+    """
 
     child: Child
     refused: Callable[[str], None]
-    """Function that is called with the reason if the fork can't take over the interpreter."""
+    """Function that is called with the reason if the other process can't take over the script."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Interpreter:
-    """Description that an interpreter has sent about itself."""
+    """Python interpreter of a worker's command that has connected, and its description of itself."""
 
     start: Start
     report: Mapping[str, Any]
@@ -70,10 +74,10 @@ class Interpreter:
 
 
 class HandOvers:
-    """Socket at which interpreters describe themselves."""
+    """The agent's socket to which Python interpreters of workers' commands connect."""
 
     def __init__(self, path: str, decide: Callable[[Interpreter], Awaitable[Union[Plain, Taken]]]) -> None:
-        """Initialize without a socket. `decide` returns the answer to an interpreter: where its script runs."""
+        """Initialize without a socket. The function `decide` returns where the script of an interpreter runs."""
         self.path, self._decide = path, decide
         self._listening: Optional[socket.socket] = None
         self._starts: dict[int, Start] = {}
@@ -104,7 +108,7 @@ class HandOvers:
 
     @property
     def silent_since(self) -> float:
-        """Time of the oldest start in progress none of whose interpreters has described itself, or infinity."""
+        """Time of the oldest start whose interpreters have not connected yet, or infinity if there is none."""
         return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
 
     def close(self) -> None:
@@ -123,7 +127,7 @@ class HandOvers:
         return f"{self._number}:{self.path}"
 
     def add(self, process: Process, record: bool) -> Start:
-        """Add a start, whose command got `next_value`, and return it.
+        """Add a start of a command, and return it. The command has the environment variable `next_value`.
 
         The command's interpreters are answered until `process` ends.
         """
@@ -179,7 +183,11 @@ class HandOvers:
 
 
 def _on_packet(connection: socket.socket, taken: Taken) -> None:
-    """Handle a message from an interpreter's stand-in: the fork has refused, or the stand-in was killed."""
+    """Handle a packet from an interpreter that stands in for its script.
+
+    The packet says that the fork has refused to take over the script. An empty packet means that the interpreter was
+    killed.
+    """
     try:
         data = connection.recv(MAX_PACKET)
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""File with the modules that a script imports, which the next warm parent of the script imports in advance.
+"""File that lists the modules which a script imports. A parent process imports them before it forks for the script.
 
 Each line is JSON for one module: its name, and the environment variables that the script had changed before the import.
-The parent sets these variables too, because packages read variables when they are imported. If a line has null instead
-of the variables, the module was searched for but not imported.
+The parent process sets these variables too, because packages read variables when they are imported. If a line has null
+instead of the variables, the module was searched for but not imported.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Imported:
 
 
 class Recorder:
-    """Import finder that records each module that the script searches for. It is the first finder, and never finds one.
+    """Import finder that records each module that a script searches for. It is the first finder, and never finds one.
 
-    When the next module is searched for, it is known whether the previous one was imported. If not, its record is
-    revoked. From then on, that module is recorded only after it has been imported. Modules that the file already
-    contains are not recorded again. Both rules keep the file from growing at each step or each start, because a longer
-    file makes a new parent import everything again.
+    When the next module is searched for, it is known whether the previous one was imported. If it was not, its record
+    is revoked. From then on, that module is recorded only after it has been imported. Modules that the file already
+    contains are not recorded again. Both rules keep the file from growing at each step or each start, because after
+    each growth, the recorded modules are imported again in a parent process.
     """
 
     def __init__(self, path: str) -> None:
@@ -100,7 +100,7 @@ class Recorder:
 
 
 def read(path: str) -> list[Imported]:
-    """Return the recorded modules in the order of their import. If there is no file, there are none.
+    """Return the modules in a file, in the order of their import. If there is no file, there are none.
 
     A line that cannot be parsed is skipped. For example, it may be incomplete.
     """
@@ -108,7 +108,7 @@ def read(path: str) -> list[Imported]:
 
 
 def lines_to_tell(path: str) -> str:
-    """Return the lines from which another replica can continue the same record. They include revoked modules."""
+    """Return the lines of a file that another replica needs to continue the same record, including revoked modules."""
     records = _last_records(path).items()
     return "".join(f"{record.line if record else json.dumps([name, None])}\n" for name, record in records)
 

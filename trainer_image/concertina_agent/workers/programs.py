@@ -1,6 +1,7 @@
-"""Description of what a Python interpreter runs, and comparison with a warm parent whose fork could run it instead.
+"""Program of a Python interpreter: its script, arguments and environment variables.
 
-A description has the script, its arguments and the environment variables. The module has no side effects.
+Two programs are compared to decide whether a process that has imported the modules of one can run the other. The module
+has no side effects.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from concertina_agent.workers.python_command import PythonCommand, Runs
 BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "TORCH")
 """Prefixes of environment variables that take effect before a script can change them, or when a library is loaded."""
 IGNORED = frozenset({"_", "SHLVL", "PWD", "OLDPWD", VARIABLE, *VARYING})
-"""Environment variables that a shell or the agent sets for each command. Imports of a parent do not depend on them."""
+"""Environment variables that a shell or the agent sets for each command. No import depends on them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What an interpreter runs. Forks of a warm parent of the same program can run it too."""
+    """Program of a Python interpreter. A process that has imported the modules of the same program can run it too."""
 
     line: tuple[str, ...]
     """Command line, as a tuple of words."""
@@ -81,7 +82,7 @@ def from_json(line: str, base: Mapping[str, str]) -> Program:
 
 
 def of_command(command: PythonCommand, environment: Mapping[str, str]) -> Program:
-    """Return the program of a command that only runs Python."""
+    """Return the program of a command that does nothing but run Python."""
     script = os.path.realpath(command.target) if command.runs is Runs.FILE else ""
     folder = os.path.dirname(script) if script else os.getcwd()
     words = command.options + (1 if command.runs is Runs.FILE else 2)
@@ -106,7 +107,7 @@ def reported(report: Mapping[str, Any]) -> Program:
 
 
 def difference(interpreter: Mapping[str, Any], parent: Mapping[str, Any]) -> str:
-    """Return the first property in which an interpreter differs from a warm parent, or "" if there is none."""
+    """Return the first property in which two interpreters differ, or "" if there is none."""
     return next((name for name, value in parent.items() if interpreter.get(name) != value), "")
 
 

@@ -1,6 +1,6 @@
-"""Parsing of a command line, to find out whether it only runs Python, so that a fork of a warm parent can replace it.
+"""Parsing of a command line, to find out whether it does nothing but run Python.
 
-The module has no side effects.
+If so, a worker can be forked from a process that has imported the program's modules. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Runs(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class PythonCommand:
-    """Command line that runs only Python: a file, a module or code."""
+    """Command line that does nothing but run Python: a file, a module or code."""
 
     line: tuple[str, ...]
     runs: Runs
@@ -37,7 +37,7 @@ class PythonCommand:
 
 @dataclasses.dataclass(frozen=True)
 class Unsuited:
-    """Command line that a fork of a warm parent cannot replace."""
+    """Command line for which a worker can't be forked, because it does more than run Python."""
 
     why: str
     """Reason, as the end of a sentence that begins with "the command starts plainly: "."""
@@ -52,14 +52,14 @@ ISOLATING = {
     "h": "only prints its help",
     "?": "only prints its help",
 }
-"""Options of Python with which a warm parent is impossible, with the reason. Some of them run no program."""
+"""Options of Python with which a worker can't be forked, with the reason. Some of them run no program."""
 ALONE = "bBdOqsuvxPR"
 """Options of Python that are one letter without a value."""
 WITH_VALUE = "XW"
 
 
 def parse(line: Sequence[str]) -> Union[PythonCommand, Unsuited]:
-    """Return the parsed command line, or the reason why a fork cannot replace the command."""
+    """Return the parsed command line, or the reason why a worker can't be forked for it."""
     if not is_python(line[0]):
         return Unsuited(f"it begins with {_short(line[0])}, which is no Python")
     index = 1
@@ -89,10 +89,10 @@ def parse(line: Sequence[str]) -> Union[PythonCommand, Unsuited]:
 
 
 def _letters(word: str) -> tuple[Optional[Runs], bool, str]:
-    """Parse a word of Python's one-letter options.
+    """Parse a word of one-letter options of Python.
 
     The result has three parts: the kind of program that follows, whether the value of the last option is the next word,
-    and the reason why a fork is impossible.
+    and the reason why a worker can't be forked.
     """
     for index, letter in enumerate(word[1:], 1):
         if letter in ISOLATING:

@@ -42,13 +42,13 @@ from concertina_agent.workers.learned import PACKAGES, Imported, Recorder, read
 
 MOST_FILES = 30_000
 NAME = "concertina-warm"
-"""Process name of a warm parent in `ps`, which distinguishes it from workers."""
+"""Name in `ps` of a process that forks workers. It distinguishes the process from the workers."""
 BLAS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclasses.dataclass(frozen=True)
 class ParentConfig:
-    """Configuration of a warm parent. The agent passes it to the parent."""
+    """Configuration that the agent passes to a process which imports modules and forks workers."""
 
     agent: int
     """Process id of the agent."""
@@ -60,17 +60,17 @@ class ParentConfig:
     script: str = ""
     """Path of the script, or "" if the program is a module or code."""
     modules: str = ""
-    """Path of the file with the learned modules."""
+    """Path of the file that lists the modules to import (see `learned`)."""
     preload: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     varying: tuple[str, ...] = ()
     """Names of the environment variables that differ between workers, as far as the agent knows."""
     most_memory: int = 0
-    """Maximum bytes of the parent's own memory that imports may take."""
+    """Maximum bytes of its own memory that this process may use for imports."""
 
 
 def run(text: str, initial_modules: Iterable[str]) -> None:
-    """Import modules, and fork on request. This function returns only in a fork.
+    """Import modules, and fork when the agent requests it. This function returns only in a fork.
 
     Args:
         text: ParentConfig as JSON.
@@ -107,10 +107,10 @@ def run(text: str, initial_modules: Iterable[str]) -> None:
 
 
 class ScriptForkserver(Forkserver):
-    """Fork server of a warm parent, which also imports the modules that its scripts need."""
+    """Server that imports the modules of a script, and forks workers that run the script."""
 
     def __init__(self, control: socket.socket, config: ParentConfig, own: Mapping[str, Any]) -> None:
-        """Initialize the server. `own` has the properties of the parent's interpreter."""
+        """Initialize the server. `own` has the properties of this process's interpreter."""
         super().__init__(control, self._refusal)
         self._config, self._own = config, own
         self._files: dict[str, tuple[int, ...]] = {}
@@ -119,10 +119,10 @@ class ScriptForkserver(Forkserver):
         self.modules: list[Imported] = []
         """Modules that were imported or could not be imported."""
         self.taken: Optional[take_over.Signals] = None
-        """In a fork that has taken over an interpreter, the interpreter's signals, otherwise None."""
+        """In a fork that has taken over the script of an interpreter, that interpreter's signals. Otherwise None."""
 
     def import_modules(self) -> None:
-        """Import the modules that were learned since the last call, and report to the agent."""
+        """Import the modules that were added to the file since the last call, and report to the agent."""
         known = {module.name for module in self.modules}
         learned = _modules_to_import(self._config, read(self._config.modules))
         modules = [module for module in learned if module.name not in known]
@@ -161,7 +161,7 @@ class ScriptForkserver(Forkserver):
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
-    """Undo, in a fork, what it must not share with its parent or with other forks, such as random seeds."""
+    """Undo, in a fork, what a worker must not share with other workers, such as random seeds."""
     importlib.invalidate_caches()
     threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})
@@ -245,7 +245,7 @@ def _import(module: Imported, is_requested: bool, server: Forkserver) -> None:
 
 
 def _reason_to_leave_out(environment_reads: _EnvironmentReads, config: ParentConfig) -> str:
-    """Return the reason why the module that was imported last must not be imported in a parent, or ""."""
+    """Return the reason why the module that was imported last must not be imported before a fork, or ""."""
     varying = environment_reads.names & {name.encode() for name in config.varying}
     if varying:
         return f"it reads {min(varying).decode()} when it is imported"

@@ -23,12 +23,12 @@ from typing import Any
 from concertina_agent.workers.hand_over import FORWARDED, read_text
 
 SAME = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
-"""Fields of /proc/PID/status that a process cannot change to those of another one, so they must be equal."""
+"""Fields of /proc/PID/status that a process cannot change. They must be equal to those of the interpreter."""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 KINDS = {"stdin": stat.S_IFCHR, "stdout": stat.S_IFIFO, "stderr": stat.S_IFIFO}
-"""File types of the parent's standard files, for which its Python has created `sys.stdin`, `sys.stdout` and
+"""File types of this process's standard files, for which Python has created `sys.stdin`, `sys.stdout` and
 `sys.stderr`."""
 HIGH = 256
 """File descriptors from this number on are used for received files until these get their own numbers."""
@@ -53,7 +53,7 @@ class Signals:
 
 
 def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Signals:
-    """Take over an interpreter: take on its properties, and tell the interpreter to stand in for this process.
+    """Take over the script of an interpreter: take on its properties, and tell it to stand in for this process.
 
     The caller must apply the returned signals after it has restored Python's own signal handlers. If the take-over
     fails, this function tells the interpreter to run the script itself, and ends this process.
@@ -169,7 +169,7 @@ def _raised(file: int) -> int:
 
 
 def _take_streams() -> None:
-    """Create a standard stream of Python again if its file is of another type than the parent's."""
+    """Create those standard streams of Python again whose files are now of another type than before."""
     for number, (name, kind) in enumerate(KINDS.items()):
         try:
             mode = os.fstat(number).st_mode

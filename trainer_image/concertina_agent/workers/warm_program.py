@@ -2,8 +2,8 @@
 
 A parent is started with the program's own command line, and stops before the script begins (`hook`). It imports the
 modules that the script's first run records, even while that run still imports (decision "Imports learned from a
-script's first run"). If more modules are recorded later, a parent without children imports them too. A parent with
-children is replaced by a new parent, when no new module has been recorded for a while.
+script's first run"). If more modules are recorded later, they are imported in one of two ways: a parent without
+children imports them, and a parent with children is replaced by a new one when no module has been added for a while.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 VARIABLE = "CONCERTINA_WARM_PARENT"
-"""Environment variable that makes the hook become a parent. Its name is the same as in `hook`."""
+"""Environment variable that makes a Python process a parent, which imports modules and forks. `hook` has the same
+name."""
 WARM_SECONDS = 120.0
 """Seconds from the start of a parent after which workers no longer wait for it."""
 QUIET_SECONDS = 5.0
-"""Seconds without a new module after which a parent with children is replaced."""
+"""Seconds without a newly recorded module after which a parent process with children is replaced."""
 MOST_PARENTS = 12
-"""Maximum number of parents that are started for a program.
+"""Maximum number of parent processes that are started for a program, one after another.
 
-A new parent is started if a parent dies, must leave out a module, or should import more modules.
+A new one is started if the last one dies, must leave out a module, or should import more modules.
 """
 STORED = ".program"
 """Suffix of a file that stores a program for the next container."""
 PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment variables that only the parent has.
+"""Environment variables that only the parent process has, and not the workers that are forked from it.
 
 They limit it to one thread, because it could not be forked otherwise, and make checks for GPUs not open any.
 """
@@ -52,16 +53,16 @@ AnyChild = TypeVar("AnyChild", bound=Child)
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Result of a start that has to be repeated, because a new parent is being prepared."""
+    """Result of a start that the caller has to repeat, because a new parent process is being prepared."""
 
 
 class ScriptParent(WorkerParent):
-    """One warm parent."""
+    """Parent process of a program: it has imported the program's modules, and forks workers."""
 
     def __init__(self, program: Program, reaper: Reaper, size: int) -> None:
-        """Initialize the parent.
+        """Initialize the parent process.
 
-        `size` is the size of the file with the learned modules at the start of its imports.
+        `size` is the size of the file with the recorded modules when its imports begin.
         """
         super().__init__("what the script needs", reaper)
         self.program, self.size = program, size
@@ -72,18 +73,20 @@ class ScriptParent(WorkerParent):
         self.interpreter: Mapping[str, Any] = {}
         """Properties of the parent's interpreter (see `hand_over.interpreter`)."""
         self.left_out: Optional[tuple[str, str]] = None
-        """Package that must not be imported in a parent, with the reason, or None. If it is set, the parent has
-        exited."""
+        """Package that must not be imported before a fork, with the reason, or None.
+
+        If it is set, the parent process has exited.
+        """
         self.failed: dict[str, str] = {}
         """Modules of spec's `preload` that could not be imported, with the reason for each."""
         self.held = False
-        """Whether this is a probe, and the hook was reached."""
+        """Whether this process was started as a probe, and has reached the hook before its script."""
         self.lost = self.stale = False
 
     async def import_more(self, size: int) -> str:
-        """Make the parent import the modules learned since its last imports.
+        """Make the parent process import the modules recorded since its last imports.
 
-        If it has exited, return the reason, otherwise "".
+        If the parent process has exited, return the reason, otherwise "".
         """
         if self._control is None:
             return "it has ended"
@@ -111,7 +114,7 @@ class ScriptParent(WorkerParent):
 
 
 class WarmProgram:
-    """One program, the modules that it imports, and its warm parents."""
+    """Program that workers run, its recorded modules, and the parent processes that have imported them."""
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class WarmProgram:
         preload: Sequence[str],
         memory: Callable[[], int],
     ) -> None:
-        """Initialize without a parent.
+        """Initialize without a parent process.
 
         Args:
             program: The program.
@@ -137,25 +140,25 @@ class WarmProgram:
         """Files that store the learned modules and the program."""
         self.parent: Optional[ScriptParent] = None
         self._next: Optional[asyncio.Task[None]] = None
-        """Task that starts a parent or makes it import more modules, or None."""
+        """Task that starts a parent process or makes one import more modules, or None."""
         self._retired: list[ScriptParent] = []
         self.left_out: dict[str, str] = {}
         self.learner: Optional[Process] = None
-        """Worker whose imports are recorded because there is no parent yet, or None."""
+        """Worker whose imports are recorded because there is no parent process yet, or None."""
         self._started = 0
         self._seen_size, self._quiet_since = 0, 0.0
         self._tried_size = 0
-        """Size of the file with the learned modules when no further parent could be started."""
+        """Size of the file with the recorded modules when it turned out that no parent process can be started."""
         self._failed_renewal = ""
-        """Reason why no newer parent, with more modules, could be started, or ""."""
+        """Reason why no parent process with more modules could be started, or ""."""
         self.refused = ""
         """Reason why the last interpreter has run its script itself, or ""."""
         self.why = ""
-        """Reason why there is no parent, or ""."""
+        """Reason why there is no parent process, or ""."""
 
     @property
     def size(self) -> int:
-        """Size in bytes of the file with the learned modules."""
+        """Size in bytes of the file with the recorded modules."""
         return size_of(self.modules)
 
     @property
@@ -164,17 +167,20 @@ class WarmProgram:
 
     @property
     def learning(self) -> bool:
-        """Whether the program's first worker still runs. Other workers of its round do not wait for a parent."""
+        """Whether the program's first worker still runs.
+
+        Other workers of its round then do not wait for a parent process.
+        """
         return self.learner is not None and not self.learner.ended.done()
 
     @property
     def dispensable(self) -> bool:
-        """Whether the program needs no parent, as far as is known."""
+        """Whether the program needs no parent process, as far as is known."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property
     def skipped(self) -> list[str]:
-        """Modules that each worker imports again although it had a warm start, with the reasons."""
+        """Modules that each worker imports again although it was forked, with the reasons."""
         if self.parent is None:
             return []
         reasons = {**self.parent.failed, **self.left_out}
@@ -183,7 +189,7 @@ class WarmProgram:
 
     @property
     def told(self) -> str:
-        """Description of the program and its modules for another replica, or "" if there is none."""
+        """Program and its recorded modules, as lines for another replica, or "" if there are none."""
         if self.parent is None or self.parent.size == 0:
             return ""
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
@@ -196,7 +202,7 @@ class WarmProgram:
     # --- parents ------------------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Check for learned modules that a parent should import, and stop parents that are no longer needed."""
+        """Start the import of newly recorded modules, and stop parent processes that are no longer needed."""
         for parent in [parent for parent in self._retired if parent.idle]:
             parent.stop()
             self._retired.remove(parent)
@@ -211,17 +217,17 @@ class WarmProgram:
             self.renew()
 
     def renew(self) -> None:
-        """Make a parent import the learned modules. A parent with children is replaced by a new one."""
+        """Make a parent process import the recorded modules. If it has children, a new one is started for that."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._renew())
 
     async def settled(self) -> None:
-        """Wait until no parent imports modules."""
+        """Wait until no parent process is importing modules."""
         if self._next is not None:
             await asyncio.wait({self._next})
 
     def adopt(self, program: Program) -> None:
-        """Start a new parent for an interpreter whose properties differ from those of the present parent."""
+        """Start a new parent process for an interpreter whose properties differ from those of the present one."""
         self.program, self._tried_size = program, 0
         if self.parent is not None:
             self._retired.append(self.parent)
@@ -264,7 +270,7 @@ class WarmProgram:
             self._next = None
 
     async def _more(self, parent: ScriptParent) -> str:
-        """Make a parent import more modules. If it has exited, return the reason, otherwise ""."""
+        """Make a parent process import more modules. If it has exited, return the reason, otherwise ""."""
         why = await parent.import_more(self.size)
         if not why:
             log_event("script_parent", learned=parent.size, left_out=self.left_out, why="")
@@ -299,7 +305,7 @@ class WarmProgram:
         return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
 
     async def probe(self, options: int) -> str:
-        """Start this Python as a probe, and return "" if the hook stops it before its script, otherwise the reason.
+        """Find out whether the hook can stop this Python before its script. Return "" if so, otherwise the reason.
 
         Args:
             options: Number of words of the command line before the program.
@@ -336,9 +342,9 @@ class WarmProgram:
     async def fork(
         self, parent: ScriptParent, environment: Mapping[str, str], record: bool, prefix: str
     ) -> Union[Process, Again, str]:
-        """Start a worker whose command is this program, and return its process.
+        """Fork a worker whose command is this program, and return its process.
 
-        The result is Again if the caller has to repeat the call, or the reason why the worker can't be forked.
+        The result is Again if the caller has to repeat the call. If the worker can't be forked, it is the reason.
         """
         if record and parent.size == 0 and self.size > 0 and self._started < MOST_PARENTS:
             # The previous run ended before its modules were imported. Import them once here, rather than in each
@@ -348,9 +354,9 @@ class WarmProgram:
         return await self._forked(parent, parent.fork({"environment": environment, "record": record}, (), prefix))
 
     async def take_over(self, parent: ScriptParent, interpreter: Interpreter, record: str) -> Union[Child, Again, str]:
-        """Make a fork of a parent take over an interpreter, and return the fork.
+        """Fork a process that takes over the script of an interpreter, and return the process.
 
-        The result is Again if the caller has to repeat the call, or the reason why there is no fork.
+        The result is Again if the caller has to repeat the call. If the process can't be forked, it is the reason.
         """
         request = {"take": {**interpreter.report, "record": record}, "record": bool(record)}
         return await self._forked(parent, parent.fork_for_interpreter(request, interpreter.fds))
@@ -366,7 +372,7 @@ class WarmProgram:
         return self._again(parent, forked) if isinstance(forked, ForkRefused) else forked
 
     def unlike(self, parent: ScriptParent, report: Mapping[str, Any]) -> str:
-        """Return the reason why forks of a parent cannot take over an interpreter, or "" if they can."""
+        """Return the reason why forks of a parent process cannot take over the script of an interpreter, or ""."""
         if name := difference(report["interpreter"], parent.interpreter):
             return f"its {name} differs from the warm process's"
         if name := differing_variable(report["environment"], parent.program.environment, parent.reads):

@@ -31,20 +31,24 @@ from concertina_agent.workers.workers import Child, Process, start_command
 from concertina_protocol.log import log_event
 
 MEMORY_SHARE = 4
-"""Divisor that gives the maximum memory for the imports of all warm parents, as a fraction of the container's memory.
+"""Divisor for the memory that the imports of all parent processes may use: they get this part of the container's
+memory.
 
-While workers of a replaced parent still run, there are two parents beside the training processes.
+While workers of a replaced parent process still run, there are two parent processes besides the workers.
 """
 MOST_PROGRAMS = 4
-"""Maximum number of programs that have a warm parent."""
+"""Maximum number of programs for which a parent process runs."""
 MOST_TOLD = 1 << 20
-"""Maximum number of characters of learned modules that are sent to another replica."""
+"""Maximum number of characters of recorded modules that are sent to another replica."""
 MOST_CHARACTERS = 1000
-"""Maximum number of characters of a message about warm parents."""
+"""Maximum number of characters of a message about warm starts."""
 MOST_ATTEMPTS = 3
-"""Maximum number of parents that are started for one interpreter."""
+"""Maximum number of parent processes that are started in order to take over the script of one interpreter."""
 SILENT_SECONDS = 60.0
-"""Seconds after which a command is reported to have no warm start if none of its interpreters has described itself."""
+"""Seconds after which a command is reported to have no warm start.
+
+They count if none of the command's Python interpreters has connected to the agent.
+"""
 SILENT = "no Python of the command, CPython 3.9 or newer, reads PYTHONPATH and imports sitecustomize"
 
 
@@ -55,15 +59,18 @@ class WarmStart:
         self._line, self._preload, self._reaper = settings.command, settings.preload, reaper
         self._environment = {**worker_defaults(settings.workers), **settings.environment}
         self._folder = settings.volume / "warm"
-        """Folder in the volume that stores programs and learned modules, so that the next container can start warm."""
+        """Folder in the volume with programs and their recorded modules, so that the next container can make warm
+        starts."""
         self._programs: dict[str, WarmProgram] = {}
         self._hand_overs = HandOvers(str(self._folder / "socket"), self._decide)
         self._begun: Optional[asyncio.Task[None]] = None
         self._impossible = ""
         """Reason why no warm start is possible, or ""."""
         self._silent = ""
-        """Reason why the last worker had no warm start although it was possible, or "": its interpreters were
-        silent."""
+        """Reason why the last worker had no warm start, or "".
+
+        It is set if none of the command's Python interpreters has connected to the agent.
+        """
 
     @property
     def why(self) -> str:
@@ -74,9 +81,9 @@ class WarmStart:
 
     @property
     def imports_first(self) -> bool:
-        """Whether there are modules to import before the first start of a worker.
+        """Whether there are modules to import before workers are started for the first time.
 
-        Until then, the replica is not ready.
+        Until they are imported, the replica is not ready.
         """
         return bool(self._preload and isinstance(parse(self._line), PythonCommand)) or any(
             self._folder.glob(f"*{STORED}")
@@ -84,20 +91,20 @@ class WarmStart:
 
     @property
     def has_learned(self) -> bool:
-        """Whether modules were learned, from a worker of this replica or from another replica."""
+        """Whether the modules of the script are known, from a worker of this replica or from another replica."""
         return any(warm.size > 0 for warm in self._programs.values())
 
     @property
     def learned(self) -> Optional[p.Learned]:
-        """Modules that the warm parents have imported, for another replica, or None if there are none."""
+        """Modules that the parent processes have imported, as a message for another replica, or None."""
         text = "".join(warm.told for warm in self._programs.values())
         left_out = {name: why for warm in self._programs.values() for name, why in warm.left_out.items()}
         return p.Learned(text, left_out) if 0 < len(text) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
-        """Import the modules that another replica has learned. Return when they are imported or can't be.
+        """Import the modules that another replica has recorded. Return when they are imported or can't be.
 
-        The caller ensures that this replica has not learned any.
+        The caller ensures that this replica has not recorded any.
         """
         for program, lines in self._sections(learned.modules):
             warm = self._add(program)
@@ -133,7 +140,10 @@ class WarmStart:
         return "; ".join(clauses)[:MOST_CHARACTERS]
 
     def begin(self) -> None:
-        """Start the first warm parents. `settled` returns when they are ready or are known to be impossible."""
+        """Start parent processes for the programs that are known.
+
+        `settled` returns when they are ready to fork or are known to be impossible.
+        """
         self._begun = asyncio.ensure_future(self._begin())
 
     async def _begin(self) -> None:
@@ -177,13 +187,13 @@ class WarmStart:
         return self._programs[program.key]
 
     def _memory(self, key: str) -> int:
-        """Return the maximum bytes of memory for the imports of one program's parent."""
+        """Return the maximum bytes of memory that a parent process of one program may use for imports."""
         others = (warm.parent for name, warm in self._programs.items() if name != key)
         taken = sum(anonymous_memory(parent.pid) for parent in others if parent is not None)
         return max(0, container_memory() // MEMORY_SHARE - taken)
 
     def look(self) -> None:
-        """Check for new modules to import, and for commands whose interpreters are silent.
+        """Look for newly recorded modules to import, and for commands whose interpreters do not connect.
 
         Called a few times per second.
         """
@@ -210,7 +220,10 @@ class WarmStart:
 
     @property
     def _direct(self) -> Optional[WarmProgram]:
-        """Program of the whole command if the command only runs Python and is known, otherwise None."""
+        """Program of the user's command if the command does nothing but run Python, and the program is known.
+
+        Otherwise None.
+        """
         programs = self._programs.values()
         return next((warm for warm in programs if warm.program.line == tuple(self._line)), None)
 
@@ -248,7 +261,7 @@ class WarmStart:
         self._silent = "" if reports else SILENT
 
     async def _decide(self, interpreter: Interpreter) -> Union[Plain, Taken]:
-        """Decide where the script of an interpreter runs: in a fork of a warm parent, or in the interpreter itself.
+        """Decide where the script of an interpreter runs: in a forked process, or in the interpreter itself.
 
         Raises:
             ValueError: If the interpreter's description is not complete.
@@ -295,9 +308,10 @@ class WarmStart:
         return key is not None
 
     async def _take(self, warm: WarmProgram, interpreter: Interpreter, record: str) -> Union[Taken, Again, str]:
-        """Make a fork take over an interpreter.
+        """Fork a process that takes over the script of an interpreter.
 
-        The result is the answer for the interpreter, Again, or the reason why it can't be taken over.
+        The result is the answer to the interpreter. It is Again if the caller has to repeat the call, or the reason why
+        the script can't be taken over.
         """
         process, parent = interpreter.start.process, warm.parent
         assert parent is not None

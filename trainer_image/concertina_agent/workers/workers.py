@@ -1,4 +1,7 @@
-"""Start and end of worker processes, and their output. A worker is a fork of a warm parent or an ordinary process."""
+"""Processes of workers: their start, their end and their output.
+
+A worker is forked from a parent process that has imported its modules already, or is started as an ordinary process.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,10 @@ PRELOAD_ENVIRONMENT = {
 They limit it to one thread, because it could not be forked otherwise, and make checks for GPUs not open any.
 """
 AGAIN_SECONDS = (1.0, 3.0, 10.0)
-"""Seconds before each further start of a parent that replaces a warm one, if the previous start died during imports.
+"""Seconds before each further start of a parent process that replaces another one.
 
-The cause of the death, such as a lack of memory, may disappear.
+They apply if the previous start died during its imports. The cause of its death, such as a lack of memory, may
+disappear.
 """
 
 
@@ -62,9 +66,10 @@ class Process(Child):
         super().__init__(pid)
         self.lines = lines
         self.scripts: list[Child] = []
-        """Forks of a warm parent that run the scripts of interpreters in this process's group."""
+        """Forked processes that run scripts of this process's group. The scripts were handed over to them by
+        interpreters."""
         self.taking_over: set[asyncio.Future[Any]] = set()
-        """Requests for such forks that have not been answered yet."""
+        """Requests for forked processes to which scripts are handed over. They have not been answered yet."""
         self.killed = False
 
     @property
@@ -166,7 +171,7 @@ class ForkRefused:
 
     why: str
     changed: str = ""
-    """Path of a file that has changed since the parent imported it, or "". A new parent could fork."""
+    """Path of a file that has changed since the parent process imported it, or "". A new parent process could fork."""
 
 
 def _refusal(answer: Mapping[str, Any]) -> ForkRefused:
@@ -323,10 +328,10 @@ class WorkerParent:
         """Handle the death of a parent that was ready to fork. Subclasses define this."""
 
     def _lost(self, control: socket.socket) -> None:
-        """Handle the death of the parent.
+        """Handle the death of the parent process.
 
-        Its children die too, by their parent-death signal. Their deaths are recorded here, because nobody else reports
-        them.
+        Its children die too: the kernel kills them by their parent-death signal. They are recorded as ended here,
+        because nothing else reports it.
         """
         asyncio.get_running_loop().remove_reader(control)
         control.close()
@@ -350,7 +355,7 @@ class WorkerParent:
 
 
 class ForkParent(WorkerParent):
-    """Parent of the bundled trainer's processes. If it dies, a new one is started."""
+    """Parent process from which the bundled trainer's processes are forked. If it dies, a new one is started."""
 
     def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
         super().__init__(preload, reaper)
@@ -358,7 +363,8 @@ class ForkParent(WorkerParent):
         self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Future with the reason why a parent that died could not be replaced."""
         self._pauses: Optional[Iterator[float]] = None
-        """Seconds before further starts. None for the first parent, which is not started again if it fails."""
+        """Seconds before further starts. None if the parent process has never been ready to fork: then it is not
+        started again."""
         self._next: Optional[asyncio.TimerHandle] = None
 
     def start(self) -> None:

@@ -41,7 +41,7 @@ VSIZE = 20
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedWorld:
-    """World that the environment variables of a process describe."""
+    """Rank, size and rendezvous of the world that the environment variables of a process describe."""
 
     rank: int
     size: int
@@ -67,7 +67,9 @@ def world_of_round(assign: Assign) -> LaunchedWorld:
 
 
 def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
-    """Return a clause that says how a worker trains in a world of its own, or "" if it does not, as far as can be seen.
+    """Return a clause that says how a worker trains in a world of its own, or "".
+
+    The result is "" if the worker does not, or if that can't be seen.
 
     Args:
         roots: Processes of the worker, without their descendants. A script in a fork of a warm parent is one of them.

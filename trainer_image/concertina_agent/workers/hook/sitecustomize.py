@@ -26,7 +26,7 @@ ROOT = HERE.rsplit(os.sep, 3)[0]
 
 
 def _become_parent(settings: str) -> None:
-    """Become a warm parent: import modules and fork. This function returns only in a fork."""
+    """Become a parent process that imports modules and forks workers. This function returns only in a fork."""
     initial_modules = set(sys.modules)
     sys.path.insert(0, ROOT)
     try:
@@ -41,7 +41,10 @@ def _become_parent(settings: str) -> None:
 
 
 def _hand_over(socket: str) -> None:
-    """Hand the script of this interpreter over to a fork. This function returns if the script has to start here."""
+    """Hand the script of this interpreter over to another process.
+
+    This function returns if the script has to start here.
+    """
     if sys.version_info < (3, 9) or sys.implementation.name != "cpython":
         return
     initial_modules = set(sys.modules)
