@@ -173,12 +173,12 @@ class Stored:
         raise file.missing(self.uri) if content is None else file.damaged(self.uri, len(content))
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
-        """Return a small file, with retries, or None if it does not exist.
+        """Return the contents of a small file, or None if the file does not exist. Failed requests are repeated.
 
         `on_wait` is called repeatedly with the reason for a wait.
 
         Raises:
-            InvalidInput: When a store that has not answered before refuses.
+            InvalidInput: When the store refuses, and has not answered any request before.
             StorageError: When the deadline has passed.
         """
         return self._patiently(lambda: self._ask(name), on_wait)
@@ -201,7 +201,7 @@ class Stored:
         """Return the result of `ask`, which is called again as long as the store does not answer.
 
         Raises:
-            InvalidInput: When a store that has not answered before refuses.
+            InvalidInput: When the store refuses, and has not answered any request before.
             StorageError: When the deadline has passed.
             AssertionError: Never: there is always another wait.
         """

@@ -18,8 +18,8 @@ from concertina_protocol.messages.records import SnapshotId
 SNAPSHOT_SLOTS = 3
 """Number of files (slots) into which a worker writes its snapshots in turn.
 
-One has the newest snapshot that is copied to the peers of all ranks, one has the newest snapshot, and one is being
-written.
+One has the newest snapshot whose shards are all copied to another replica, one has the newest snapshot, and one is
+being written.
 """
 COPY_SLOTS = 2
 """Number of files (slots) into which an agent copies a peer's shard in turn.

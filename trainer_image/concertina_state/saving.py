@@ -39,9 +39,9 @@ class StepFlags:
     checkpoint_due: int = 0
     """Set by rank 0: the seconds in `checkpoint.everySeconds` have passed."""
     copied_last: int = 0
-    """Set if the peer has a complete copy of this rank's last snapshot."""
+    """Set if this rank's shard of the last snapshot is copied to another replica."""
     copied_before: int = 0
-    """Set if the peer has a complete copy of this rank's snapshot before the last one."""
+    """Set if this rank's shard of the snapshot before the last one is copied to another replica."""
     shipping: int = 0
     """Set if a shard of this rank is still being uploaded to storage."""
     snapshot_due: int = 0
@@ -171,7 +171,7 @@ class Saving:
 
     @property
     def snapshot_step(self) -> int | None:
-        """Step of the newest snapshot of which the peers of all ranks have complete copies, or None."""
+        """Step of the newest snapshot whose shards are all copied to another replica, or None if there is none."""
         return self._snapshots.step_of(self._snapshots.complete)
 
     @property
@@ -238,8 +238,8 @@ class Saving:
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps. `flags` has the sums of the flags of all ranks.
 
-        The flags also tell which snapshot is copied to the peers of all ranks. The agents then delete snapshots of
-        older rounds, because the next snapshot may need that memory.
+        The flags also tell of which snapshot all shards are copied to another replica. The agents then delete snapshots
+        of older rounds, because the next snapshot may need that memory.
         """
         last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:

@@ -1,8 +1,9 @@
 """Snapshots in node memory. Each rank has three slots, which are shard files that are written in place.
 
-One slot has the newest snapshot that is copied to the peers of all ranks, and one has the newest committed snapshot.
-The third slot can be written. The contents of a slot are complete if there is a file `slot-N.json` beside it. This file
-is removed before the first byte of the slot is changed, and written after the last one.
+Another replica, the peer, copies each committed shard. One slot has the newest snapshot whose shards are all copied,
+and one has the newest committed snapshot. The third slot can be written. The contents of a slot are complete if there
+is a file `slot-N.json` beside it. This file is removed before the first byte of the slot is changed, and written after
+the last one.
 
 While a shard is being uploaded, its file has a second name (a hard link). A file with a second name is never changed:
 the slot gets a new file instead. The new file is allocated in advance if there is space (decision "Room for the next
@@ -91,7 +92,7 @@ class Snapshots:
         self._holds = [-1] * SNAPSHOT_SLOTS
         self._steps: list[int] = []
         self.complete = -1
-        """Number of the newest snapshot that is completely copied to the peers of all ranks, or -1."""
+        """Number of the newest snapshot whose shards are all copied to another replica, or -1 if there is none."""
         self.device_seconds = 0.0
         """Seconds that a device took to copy the newest committed snapshot, or 0 if no device copies."""
         self._committer = ThreadPoolExecutor(1, "commit")
@@ -118,9 +119,9 @@ class Snapshots:
         return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else None
 
     def copied(self, ordinal: int, copied_step: int | None) -> bool:
-        """Return whether the peer has a copy of this rank's snapshot number `ordinal`.
+        """Return whether this rank's shard of snapshot number `ordinal` is copied to another replica.
 
-        `copied_step` is the step up to which the peer has copies.
+        `copied_step` is the step up to which that replica has copies.
         """
         return ordinal < 0 or (copied_step is not None and copied_step >= self._steps[ordinal])
 

@@ -43,8 +43,8 @@ Rules for the end of a round:
 
 Rules for snapshots:
 - At the Assign of a new round, snapshots are deleted that are later than the step from which the round continues.
-- Snapshots of older rounds are deleted when this round has a snapshot that is copied to the peers of all ranks. Rank 0
-  reports this, and the coordinator's heartbeats pass it on.
+- Snapshots of older rounds are deleted when this round has a snapshot whose shards are all copied to another replica.
+  Rank 0 reports this, and the coordinator's heartbeats pass it on.
 """
 
 from __future__ import annotations

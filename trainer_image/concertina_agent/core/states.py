@@ -37,8 +37,10 @@ class OwnState(str, enum.Enum):
     """The agent has received Assign, but not all of its workers have sent a message yet."""
     RUNNING = p.State.RUNNING.value
     DRAINING = p.State.DRAINING.value
-    """Workers are about to stop after the same step, or have stopped and the peer has no copy of their last snapshots
-    yet."""
+    """Workers are about to stop after the same step. Or they have stopped, and their last snapshots are not copied yet.
+
+    Each replica keeps copies of another replica's snapshots.
+    """
     DRAINED = p.State.DRAINED.value
     SUCCEEDED = p.State.SUCCEEDED.value
     FAILED = p.State.FAILED.value

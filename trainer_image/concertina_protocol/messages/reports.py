@@ -161,7 +161,7 @@ class Progress:
     first_step_at: Annotated[Optional[float], Absent(0.0)] = None
     """Time in Unix seconds at which the first step of this round finished, or None before."""
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """Step of the newest snapshot of which the peers of all ranks have complete copies, or None."""
+    """Step of the newest snapshot whose shards are all copied to another replica, or None if there is none."""
     checkpoint_seconds: float = 0.0
     """Seconds that training has waited for snapshots and checkpoints in this round."""
     stalled_seconds: float = 0.0
@@ -299,10 +299,9 @@ class MemberState:
     neighbour's state.
     """
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """Step of the newest snapshot of this round that is copied to the peers of all ranks. Only the coordinator sets
-    this.
+    """Step of the newest snapshot of this round whose shards are all copied to another replica.
 
-    Snapshots of older rounds may then be deleted.
+    Only the coordinator sets this. Snapshots of older rounds may then be deleted.
     """
     durable_parts: tuple[Part, ...] = ()
     """Shards of this member that are in storage, while `LATEST` does not name their checkpoint yet.

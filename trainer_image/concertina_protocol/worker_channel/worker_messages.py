@@ -244,8 +244,10 @@ class Fetched:
     """Answer to Fetch."""
 
     path: str = ""
-    """Path of the file. It does not change until a snapshot of the worker's round is copied to the peers of all
-    ranks."""
+    """Path of the file.
+
+    It does not change until the worker's round has a snapshot whose shards are all copied to another replica.
+    """
     error: str = ""
 
 
@@ -276,9 +278,9 @@ class TraceSteps:
 
 @dataclasses.dataclass(frozen=True)
 class CopiedUpTo:
-    """Message that this rank's snapshots up to a step are completely copied to its peer.
+    """Message that this rank's shards of snapshots up to a step are copied to another replica.
 
-    If the rank has no peer, the agent sends the message at once.
+    If there is no other replica that keeps copies, the agent sends the message at once.
     """
 
     step: int

@@ -105,7 +105,7 @@ class Membership:
     published: Optional[p.Durable] = None
     """Checkpoint that LATEST names because this round has published it, or None. Only the coordinator sets this."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Newest step of which the peer has a copy, for each shard of this agent's workers."""
+    """Newest step of which another replica has a copy, for each shard of this agent's workers."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
     world_mismatch: str = ""
     """Clause that says how each worker of this agent trains in a world of its own, or "" if some worker does not."""
@@ -140,14 +140,14 @@ class Membership:
         self.failure = better(self.failure, failure)
 
     def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
-        """Return whether the peer has a copy of the newest snapshot of each shard of this agent's workers.
+        """Return whether another replica has a copy of the newest snapshot of each shard of this agent's workers.
 
-        The result is also True if there is no peer or no snapshot.
+        The result is also True if there is no replica that keeps copies, or no snapshot.
         """
         newest = {rank: snapshots.newest(self.assign.round, rank) for rank in self.workers.ranks}
         return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
 
     def has_copied(self, shard: int, step: int) -> bool:
-        """Return whether the peer has a copy of this agent's shard number `shard`, of this step or a later one."""
+        """Return whether another replica has a copy of this agent's shard `shard`, of this step or a later one."""
         copied = self.copied.get(shard)
         return copied is not None and copied >= step

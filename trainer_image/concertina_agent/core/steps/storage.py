@@ -64,9 +64,9 @@ def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
 
 
 def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """Delete the snapshots of older rounds once a snapshot of this round is copied to the peers of all ranks.
+    """Delete the snapshots of older rounds, if there is a snapshot of this round whose shards all have a copy.
 
-    `step` is the step of the newest such snapshot, or None if there is none.
+    `step` is the step of the newest such snapshot, or None if there is none. A copy of a shard is on another replica.
     """
     if step is None or step <= r.assign.restore.step:
         return []
