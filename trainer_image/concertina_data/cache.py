@@ -68,7 +68,8 @@ class Stored:
         """Whether the store has answered a request, in this round or an earlier one."""
         self._waiting: dict[int, str] = {}
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
-        """Calls of `open` in progress, by thread: the start in monotonic seconds, and the file."""
+        """Files that are being opened, by thread: the time at which the call began, in monotonic seconds, and the
+        file."""
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
         try:

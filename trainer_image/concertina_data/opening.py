@@ -1,4 +1,7 @@
-"""Opening of a data set: its folder or store, its manifest, and its shards, some of them before they are needed."""
+"""Opening of a data set: its folder or store, its manifest, and its shards.
+
+Shards are opened before they are needed.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ FETCH_THREADS = 4
 More requests to one store would not be faster, and all workers share the cores.
 """
 LAST_SECONDS = 5.0
-"""Seconds that the end of the interpreter waits for fetches in progress.
+"""Seconds that the interpreter waits at its end for fetches in progress.
 
-If a thread returned from a library call after the interpreter has ended, it would abort the process.
+If a fetch ended later, its thread would abort the process.
 """
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: No
 
 
 class Threads:
-    """Threads that process submitted work in order.
+    """Threads that do submitted work in order.
 
     When the interpreter ends, work that has not begun is cancelled.
     """

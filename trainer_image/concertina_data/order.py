@@ -1,12 +1,13 @@
 """Order of the sequences of a data set.
 
-The order is a pure function of the shards' numbers of sequences, the seed and the position.
+The sequence at a position depends only on the shards, the seed and the position.
 
 An epoch visits every sequence once. It permutes the shards and divides them into windows of WINDOW shards. Within a
 window, it permutes all sequences, so a reader needs no more than WINDOW shards at a time (decision "Data order in two
 levels"). Both permutations are keyed Feistel networks with cycle walking. They need no table of sequences and no state,
-so any position can be computed by itself. This module computes with plain integers.
-`concertina_trainer.data.batch_order` computes many positions at once.
+so any position can be computed by itself.
+
+This module computes with plain integers. `concertina_trainer.data.batch_order` computes many positions at once.
 """
 
 from __future__ import annotations
@@ -104,7 +105,10 @@ class Order:
         return shards, begins
 
     def _permuted_window(self, epoch: int, window: int) -> tuple[int, Permutation]:
-        """Return the number of sequences before a window in its epoch, and the permutation of its own sequences."""
+        """Return the first sequence of a window, and the permutation of the window's sequences.
+
+        The first sequence is given as its number in the epoch before sequences are permuted.
+        """
         _, begins = self._epoch(epoch)
         first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(begins) - 1)]
         return first, Permutation(last - first, key_of(self._seed, epoch, 2, window))

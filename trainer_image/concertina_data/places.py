@@ -28,7 +28,10 @@ def folder_on_node() -> Path:
 
 
 def _user() -> int:
-    """Return this user's id as seen outside of its user namespace, where a user without privileges can have id 0."""
+    """Return this user's id as seen outside of its user namespace.
+
+    Within a user namespace, a user without privileges can have the id 0.
+    """
     user = os.getuid()
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/uid_map").read_text().splitlines():

@@ -38,7 +38,7 @@ PACKAGES = {Backend.MLFLOW: "mlflow-skinny", Backend.WANDB: "wandb", Backend.TEN
 
 
 def main() -> NoReturn:
-    """Send records until no more records can come or a retry cannot help.
+    """Send records to the tracking tool until all are sent and no more can come, or an error makes retries useless.
 
     The exit code is 0 if all records are sent or the agent has exited. It is 78 if the image lacks the tool. The last
     TrackingState message gives the reason.
@@ -52,7 +52,7 @@ def main() -> NoReturn:
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # without cleanup, because a tool's threads may hang
+    os._exit(code)  # without cleanup, because threads of the tool may hang
 
 
 def start(settings: TrackingSettings, description: About) -> Tracker:

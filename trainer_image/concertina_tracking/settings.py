@@ -51,7 +51,7 @@ class TrackingSettings:
 
     @property
     def spool(self) -> Path:
-        """Folder of the spool."""
+        """Folder with the records that are to be sent to the tool."""
         return spool.folder(self.volume)
 
     @property

@@ -20,7 +20,7 @@ MOST_RECORDS = 500
 
 
 class Shipper:
-    """Sender of the spool's records to the tool that tracks the run."""
+    """Sender of a run's records to a tracking tool, such as MLflow. It reads the records from a folder, the spool."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Shipper:
         self._spool, self._start, self._made_of, self._environment = spool, start, made_of, environment
         self._tracker: Tracker | None = None
         self._logged: Collection[int] | None = None
-        """Steps that the tool has beyond the step at which the round began, or None if these steps are unknown."""
+        """Steps after the step with which the round began that the tool has already. None: these steps are unknown."""
 
     @property
     def idle(self) -> bool:
@@ -110,10 +110,7 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """Return whether this spool has the records of all rounds after `round`.
-
-        That is the case if no other replica has coordinated a later round.
-        """
+        """Return whether this replica has coordinated all rounds after `round`, and so has their records."""
         return all(begun.round <= round or begun.coordinates for begun in self._spool.begun)
 
 

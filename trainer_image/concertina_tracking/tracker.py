@@ -12,16 +12,14 @@ from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutco
 
 
 class Tracker(Protocol):
-    """Run in the tool. It is found by the job's uid, or created if the tool has none for this job."""
+    """Run in a tracking tool. The run is found by the job's uid, or created if the tool has none for this job."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
-        """Continue logging after `step`.
+        """Continue logging after `step`. Return the later steps that the tool already has.
 
-        Return the later steps that the tool already has, which must not be logged again.
-
-        `latest` says whether this replica is still the newest coordinator. If so, a tool that can delete steps deletes
-        those after `step`. Otherwise another replica has coordinated since and may have logged these steps, so they
-        stay.
+        The returned steps must not be logged again. `latest` says whether this replica is still the newest coordinator.
+        If so, a tool that can delete steps deletes those after `step`. Otherwise another replica has coordinated since
+        and may have logged these steps, so they are not deleted.
         """
 
     def log(self, steps: Sequence[StepDone]) -> None:

@@ -1,4 +1,4 @@
-"""Ranges of positions as a sorted tuple of pairs (begin, end). Two ranges never touch or overlap."""
+"""Ranges of positions as a sorted tuple of ranges [begin, end). Two ranges never touch or overlap."""
 
 from __future__ import annotations
 

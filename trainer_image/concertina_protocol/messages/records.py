@@ -128,7 +128,7 @@ class Rollback:
 
     step: int
     skipped: tuple[tuple[int, int], ...] = ()
-    """All positions of the data to skip from now on, as ranges (begin, end), including those of earlier rollbacks."""
+    """All positions of the data to skip from now on, as ranges [begin, end), including those of earlier rollbacks."""
     damaged: Optional[Durable] = None
     """Damaged checkpoint that is the cause of the rollback, or None for another cause.
 

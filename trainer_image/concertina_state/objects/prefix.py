@@ -144,7 +144,7 @@ class ObjectPrefix:
             return list(pool.map(self.get, keys))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of each range (begin, end)."""
+        """Return the bytes of each range [begin, end)."""
         with self._as_messages(f"read {key}", missing_is_error=True):
             starts, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
             return [memoryview(data) for data in obstore.get_ranges(self._store, key, starts=starts, ends=ends)]

@@ -1,4 +1,4 @@
-"""Run on an MLflow server, which is found by a tag with the job's uid.
+"""Tracking of a run on an MLflow server. The run is found by a tag with the job's uid.
 
 MLflow cannot delete logged values. If steps are trained again, their first values remain.
 """
@@ -31,7 +31,7 @@ STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED"}
 
 
 class MlflowRun:
-    """The job's run on an MLflow server."""
+    """Run that is tracked on an MLflow server."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Find or create the run, and describe it.

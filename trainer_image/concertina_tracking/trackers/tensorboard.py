@@ -1,6 +1,6 @@
-"""Run in TensorBoard's event files.
+"""Tracking of a run in TensorBoard's event files.
 
-If steps are trained again, the new values replace the earlier ones. When a session starts at a step, TensorBoard
+If steps are trained again, the new values replace the earlier ones: when a session starts at a step, TensorBoard
 discards that step and all later ones of earlier sessions.
 """
 
@@ -28,7 +28,7 @@ NEVER_PURGED = 0
 
 
 class TensorBoardRun:
-    """Run in a folder of event files."""
+    """Run that is tracked in TensorBoard's event files."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Create the folder, and write the description of the run.

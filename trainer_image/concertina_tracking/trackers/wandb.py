@@ -1,4 +1,4 @@
-"""Run in Weights & Biases, whose id is the job's uid.
+"""Tracking of a run in Weights & Biases. The id of the run is the job's uid.
 
 The history of a run is append-only. If steps are trained again, their first values remain. With `uri: file:///folder`,
 the run is written into that folder, and `wandb sync` uploads it later.
@@ -17,7 +17,7 @@ from concertina_tracking.settings import TrackingSettings
 
 
 class WandbRun:
-    """Run in Weights & Biases."""
+    """Run that is tracked in Weights & Biases."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Start or resume the run. Errors of wandb are passed on."""

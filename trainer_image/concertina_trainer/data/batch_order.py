@@ -112,7 +112,7 @@ class BatchOrder(order.Order):
 
 
 class Skipped:
-    """Positions of the data that a run never consumes, as sorted ranges (begin, end) that do not overlap.
+    """Positions of the data that a run never consumes, as sorted ranges [begin, end) that do not overlap.
 
     `position_of` maps the number of a consumed sequence to its position. A new range does not change the positions of
     sequences that were consumed before it, so ranges can be added during a run.

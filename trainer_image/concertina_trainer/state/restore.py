@@ -1,6 +1,6 @@
-"""Restoration of the state that a round begins with.
+"""Restoration of the state with which a round begins.
 
-The state comes from the seed, from node memory (of this node or a peer's), or from durable storage.
+The state comes from the seed, from the memory of this or another node, or from durable storage.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def restore(
     assert start.durable is not None
     durable = start.durable
     try:
-        with _reading(lambda: durable.uri, world) as folder:  # an older world without network may delete it meanwhile
+        with _reading(lambda: durable.uri, world) as folder:  # workers of an older round that are cut off may delete it
             stored = StoredCheckpoint(folder)
             metadata = _load(stored, state, config, data, world)
             metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
@@ -109,7 +109,7 @@ def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
 
 
 def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
-    """Fill `state` from a saved state.
+    """Read the saved state `saved` into `state`, and return its metadata.
 
     If the world was not resized, each rank reads only the shard of its own number.
 
@@ -217,7 +217,7 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Fill the weights with initial weights. The rest of the state remains that of step 0.
+    """Set only the weights, from initial weights. The rest of the state remains that of step 0.
 
     `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
     """
@@ -230,7 +230,7 @@ def _begin_with(
             if fields and not model.entrypoint:
                 hf_config.check_ours(_model(fields, stored.uri), stored.uri, model)
             elif fields and (fields.get("options") or {}) != (model.options or {}) and world.rank == 0:
-                # A resumed run must not change these options. A run that begins with other weights may.
+                # A run that is resumed must not change these options. A run that only begins with these weights may.
                 print(f"the weights in {stored.uri} were trained with other trainer.model.options", flush=True)
             state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
@@ -247,11 +247,10 @@ def _model(fields: object, whence: str) -> ModelConfig:
 
 @contextlib.contextmanager
 def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
-    """Yield the URI of a checkpoint, which rank 0 finds, on all ranks.
+    """Yield the URI of the same checkpoint on all ranks, and prevent its deletion until all ranks have read it.
 
-    The checkpoint is not deleted until all ranks have read it.
-
-    All ranks use rank 0's result, because LATEST may change meanwhile.
+    Rank 0 calls `find` and sends the result to the other ranks. Each rank could find another checkpoint, because LATEST
+    may change in between.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None

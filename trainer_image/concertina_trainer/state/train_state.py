@@ -55,9 +55,9 @@ class TrainState:
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = StateIndex(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
-        """Tensors that this rank saves.
+        """Tensors that this rank saves, and their layout.
 
-        The layout also contains the configuration, which a later restore compares with its own.
+        `saved.layout` also contains the configuration. A later restore compares it with its own configuration.
         """
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
@@ -97,9 +97,9 @@ class TrainState:
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill the weights from `shards`, whose dtype may differ. Optimizer moments do not change.
+        """Fill the weights from `shards`, in which they may have another dtype. Optimizer moments are not changed.
 
-        `whence` is the name of the shards' source for messages.
+        `whence` names the source of the shards in error messages.
 
         Raises:
             InvalidInput: When the shards do not contain the weights of this model.

@@ -97,9 +97,9 @@ class SafetensorsFiles:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
     def check(self, model: ModelConfig) -> str:
-        """Check that config.json describes `model`, and return a sentence about what could not be checked, or "".
+        """Check that config.json describes `model`. Return a sentence about what could not be checked, or "".
 
-        If there is no config.json, nothing can be checked.
+        Without config.json, only the names and shapes of tensors can be checked.
 
         Raises:
             InvalidInput: When config.json describes another model.

@@ -234,7 +234,7 @@ class _Walk:
 
 
 def _select(location: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
-    """Return the files of a folder, with those that are not used marked as left out."""
+    """Return the files of a folder, and which of them are left out."""
     listing = sorted(listing, key=lambda item: item.name.split("/"))
     files = [item for item in listing if isinstance(item, InputFile)]
     chosen = _matching(files, pattern) if pattern else _training(location, files)
@@ -270,9 +270,10 @@ _TAKEN: tuple[tuple[set[Role], set[Role]], ...] = (
     ({Role.JSON}, {Role.PROSE, Role.OTHER}),
     ({Role.PROSE, Role.OTHER, Role.DESCRIPTION}, set()),
 )
-"""Sets of roles, of which a folder's source files have those of the first set that occurs in the folder.
+"""Pairs of sets of roles. The first pair applies whose first set has the role of some file in the folder.
 
-The second set of each pair has the roles of other files beside them that may contain data too.
+The files with a role in the first set are used. Files with a role in the second set are left out, although they may
+contain data.
 """
 _REASONS = {
     Role.JSON: "JSON beside other data",

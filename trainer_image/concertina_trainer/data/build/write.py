@@ -138,7 +138,7 @@ def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
 
 
 def set_aside(text: bytes, share: float) -> bool:
-    """Return whether a document becomes validation data. This depends only on the document's text and `share`.
+    """Return whether a document becomes validation data. The decision depends only on the document's text and `share`.
 
     So all copies of a document are either training data or validation data.
     """

@@ -100,10 +100,10 @@ class Batches:
         return [microbatch.to(self._device) for microbatch in batch]
 
     def change(self, plan: BatchPlan) -> None:
-        """Divide the batches by another plan, from the first batch whose preparation cannot have begun.
+        """Divide the batches by another plan, from the first batch whose preparation cannot have begun yet.
 
-        At most AHEAD batches are prepared, and one is being prepared. So all ranks that have consumed the same number
-        of batches change at the same batch. Do not call this method again before that batch.
+        At most AHEAD batches are prepared, and one more is being prepared. So if all ranks have consumed the same
+        number of batches, they change at the same batch. Do not call this method again before that batch.
         """
         self._change = (self._consumed + AHEAD + 1, plan)
 

@@ -33,13 +33,16 @@ class SequenceBatch:
     """Tokens `[count, length + 1]`, padded with 0. Without the last token, they are the inputs; without the first, the
     targets."""
     document_ids: NDArray[np.int32] | None = None
-    """Number of each input's document within its sequence, `[count, length]`. Padding counts as one more document.
+    """Number of the document of each input, counted within its sequence, `[count, length]`. Padding is one more
+    document.
 
-    It is None if documents are not distinguished. Every token is then predicted.
+    None means that documents are not distinguished. Every token is then predicted.
     """
     predicted: NDArray[np.bool_] | None = None
-    """Whether the prediction of the token after an input counts, `[count, length]`: both must be of the same
-    document."""
+    """Whether the prediction after each input counts, `[count, length]`.
+
+    It counts if the next token is of the same document as the input.
+    """
     features: NDArray[np.floating[Any]] | None = None
     """Features `[count, length + 1, width]` if the data are frames. `tokens` then contains their targets."""
 
@@ -90,7 +93,7 @@ class Reader:
         self.digest = digest_of(config.documents.name, self.digests, weights)
         """Digest of the data sets, their weights, and how sequences are made of them.
 
-        If two digests differ, the same position is a different sequence.
+        With another digest, the same position is another sequence.
         """
 
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""Positions that a run never consumes, as a sorted tuple of ranges (begin, end) that do not touch.
+"""Positions that a run never consumes, as a sorted tuple of ranges [begin, end) that do not touch.
 
 Samples are counted without the skipped positions: sample n is at the n-th position that is not skipped. So the samples
 of a run are numbered 0, 1, 2, ... without gaps. A range that is added later does not change samples that were consumed
