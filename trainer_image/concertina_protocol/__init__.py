@@ -209,7 +209,7 @@ KINDS: dict[str, type[Any]] = {
     "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,
     "Learn": Learn, "Learned": Learned, "Trace": Trace,
 }  # fmt: skip
-"""Message classes by their names in messages. A name never changes, even if its class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""
 _LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)
 
 

@@ -52,7 +52,7 @@ ALONE = Copies((0,), 0)
 
 @dataclasses.dataclass(frozen=True)
 class LocalArray(Generic[A]):
-    """Array on this rank, which is a box of a global array."""
+    """Array on this rank. It is a box (rectangular part) of a global array, or the whole of it."""
 
     name: str
     whole: tuple[int, ...]

@@ -235,9 +235,15 @@ class WarmStartKnown:
     """
 
     warm_start_disabled_reason: str = ""
-    """Reason why there is no warm start at all, or ""."""
+    """Reason why the command has no warm start, or "".
+
+    A warm start forks the workers from a process that has imported the script's modules.
+    """
     warm_start_skipped_modules: str = ""
-    """Modules that are imported at each start although there is a warm start, with the reasons, or ""."""
+    """Modules that each worker imports again, although it was forked from a process with the script's modules, or "".
+
+    The text has the reason for each module.
+    """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,12 +4,12 @@ A state is not stored. It is derived from facts (`AgentState.state`), so it cann
 the facts are consistent: after each event, `machine.step` compares the state before and after, and a change that no row
 allows yields the effect IllegalTransition. The table follows from two rules:
 
-1. Only a Prepare ends the membership in a round, whatever its outcome. So `preparing` can follow from every state, but
-   only by a Prepare, and an agent whose round has failed, drained or succeeded reports that until the operator begins
-   another round.
-2. The end of a round is final: only a Prepare leaves `succeeded` and `failed`. The same applies to `drained`, with one
-   exception. A commit that a worker made before its exit may be read after it, if the worker's socket was closed late.
-   The peer has no copy of that commit, so the agent is draining again.
+1. Only a Prepare ends the membership in a round, whatever the outcome of the round. So `preparing` can follow from
+   every state, but only by a Prepare. An agent whose round has failed, drained or succeeded reports that state until
+   the operator begins another round.
+2. The end of a round is final: only a Prepare leaves `succeeded`, `failed` and `drained`. There is one exception. If
+   the socket of a worker was closed late, a commit from before the worker's exit may be read after it. No other replica
+   has a copy of that commit, so a `drained` agent is `draining` again.
 
 A state that does not change needs no row. Events without a row (StorageSeen, PartShipped and others) change facts, but
 never the state. If a `starting` agent had a termination notice before its Assign, it drains at once. The state that a

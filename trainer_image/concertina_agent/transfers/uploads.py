@@ -32,7 +32,7 @@ class Shipping:
     shards: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    """Seconds of all attempts, including failed ones."""
+    """Seconds that all requests to upload or publish took, including failed ones."""
     failures: int = 0
     """Number of requests that failed."""
 

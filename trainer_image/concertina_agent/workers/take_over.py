@@ -28,8 +28,7 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 KINDS = {"stdin": stat.S_IFCHR, "stdout": stat.S_IFIFO, "stderr": stat.S_IFIFO}
-"""File types of this process's standard files, for which Python has created `sys.stdin`, `sys.stdout` and
-`sys.stderr`."""
+"""File types (see stat) that the standard files had when Python created `sys.stdin`, `sys.stdout` and `sys.stderr`."""
 HIGH = 256
 """File descriptors from this number on are used for received files until these get their own numbers."""
 

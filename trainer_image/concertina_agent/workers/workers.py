@@ -66,8 +66,7 @@ class Process(Child):
         super().__init__(pid)
         self.lines = lines
         self.scripts: list[Child] = []
-        """Forked processes that run scripts of this process's group. The scripts were handed over to them by
-        interpreters."""
+        """Other processes that run scripts of this process, because its Python interpreters have handed them over."""
         self.taking_over: set[asyncio.Future[Any]] = set()
         """Requests for forked processes to which scripts are handed over. They have not been answered yet."""
         self.killed = False
@@ -167,7 +166,7 @@ def start_command(
 
 @dataclasses.dataclass(frozen=True)
 class ForkRefused:
-    """Answer of a parent that it has not forked."""
+    """Answer of a parent process that it has not forked a worker, and why."""
 
     why: str
     changed: str = ""

@@ -1,4 +1,4 @@
-"""Ranges of positions as a sorted tuple of ranges [begin, end). Two ranges never touch or overlap."""
+"""Sets of positions, as sorted tuples of ranges [begin, end) that never touch or overlap."""
 
 from __future__ import annotations
 

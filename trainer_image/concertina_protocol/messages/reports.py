@@ -368,9 +368,15 @@ class Report:
     notice: Annotated[Optional[float], Absent(0.0)] = None
     """Grace period in seconds of a SIGTERM that the replica has received, or None if it has received none."""
     warm_start_disabled_reason: str = ""
-    """Reason why a user's own command has no warm start although one is requested, or ""."""
+    """Reason why a user's own command has no warm start although one is requested, or "".
+
+    A warm start forks the workers from a process that has imported the script's modules.
+    """
     warm_start_skipped_modules: str = ""
-    """Modules that are imported again at each start although there is a warm start, with the reasons, or ""."""
+    """Modules that each worker imports again, although it was forked from a process with the script's modules, or "".
+
+    The text has the reason for each module.
+    """
     tracking: str = ""
     """Sentence about why the tool that tracks the run does not accept this replica's records, or ""."""
     keeps_state: bool = False

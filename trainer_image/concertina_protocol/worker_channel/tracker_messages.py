@@ -37,4 +37,4 @@ class ShipAll:
 
 Message = Union[TrackerHello, TrackingState, ShipAll]
 KINDS: Dict[str, Type[Any]] = {"TrackerHello": TrackerHello, "TrackingState": TrackingState, "ShipAll": ShipAll}
-"""Message classes by their names in messages. A name never changes, even if its class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""

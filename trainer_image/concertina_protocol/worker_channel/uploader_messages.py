@@ -115,4 +115,4 @@ KINDS: Dict[str, Type[Any]] = {
     "UploaderHello": UploaderHello, "Probe": Probe, "StorageState": StorageState, "Ship": Ship, "Shipped": Shipped,
     "Publish": Publish, "Published": Published, "Undo": Undo,
 }  # fmt: skip
-"""Message classes by their names in messages. A name never changes, even if its class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""

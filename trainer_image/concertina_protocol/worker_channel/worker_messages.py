@@ -320,4 +320,4 @@ KINDS: Dict[str, Type[Any]] = {
     "Attended": Registered, "AskPassed": QueryCalls, "StopAt": StopAtCall,
     "Left": Left, "Leave": Leave, "Enter": Enter,
 }  # fmt: skip
-"""Message classes by their names in messages. A name never changes, even if its class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""

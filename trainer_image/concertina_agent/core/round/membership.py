@@ -85,7 +85,7 @@ class Membership:
     drain: Optional[ActiveDrain] = None
     failure: Optional[p.Failure] = None
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
-    """Agreement at which call of should_checkpoint() a user's own command stops."""
+    """State of the agreement on the call of should_checkpoint() at which a user's own command stops."""
     succeeded_at: Optional[float] = None
     """Time at which the whole round, including its last checkpoint, was known to have succeeded, or None."""
     leaving: tuple[str, ...] = ()
