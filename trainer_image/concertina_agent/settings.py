@@ -182,7 +182,10 @@ STORAGE_API = "storage"
 
 
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment with the packages for scripts at the end of PYTHONPATH, where they shadow no other."""
+    """Return the environment variables with the package `trainingjob` in PYTHONPATH.
+
+    Its folder is the last one in PYTHONPATH, so that it shadows no other package.
+    """
     if not command:
         return environment
     folder = str(_volume(environment) / SCRIPT_API)

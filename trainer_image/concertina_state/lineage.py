@@ -96,7 +96,10 @@ class ParentCheckpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Lineage:
-    """Lineage of a checkpoint. Unknown values are empty; `concertina reproduce` lists which are unknown."""
+    """Lineage of a checkpoint: the rounds, data and settings that led to it.
+
+    Unknown values are empty. `concertina reproduce` lists which values are unknown.
+    """
 
     version: int = VERSION
     spec: Mapping[str, Any] = dataclasses.field(default_factory=dict)

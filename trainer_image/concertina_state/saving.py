@@ -187,7 +187,10 @@ class Saving:
         return SnapshotInterval(self._stretch, self._pace.share(self._stretch))
 
     def of_layout(self, layout: str, waited_for: bool) -> None:
-        """Set the layout of the snapshots from now on, and whether a script waits for them."""
+        """Set the layout of later snapshots, and whether a script waits for these snapshots.
+
+        `layout` is a digest of the tensors and of how ranks divide them.
+        """
         id = dataclasses.replace(self._metadata.id, layout=layout)
         self._metadata = dataclasses.replace(self._metadata, id=id, waited_for=waited_for)
 

@@ -40,7 +40,8 @@ class Shipper:
         self._spool, self._start, self._made_of, self._environment = spool, start, made_of, environment
         self._tracker: Tracker | None = None
         self._logged: Collection[int] | None = None
-        """Steps after the step with which the round began that the tool has already. None: these steps are unknown."""
+        """Steps that the tracking tool already has, later than the step from which the round began. None: they are
+        unknown."""
 
     @property
     def idle(self) -> bool:

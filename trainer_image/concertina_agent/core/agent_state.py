@@ -211,8 +211,8 @@ class AgentState:
         """Return whether this agent can exit without losing a state that a later round may need.
 
         It must stay in two cases, unless the state is also in storage:
-        - It has taken part in Prepare, and the operator has not released it yet.
-        - Its neighbour in the ring of copies, which has a copy of its state, departs too.
+        - It has taken part in Prepare, and the operator has not sent it a Release yet.
+        - The replica that keeps copies of its state departs too.
         """
         r = self.round
         if r is None:

@@ -229,7 +229,7 @@ class Learning:
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
-    """Event: what prevents or delays a warm start of the user's own command is known.
+    """Event: it is known why the user's command has no warm start, or what each of its warm starts imports again.
 
     A new event of this kind replaces the previous one.
     """

@@ -1,4 +1,7 @@
-"""Effects on files in the agent's volume: the highest round seen, and snapshots."""
+"""Driver of the files in the agent's volume, which are snapshots and the highest round seen.
+
+It carries out the effects on them that the state machine returns.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from concertina_agent.files.snapshot_files import SnapshotFiles
 
 
 class FilesDriver:
-    """Functions that carry out the effects on files in the volume."""
+    """Driver of the files in the agent's volume. It carries out effects of the state machine."""
 
     def __init__(self, volume: Path) -> None:
         """Read the volume, which is created if it does not exist.

@@ -1,6 +1,7 @@
-"""Effects on the connections of this agent, except those that transfer shards.
+"""Driver of this agent's connections, except those that transfer shards.
 
-These are requests to this agent, the stream to the coordinator, and on the coordinator the streams of members.
+The connections carry requests to this agent, and the streams between the coordinator and its members. The driver
+carries out the effects on them that the state machine returns.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class Learns(Protocol):
 
 
 class NetworkDriver:
-    """Functions that carry out the effects on connections, except those that transfer shards."""
+    """Driver of this agent's connections, except those that transfer shards.
+
+    It carries out effects of the state machine.
+    """
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ class WarmProgram:
         self._retired: list[ScriptParent] = []
         self.left_out: dict[str, str] = {}
         self.learner: Optional[Process] = None
-        """Worker whose imports are recorded because there is no parent process yet, or None."""
+        """Worker whose imports are being recorded, or None. There is one as long as there is no parent process."""
         self._started = 0
         self._seen_size, self._quiet_since = 0, 0.0
         self._tried_size = 0

@@ -100,6 +100,9 @@ def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest
 def check_fence(ours: Durable, continued: Continued | None, latest: Latest | None) -> None:
     """Check that this job may move `LATEST` to the checkpoint `ours`.
 
+    `LATEST` must not name a later checkpoint of this job. If it names a checkpoint of another job, this job must have
+    continued from exactly that checkpoint.
+
     Raises:
         Fenced: When it may not.
     """

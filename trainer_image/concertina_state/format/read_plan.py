@@ -150,10 +150,10 @@ class ReadPlan:
 
 
 def reads(headers: Mapping[int, Header], chunks: Sequence[Chunk]) -> ReadPlan:
-    """Plan the reads of `chunks`. `headers` has the header of each shard, by the shard's number.
+    """Plan which bytes of which shards to read for the requested chunks.
 
-    Elements that several shards store are read from the first of these shards. The stored dtype may differ from the
-    requested one.
+    `headers` has the header of each shard, by the shard's number. Elements that several shards store are read from the
+    first of these shards. The stored dtype may differ from the requested one.
     """
     by_name: dict[str, list[tuple[int, StoredChunk]]] = {}
     for shard, header in headers.items():

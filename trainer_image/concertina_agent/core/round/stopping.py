@@ -38,7 +38,7 @@ class Stopping:
         The value is None until the workers have been asked and all have answered.
         """
         self.call: Optional[int] = None
-        """Call on which the coordinator has decided, or None."""
+        """Call of should_checkpoint() that the coordinator has chosen, or None."""
         self._asked_at: Optional[float] = None
         self._passed_unasked = -1
         """Number that stands for the finished calls if no worker has called the function yet: 0 or -1."""
@@ -47,11 +47,11 @@ class Stopping:
 
     @property
     def agreed(self) -> bool:
-        """Whether the workers stop by themselves at an agreed call, without a signal."""
+        """Whether the workers stop by themselves at an agreed call of should_checkpoint(), without a signal."""
         return bool(self.call)
 
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
-        """Ask the workers how many calls they have finished, because a drain has begun.
+        """Ask the workers how many calls of should_checkpoint() they have finished, because a drain has begun.
 
         Set `will_attend` if workers that have not called the function yet are going to call it.
         """
@@ -81,7 +81,10 @@ class Stopping:
         self._settle()
 
     def stop_at(self, call: int) -> list[e.Effect]:
-        """Handle the coordinator's decision at which call to stop."""
+        """Make this agent's workers stop at a call of should_checkpoint(), which the coordinator has chosen.
+
+        If the call is 0, the workers receive SIGTERM.
+        """
         if self.call is not None:
             return []
         self.call = call
@@ -90,9 +93,10 @@ class Stopping:
         return [e.SendToWorker(rank, w.StopAtCall(call)) for rank in sorted(self.attending)]
 
     def decide(self, members: Iterable[MemberState], now: float) -> Optional[int]:
-        """Return the call at which all workers stop, or None if it can't be decided yet. Used on the coordinator.
+        """Return the call of should_checkpoint() at which all workers stop, or None if it can't be decided yet.
 
-        The call is decided when every member has answered. If a member has not answered in time, the result is 0.
+        Only the coordinator decides this, when every member has answered. If a member has not answered in time, the
+        result is 0.
         """
         if self._asked_at is None or self.call is not None:
             return None

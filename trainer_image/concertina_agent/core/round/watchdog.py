@@ -81,7 +81,7 @@ class Heartbeats:
     ) -> None:
         """Record the phases of the running workers.
 
-        What a worker reports itself has precedence over its counted optimizer steps.
+        If a worker reports its phase itself, its counted optimizer steps are ignored.
         """
         by_rank = {heartbeat.rank: heartbeat for heartbeat in read}
         for rank, (step, phase, since) in self._beats.items():

@@ -117,7 +117,10 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
-    """Determine the last step of a script on its coordinator. Ranks may have ended with different last snapshots."""
+    """Determine the step with which a script has ended, because ranks may have ended with different last snapshots.
+
+    Only the coordinator does this.
+    """
     if agent.bundled or agent.state is not OwnState.SUCCEEDED or agent.uploads.storage is None:
         return []
     coordinator.agree_on_the_end(t.now, t.at)

@@ -228,9 +228,10 @@ def _end_with_parent() -> None:
 def _finish(
     folder: ObjectPrefix, key: str, count: int, recipe: Recipe
 ) -> tuple[DataManifest, dict[str, object] | None] | None:
-    """Write the manifests and return the training manifest and the overlap, or None if some input is not finished.
+    """Write the manifests if all inputs of the build are finished.
 
-    Several processes may do this at the same time. They write the same contents.
+    The result is the training manifest and the counts of overlaps with evaluation files, or None if some input is not
+    finished. Several processes may do this at the same time. They write the same contents.
 
     Raises:
         InvalidInput: When there is no text to train on, or another build has begun.
