@@ -1,4 +1,4 @@
-"""crc32 of a whole, computed from the crc32 of its two parts. So threads can checksum parts in parallel.
+"""Computation of a crc32 from the crc32 of two parts, so that threads can checksum parts in parallel.
 
 From Python 3.15 on, zlib has a function for this. A crc32 is a polynomial of degree 31 over bits. Its highest bit is
 the coefficient of x^0.

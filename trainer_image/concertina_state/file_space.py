@@ -41,8 +41,8 @@ class Spare:
     def __init__(self, folder: Path, size: int) -> None:
         """Allocate and map an unnamed file of `size` bytes.
 
-        The volume must also have space for another `size` bytes, because a peer's copy may need that space first
-        (decision "Room for the next snapshot is made beside training").
+        The volume must also have space for another `size` bytes, because the agent may need that space first, for its
+        copy of another replica's shard (decision "Room for the next snapshot is made beside training").
 
         Raises:
             OSError: When there is not enough space, or the file system does not support unnamed files.

@@ -197,7 +197,7 @@ class Saving:
     def local_flags(self, step: int | None = None) -> StepFlags:
         """Return this rank's flags for the next all-reduce.
 
-        `step` is the number of finished steps. It is only needed if the ranks do not all-reduce flags after each step.
+        `step` is the number of finished steps. Pass it if the ranks do not all-reduce their flags after each step.
         """
         for message in self._channel.poll():
             if isinstance(message, CopiedUpTo):

@@ -102,7 +102,7 @@ class UploadState:
     def seen(self, storage: Storage, round: int) -> bool:
         """Record a new state of storage, and return whether anything has changed.
 
-        An error of storage does not change what LATEST is known to name.
+        If the new state is an error, the checkpoint that LATEST was last seen to name is kept.
         """
         if storage.state == StorageHealth.ERROR and storage.latest is None:
             previous = self.storage or storage

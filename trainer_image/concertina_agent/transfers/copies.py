@@ -345,9 +345,9 @@ def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
 def expected(assign: p.Assign, replica: str, even: bool) -> range:
     """Return the shards that workers of this replica will probably request.
 
-    They are not known for certain before the workers have built their model. If the world was not resized, they are the
-    shards with the workers' own numbers. If the world was resized and `even` is set, they are the shards that contain
-    parts of the workers' state.
+    Before the workers have built their model, this is only a guess. If the world was not resized, the shards are those
+    with the workers' own numbers. If the world was resized and `even` is set, they are the shards that contain parts of
+    the workers' state.
     """
     world, id = sum(member.workers for member in assign.members), assign.restore.id
     own_member = next((member for member in assign.members if member.replica == replica), None)

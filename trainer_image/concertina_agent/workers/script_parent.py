@@ -119,7 +119,8 @@ class ScriptForkserver(Forkserver):
         self.modules: list[Imported] = []
         """Modules that were imported or could not be imported."""
         self.taken: Optional[take_over.Signals] = None
-        """In a fork that has taken over the script of an interpreter, that interpreter's signals. Otherwise None."""
+        """Signals that the interpreter ignored and blocked, in a fork that has taken over its script. Otherwise
+        None."""
 
     def import_modules(self) -> None:
         """Import the modules that were added to the file since the last call, and report to the agent."""

@@ -344,7 +344,7 @@ class WarmProgram:
     ) -> Union[Process, Again, str]:
         """Fork a worker whose command is this program, and return its process.
 
-        The result is Again if the caller has to repeat the call. If the worker can't be forked, it is the reason.
+        If the caller has to repeat the call, the result is Again. If no worker can be forked, the result is the reason.
         """
         if record and parent.size == 0 and self.size > 0 and self._started < MOST_PARENTS:
             # The previous run ended before its modules were imported. Import them once here, rather than in each
@@ -356,7 +356,8 @@ class WarmProgram:
     async def take_over(self, parent: ScriptParent, interpreter: Interpreter, record: str) -> Union[Child, Again, str]:
         """Fork a process that takes over the script of an interpreter, and return the process.
 
-        The result is Again if the caller has to repeat the call. If the process can't be forked, it is the reason.
+        If the caller has to repeat the call, the result is Again. If no process can be forked, the result is the
+        reason.
         """
         request = {"take": {**interpreter.report, "record": record}, "record": bool(record)}
         return await self._forked(parent, parent.fork_for_interpreter(request, interpreter.fds))

@@ -59,9 +59,9 @@ def masked(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 
 
 def _segments(begins: _Numbers, tokens: int, length: int) -> tuple[_Numbers, _Numbers]:
-    """Return the offset and length of each segment, of at most length + 1 tokens.
+    """Divide each document into segments of at most `length` + 1 tokens, and return their offsets and lengths.
 
-    If a document has several segments, the last token of one is also the first token of the next.
+    The last token of a segment is also the first token of the document's next segment.
     """
     sizes = np.diff(np.append(begins, tokens)) - 1  # number of tokens to predict
     counts = -(-sizes // length)

@@ -204,9 +204,9 @@ class Coordinator:
         return [(replica, reasons[replica in self._joined]) for replica in late]
 
     def check(self, now: float) -> bool:
-        """Return whether there is news of a hang or a straggler.
+        """Return whether a hang or a straggler was found or has ended.
 
-        After a failure, there is none: the round is over, and its workers wait because of the failure.
+        After a failure, the result is False: the round is over, and its workers wait because of the failure.
         """
         return not self._failures and self.watchdog.check(now)
 

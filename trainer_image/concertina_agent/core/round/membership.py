@@ -37,7 +37,7 @@ class Preparation:
 
     @property
     def quiet(self) -> bool:
-        """Whether an Assign is accepted: no worker of an older round is left, and the store's port is bound."""
+        """Whether this agent can begin the round: no worker of an older round is left and the store's port is bound."""
         return self.gone and self.store is not None
 
 

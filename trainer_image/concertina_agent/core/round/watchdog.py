@@ -166,7 +166,7 @@ class Watchdog:
             self._steps.append(seconds)
 
     def check(self, now: float) -> bool:
-        """Return whether there is news of a hang or a straggler."""
+        """Return whether a hang or a straggler was found or has ended."""
         rank_heartbeats = {
             rank: (rank_heartbeat.replica, rank_heartbeat.heartbeat)
             for rank, rank_heartbeat in self._rank_heartbeats.items()

@@ -99,10 +99,11 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 
 
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Upload the last snapshot of workers whose checkpoint was not requested in time.
+    """Upload the last snapshot of workers from which no checkpoint was requested in time.
 
-    This is needed in two cases: a worker had already stopped when a drain requested a checkpoint, or a script has
-    finished, and only its end shows that this step was the last one.
+    There are two such cases:
+    - A worker had already stopped when a drain requested a checkpoint.
+    - A script has finished. Only its end shows that this step was its last one.
     """
     effects: list[e.Effect] = []
     durable = r.drain is not None and r.drain.order.durable
