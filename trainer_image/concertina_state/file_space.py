@@ -73,7 +73,7 @@ class Spare:
 def spare(folder: Path, size: int) -> Spare | None:
     """Return a file of `size` bytes that is allocated in advance, or None if there is not enough space for it.
 
-    In that case, the caller allocates the file when it needs it, and reports an error then.
+    If the result is None, the caller allocates the file when it needs the file, and reports an error then.
     """
     try:
         return Spare(folder, size)

@@ -84,7 +84,7 @@ class ParentCheckpoint:
     """Checkpoint that another checkpoint was trained from."""
 
     uri: str
-    """URI that the checkpoint's own folder had when the other checkpoint was written."""
+    """URI of this checkpoint's folder at the time when the other checkpoint was written."""
     uid: str
     round: int
     step: int

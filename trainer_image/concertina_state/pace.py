@@ -41,11 +41,15 @@ class Pace:
         self._overhead = overhead
         self._stall = self._step = 0.0
         self._plain, self._plain_seconds = 0, 0.0
-        """Steps since the last snapshot that no snapshot made slower: their number, and their total seconds."""
-        self._before: tuple[int, float] | None = None
-        """Steps before the last snapshot that no snapshot made slower: their number, and their mean seconds.
+        """Steps since the last snapshot that no snapshot made slower.
 
-        The value is None after the cost of the last snapshot has been computed.
+        The first value is the number of these steps, the second one their total seconds.
+        """
+        self._before: tuple[int, float] | None = None
+        """Steps between the last two snapshots that no snapshot made slower.
+
+        The first value is the number of these steps, the second one their mean seconds. The attribute is None after the
+        cost of the last snapshot has been computed.
         """
         self._behind_seconds = 0.0
         """Seconds by which the last snapshot has made the following steps slower."""

@@ -1,9 +1,12 @@
 """Snapshots in node memory. Each rank has three slots, which are shard files that are written in place.
 
-Another replica, the peer, copies each committed shard. One slot has the newest snapshot whose shards are all copied,
-and one has the newest committed snapshot. The third slot can be written. The contents of a slot are complete if there
-is a file `slot-N.json` beside it. This file is removed before the first byte of the slot is changed, and written after
-the last one.
+The three slots contain:
+- the newest snapshot whose shards have all been copied to another replica (the peer)
+- the newest complete snapshot
+- the next snapshot, which is being written
+
+The contents of a slot are complete if there is a file `slot-N.json` beside it. This file is removed before the first
+byte of the slot is changed, and written after the last one.
 
 While a shard is being uploaded, its file has a second name (a hard link). A file with a second name is never changed:
 the slot gets a new file instead. The new file is allocated in advance if there is space (decision "Room for the next

@@ -165,7 +165,7 @@ class AgentState:
         return dataclasses.replace(state, state=self.reported.on_wire)
 
     def report(self) -> p.Report:
-        """Return the report of this agent for the operator. A Watch streams it."""
+        """Return the state of this agent and of its workers, as the agent reports it to the operator."""
         r, reported = self.round, self.reported
         coordinator = r.coordinator if r else None
         return p.Report(

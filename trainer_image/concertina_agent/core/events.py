@@ -358,10 +358,11 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Effect: start the workers of this agent, which is members[me] of the round.
+    """Effect: start the workers of this agent. `members[me]` of the round is this agent.
 
-    If `coordinator` is set, this agent serves the store at the port that was bound. Otherwise, it closes that port and
-    joins the coordinator (members[0]). The Join is repeated until it is accepted or the round is over.
+    If `coordinator` is set, this agent serves the c10d store at the port that was bound. Otherwise, this agent closes
+    the port and sends a Join to the coordinator (members[0]). The Join is repeated until the coordinator accepts it or
+    the round is over.
     """
 
     assign: p.Assign

@@ -39,7 +39,10 @@ class RoundRecord:
 
 
 class TrackingRecorder:
-    """Recorder of a run, on the coordinator of a round."""
+    """Writer of the records of a run for a tracking tool.
+
+    Only the agent of the round's coordinator records the steps.
+    """
 
     def __init__(self, every_steps: int) -> None:
         """Initialize the recorder.

@@ -27,7 +27,7 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 RETRY_SECONDS = 0.05
-"""Seconds between attempts to join a coordinator that has not received its Assign yet."""
+"""Seconds between attempts to join a coordinator that does not know of the new round yet."""
 RECONNECT_SECONDS = 0.5
 """Seconds from the break of a stream until its other end counts as lost.
 

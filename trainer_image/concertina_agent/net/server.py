@@ -42,14 +42,14 @@ IDLE_SECONDS = 600.0
 Answered = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Ping, p.Trace]
 Route = Callable[[Any, Connection], Awaitable[None]]
 CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
-"""Requests that the operator may send on the connection of a Watch."""
+"""Requests that the operator may send on the connection on which it receives Reports."""
 
 
 class Handler(Protocol):
     """Interface to the part of the agent that handles requests.
 
-    The functions that serve streams return when the connection or their task ends. While a Watch is served, further
-    requests on its connection are answered.
+    The functions that serve streams return when the connection or their task ends. While Reports are sent on a
+    connection, further requests on the same connection are answered.
     """
 
     async def answer(self, message: Answered) -> p.Message: ...
@@ -187,10 +187,10 @@ class AgentServer:
         return route
 
     async def _watch(self, message: p.Watch, wire: Connection) -> None:
-        """Send the stream of a Watch, and answer further requests on its connection.
+        """Send Reports to the operator, and answer the operator's further requests on the same connection.
 
         Raises:
-            ProtocolError: If a request is not allowed on the connection of a Watch.
+            ProtocolError: If a request is not allowed on this connection.
         """
         stream = self._streams.start("watch", self._handler.watch(message, wire))
         # When the stream ends, close the connection. Otherwise the other end would wait forever.

@@ -119,8 +119,8 @@ class ScriptForkserver(Forkserver):
         self.modules: list[Imported] = []
         """Modules that were imported or could not be imported."""
         self.taken: Optional[take_over.Signals] = None
-        """Signals that the interpreter ignored and blocked, in a fork that has taken over its script. Otherwise
-        None."""
+        """Signals that the script's interpreter ignored and blocked, or None in a process that has not taken over a
+        script."""
 
     def import_modules(self) -> None:
         """Import the modules that were added to the file since the last call, and report to the agent."""

@@ -148,7 +148,10 @@ class WarmProgram:
         self._started = 0
         self._seen_size, self._quiet_since = 0, 0.0
         self._tried_size = 0
-        """Size of the file with the recorded modules when it turned out that no parent process can be started."""
+        """Size of the file with the recorded modules when a parent process last failed to start or was of no use.
+
+        Another parent process is started when the file is larger.
+        """
         self._failed_renewal = ""
         """Reason why no parent process with more modules could be started, or ""."""
         self.refused = ""

@@ -166,11 +166,14 @@ def start_command(
 
 @dataclasses.dataclass(frozen=True)
 class ForkRefused:
-    """Answer of a parent process that it has not forked a worker, and why."""
+    """Refusal of a parent process to fork a worker."""
 
     why: str
     changed: str = ""
-    """Path of a file that has changed since the parent process imported it, or "". A new parent process could fork."""
+    """Path of a file that has changed since the parent process imported it, or "".
+
+    If a path is given, a newly started parent process would be able to fork.
+    """
 
 
 def _refusal(answer: Mapping[str, Any]) -> ForkRefused:

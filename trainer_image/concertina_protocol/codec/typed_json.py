@@ -52,7 +52,7 @@ class Absent:
 
 
 _FIELDS: dict[type, tuple[tuple[str, Optional[float]], ...]] = {}
-"""Cache of the fields of each dataclass, in order: the field's name, and the number that stands for None."""
+"""Fields of each dataclass that has been used: the name of each field, and the number by which JSON represents None."""
 
 
 def _fields(kind: type[Any]) -> tuple[tuple[str, Optional[float]], ...]:

@@ -171,8 +171,8 @@ class Save:
 class Relay:
     """Request from the operator to an agent to pass a Prepare, an Assign or a Release on to other replicas.
 
-    If the agent's own replica is in `to`, the agent handles the message too. The agent sends one Relayed for each
-    candidate in `to`, in the order in which the answers arrive.
+    If the agent's own replica is in `to`, the agent handles the message too. The agent answers with one Relayed for
+    each replica in `to`. They are in the order in which the replicas' answers arrive.
     """
 
     uid: str

@@ -16,9 +16,10 @@ from concertina_protocol.messages.reports import MemberState, Progress, Report
 
 @dataclasses.dataclass(frozen=True)
 class ReportChange:
-    """Difference between a report and the previous one. It is sent on a Watch with `changes`, after a whole Report.
+    """Difference between a report and the previous one.
 
-    `report` is the new report. Its `members` has only the members that have changed.
+    An agent sends differences instead of whole Reports if the operator has sent a Watch with `changes`. The first
+    Report is sent whole. `report` is the new report. Its `members` has only the members that have changed.
     """
 
     report: Report
@@ -65,7 +66,7 @@ def only_numbers(before: Report, after: Report) -> bool:
 
 
 def _urgent_part(progress: Optional[Progress]) -> object:
-    """Return the part of a progress whose changes must be sent at once."""
+    """Return the values of `progress` that must be sent to the operator as soon as they change."""
     if progress is None:
         return None
     ends = progress.steps is not None and progress.step >= progress.steps

@@ -293,7 +293,7 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class QueryCalls:
-    """Request for the number of finished calls of should_checkpoint(), because all ranks are to stop."""
+    """Question how many calls of should_checkpoint() have finished. The agent asks it before it stops all ranks."""
 
 
 @dataclasses.dataclass(frozen=True)

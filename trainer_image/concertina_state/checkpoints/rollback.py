@@ -143,8 +143,9 @@ def _before(
 ) -> list[CheckpointKey]:
     """Return checkpoints of the earlier job that this job continued from, in order of preference.
 
-    They include the checkpoint that this job continued from, and older ones. Checkpoints of a step before everything
-    that was undone come first. Among these and among the others, newer checkpoints come first.
+    They include the checkpoint that this job continued from, and older ones. The order is:
+    1. checkpoints whose step is not later than the step of each rollback in `undone`, newest first
+    2. all other checkpoints, newest first
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
     continued = next((manifest.continued for _, _, manifest in ours), None)

@@ -64,7 +64,10 @@ class Coordinator:
         self._parts_changed = False
         """Whether a member has reported new shards in storage since the last call of `publishable`."""
         self.ends_at: Optional[int] = None
-        """Newest step that all members have completely (see `MemberState.ends_at`). Once set, it does not change."""
+        """Newest step that all members have saved completely, or None before a script has finished on all members.
+
+        Once set, the value does not change (see `MemberState.ends_at`).
+        """
         self._differ_since: Optional[float] = None
         """Time since which the members are known to have different last snapshots."""
         self._noticed: dict[str, float] = {}

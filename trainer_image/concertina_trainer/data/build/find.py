@@ -126,7 +126,10 @@ def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
 
 
 def _named_file(file: InputFile) -> Listing:
-    """Return a file that the user named. It is used whatever its role would be in a folder."""
+    """Return a file that the user named, or the reason why a build cannot read this file.
+
+    In a folder, some files are left out because their names show that they are no data. This is not done here.
+    """
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
 
