@@ -32,7 +32,7 @@ A = TypeVar("A", bound=Rows)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Set of ranks that have the same boxes of some arrays."""
+    """Set of ranks that have the same parts of some arrays."""
 
     ranks: tuple[int, ...]
     """Ranks in the order in which parts are assigned to them."""
@@ -190,7 +190,8 @@ class LocalState(Generic[A]):
 def parts(same_arrays: Sequence[LocalArray[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
     """Return the parts of `same_arrays` that one of the ranks in `copies` saves.
 
-    All these ranks have the same boxes of the arrays. `number` is the index of the rank in `copies.ranks`.
+    All ranks in `copies` have the same data. To save the data once, each of these ranks saves another part. `number` is
+    the index of the saving rank in `copies.ranks`.
     """
     if copies.saved_whole:
         return (

@@ -95,7 +95,10 @@ class Tensors:
         return begin, end
 
     def before_change(self) -> None:
-        """Make devices finish their copies before work that is queued later. The host does not wait."""
+        """Make devices finish their copies of tensors before any work that is queued later.
+
+        Only the devices wait. This method returns at once.
+        """
         for device, end in self._copied.items():
             torch.cuda.current_stream(device).wait_event(end)
 

@@ -40,10 +40,11 @@ class Imported:
 class Recorder:
     """Import finder that records each module that a script searches for. It is the first finder, and never finds one.
 
-    When the next module is searched for, it is known whether the previous one was imported. If it was not, its record
-    is revoked. From then on, that module is recorded only after it has been imported. Modules that the file already
-    contains are not recorded again. Both rules keep the file from growing at each step or each start, because after
-    each growth, the recorded modules are imported again in a parent process.
+    The script may search for a module that does not exist. When the next module is searched for, it is known whether
+    the previous one was imported. If it was not imported, the recorder adds a line to the file by which the earlier
+    record becomes invalid. From then on, that module is recorded only after it has been imported. Modules that the file
+    already contains are not recorded again. Both rules keep the file from growing at each step or each start, because
+    after each growth, the recorded modules are imported again in a parent process.
     """
 
     def __init__(self, path: str) -> None:
@@ -53,7 +54,7 @@ class Recorder:
         self._changes: dict[str, Optional[str]] = {}
         records = _last_records(path)
         self._not_imported = {name for name, record in records.items() if record is None}
-        """Names of modules whose records were revoked."""
+        """Names of modules that were searched for, but not imported. The file has a line for each of them."""
         self._recorded = records.keys() - self._not_imported
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: object = None) -> None:
@@ -71,7 +72,7 @@ class Recorder:
             self._write(name, self._changes)
 
     def _settle(self) -> None:
-        """Find out whether the module that was searched for last was imported, and revoke its record if not."""
+        """Find out whether the module that was searched for last was imported. If not, make its record invalid."""
         name, self._last = self._last, ""
         if not name:
             return
@@ -108,13 +109,16 @@ def read(path: str) -> list[Imported]:
 
 
 def lines_to_tell(path: str) -> str:
-    """Return the lines of a file that another replica needs to continue the same record, including revoked modules."""
+    """Return the lines of a file that another replica needs to continue the same record.
+
+    They include the names of modules that were searched for, but not imported.
+    """
     records = _last_records(path).items()
     return "".join(f"{record.line if record else json.dumps([name, None])}\n" for name, record in records)
 
 
 def _last_records(path: str) -> dict[str, Optional[Imported]]:
-    """Return the last record of each module, which is None if it was revoked."""
+    """Return the last record of each module, or None for a module that was searched for, but not imported."""
     records: dict[str, Optional[Imported]] = {}
     with contextlib.suppress(OSError), open(path, "rb") as lines:
         for line in lines.read(MOST_BYTES).splitlines()[:MOST_MODULES]:

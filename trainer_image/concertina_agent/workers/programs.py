@@ -50,7 +50,7 @@ class Program:
         """Return the program as one line of JSON.
 
         Args:
-            base: Environment variables that are known at the reader. Only differences from them are written.
+            base: Environment variables that the reader of the line has too. Only differences from them are written.
             names: Names of the variables that may be written, or None for all.
         """
         variables = {**dict.fromkeys(base), **self.environment}

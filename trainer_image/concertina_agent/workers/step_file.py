@@ -1,4 +1,4 @@
-"""The agent's end of the file in which a script's optimizer steps are counted (see `optimizer_steps`)."""
+"""Reading of the file in which a script's optimizer steps are counted, for the agent (see `optimizer_steps`)."""
 
 from __future__ import annotations
 

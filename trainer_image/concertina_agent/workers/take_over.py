@@ -23,7 +23,10 @@ from typing import Any
 from concertina_agent.workers.hand_over import FORWARDED, read_text
 
 SAME = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
-"""Fields of /proc/PID/status that a process cannot change. They must be equal to those of the interpreter."""
+"""Fields of /proc/PID/status that a process cannot change.
+
+A fork can only take over the script of an interpreter if these fields are equal in both processes.
+"""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -168,7 +171,7 @@ def _raised(file: int) -> int:
 
 
 def _take_streams() -> None:
-    """Create those standard streams of Python again whose files are now of another type than before."""
+    """Create `sys.stdin`, `sys.stdout` and `sys.stderr` again if the type of their file is not the usual one."""
     for number, (name, kind) in enumerate(KINDS.items()):
         try:
             mode = os.fstat(number).st_mode

@@ -308,7 +308,10 @@ class WarmProgram:
         return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
 
     async def probe(self, options: int) -> str:
-        """Find out whether the hook can stop this Python before its script. Return "" if so, otherwise the reason.
+        """Find out whether an interpreter of the program can wait for the agent before it runs its script.
+
+        The result is "" if it can, otherwise the reason why not. The interpreter is started once for this, with an
+        empty script.
 
         Args:
             options: Number of words of the command line before the program.

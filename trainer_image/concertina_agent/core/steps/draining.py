@@ -1,4 +1,4 @@
-"""Handlers of a drain, in which all ranks stop after the same step and keep their state.
+"""Handlers of a drain, in which all ranks save their state and stop after the same step.
 
 The operator requests a drain, or the coordinator begins it by itself when members have termination notices.
 """

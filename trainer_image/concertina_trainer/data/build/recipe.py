@@ -23,7 +23,7 @@ class Recipe:
     against: tuple[str, ...] = ()
     """Evaluation files whose n-grams are searched for in the training documents."""
     ngram: int = defaults.NGRAM
-    """Number of words of an n-gram."""
+    """Number of words of the n-grams by which evaluation texts are found in training documents (see `against`)."""
     against_column: str = ""
     """Column of the evaluation files that contains the text. If it is "", `column` is used."""
     frames: FrameFacts | None = None
