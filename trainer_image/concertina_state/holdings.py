@@ -94,7 +94,9 @@ class RemoteArray:
 
 
 def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> LocalArray[A]:
-    """Return the LocalArray for an ArrayShard. `local`, `shape` and `dtype` are those of the shard's own array.
+    """Return the LocalArray for an ArrayShard.
+
+    `shape` and `dtype` are those of `local`, the array that this rank has.
 
     Raises:
         InvalidInput: When the box is not within the global array.

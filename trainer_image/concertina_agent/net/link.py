@@ -44,7 +44,7 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error that the coordinator refuses a member permanently, because the coordinator is in a later round."""
+    """Error after which a member does not repeat its Join, because the coordinator is in a later round."""
 
 
 async def follow_coordinator(

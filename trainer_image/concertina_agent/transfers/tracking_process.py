@@ -49,7 +49,11 @@ class TrackingDriver:
         """Number of the first record that the tracking tool does not have, as far as is known."""
         self._dropped, self._error, self._reported_error = 0, "", ""
         self._heard_at = time.monotonic()
-        """Time of the last message of the process, or of the first record to send if that is later."""
+        """Time from which the silence of the process is counted.
+
+        It is the time of the process's last message. If all records had been sent then, it is the time of the next
+        record.
+        """
         self._end: Optional[AgentEnd] = None
         self._news = Notifier()
 

@@ -44,7 +44,8 @@ STORED = ".program"
 PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Environment variables that only the parent process has, and not the workers that are forked from it.
 
-They limit it to one thread, because it could not be forked otherwise, and make checks for GPUs not open any.
+With these variables, OpenBLAS starts no threads, which would prevent a fork, and PyTorch looks for GPUs without opening
+any.
 """
 
 
@@ -198,7 +199,7 @@ class WarmProgram:
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
 
     def _store(self) -> None:
-        """Store the program for the next container."""
+        """Store the program in the volume, so that the agent in the next container can start a parent process."""
         with contextlib.suppress(OSError), open(self._stored, "w", opener=_private) as file:
             file.write(self.program.to_json(self._base))
 

@@ -287,7 +287,7 @@ class MemberState:
     round: int
     claim: str
     state: State
-    """State of the member. It is `starting` or a later one."""
+    """State of the member. It is never `idle` or `prepared`, because the round has begun."""
     step: Annotated[Optional[int], Absent(-1)] = None
     failure: Optional[Failure] = None
     notice: Annotated[Optional[float], Absent(0.0)] = None

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Tuple
 
 MOST_UNDONE = 16
-"""Maximum number of rollbacks that are recorded. Of older rollbacks, no undone state exists any more."""
+"""Maximum number of rollbacks that are recorded. The states that older rollbacks made invalid no longer exist."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,10 @@ class Stopping:
         """Call of should_checkpoint() that the coordinator has chosen, or None."""
         self._asked_at: Optional[float] = None
         self._passed_unasked = -1
-        """Number that stands for the finished calls if no worker has called the function yet: 0 or -1."""
+        """Number of finished calls that is assumed for the workers of this agent if none has called the function yet.
+
+        It is 0 if they are going to call the function, otherwise -1.
+        """
         self._waiting: set[int] = set()
         self._passed: dict[int, int] = {}
 

@@ -96,7 +96,7 @@ def _table(recipe: Recipe) -> _Hashes:
 
 
 def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
-    """Return the indices in `table`, which is sorted, of the members of `grams` that it contains."""
+    """Return the indices in the sorted `table` of those n-grams that are in both `table` and `grams`."""
     if not len(table):
         return np.empty(0, np.int64)
     places = np.minimum(np.searchsorted(table, grams), len(table) - 1)
