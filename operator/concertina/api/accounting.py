@@ -84,7 +84,7 @@ class Goodput(StatusModel):
 
 SUFFIX = "_seconds"
 CLASSES = tuple(name for name in Goodput.model_fields if name.endswith(SUFFIX))
-"""Fields of Goodput that are classes of time."""
+"""Fields of Goodput that each contain the seconds of one class of time."""
 
 
 class Incident(StatusModel):

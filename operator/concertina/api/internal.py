@@ -34,7 +34,7 @@ class Growth(StatusModel):
 
 
 class RequeueState(StatusModel):
-    """State of a job that waits for room: its turns, and whether it has released its pods for other jobs."""
+    """State of a job that waits for resources: its turns, and whether it has released its pods for other jobs."""
 
     count: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
     since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")

@@ -239,7 +239,10 @@ class Elastic(Model):
 
 
 class Parallelism(ParallelismConfig):
-    """Ranks that only work together: the job's size is a whole number of such blocks."""
+    """Division of the work over ranks.
+
+    Ranks only work together in blocks, so the job's number of ranks is a multiple of the block's size.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

@@ -84,7 +84,10 @@ def _stands_for(stored_id: str, id: str) -> bool:
 
 
 class Base(StatusModel):
-    """Starting point of the current round: snapshots of lower rounds beyond `step` are void."""
+    """State from which the current round started.
+
+    Snapshots of earlier rounds are invalid if their step is larger than `step`.
+    """
 
     round: Count = Field(description="The round that was started from this step.")
     step: Count = Field(description="Steps finished when the round started.")

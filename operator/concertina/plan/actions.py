@@ -76,9 +76,9 @@ class CreatePod:
     index: int
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
-    """Nodes on which the pod should not run if another node has room (a preference)."""
+    """Nodes on which the pod should not run if another node has enough free resources (a preference)."""
     never_nodes: tuple[str, ...] = ()
-    """Nodes on which the pod must not run (a requirement), because other nodes have room."""
+    """Nodes on which the pod must not run (a requirement), because other nodes have enough free resources."""
     standby: bool = False
     """Whether the pod is for a standby replica, which preferably runs on a node without other replicas of the job."""
     snapshot_memory: int | None = None

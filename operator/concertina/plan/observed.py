@@ -183,7 +183,7 @@ class PodView:
 
 
 class BlockedBy(enum.Enum):
-    """Reasons why a waiting job can't start even if other jobs release room. The values are shown to users."""
+    """Reasons why a waiting job can't start even if other jobs release resources. The values are shown to users."""
 
     EXCLUDED = "no node would take its pods, even if nothing else ran there"
     TOO_LARGE = "all nodes together could not hold as many of its pods as it needs, even if nothing else ran there"
@@ -194,19 +194,28 @@ class BlockedBy(enum.Enum):
 
 @dataclass(frozen=True)
 class QueuePlace:
-    """Place of a job among the jobs that wait for room. The default value means that it waits alone or not at all."""
+    """Place of a job among the jobs that wait for resources.
+
+    The default value means that the job waits alone or does not wait.
+    """
 
     ahead: tuple[str, str] | None = None
     """Namespace and name of the job whose turn it is, if that is another job."""
     turn: bool = False
     """Whether it is this job's turn.
 
-    There are turns only if a waiting job holds a part of the room it needs, or has released such a part.
+    There are turns only if a waiting job occupies a part of the resources it needs, or has released such a part.
     """
     hindrance: BlockedBy | None = None
-    """Reason why more room would not help the job to start. Other waiting jobs could use the room that it holds."""
+    """Reason why more resources would not help the job to start.
+
+    Other waiting jobs could use the resources that this job occupies.
+    """
     fits: bool = False
-    """Whether the room that all waiting jobs hold seems enough for this job. Set only for the job that has its turn."""
+    """Whether the resources that all waiting jobs occupy seem enough for this job.
+
+    Set only for the job that has its turn.
+    """
 
 
 @dataclass(frozen=True)
@@ -307,7 +316,7 @@ class AgentView:
     connected: bool = False
     """Whether the status stream of the agent is open and not silent."""
     wanted_at: float | None = None
-    """Unix time from which the agent could have been connected; None if that time has not begun or no stream is wanted.
+    """Unix time since which the agent could have been connected; None if no stream is wanted or attempted yet.
 
     The time begins with the first handshake for the stream, or with the first failure before a handshake. It is moved
     forward by the time in which later attempts were queued.
@@ -442,7 +451,7 @@ class JobObservation:
     nodes_watched: bool = True
     """Whether this operator watches nodes. If it lacks the permission, the value is False and `nodes` is empty."""
     place: QueuePlace | None = QueuePlace()
-    """Place among the jobs that wait for room; None if the job has changed since the places were last computed."""
+    """Place among the jobs that wait for resources; None if the job has changed since the places were last computed."""
     uri_holder: UriHolder | None = None
     """The other job of this namespace that uses this job's checkpoint folder, or None."""
     uri_sharing: tuple[str, ...] = ()

@@ -1,4 +1,7 @@
-"""Queue of the jobs that wait for room in the cluster. `plan/lifecycle/line.py` defines the order of their turns."""
+"""Queue of the jobs that wait for resources of the cluster.
+
+`plan/lifecycle/line.py` defines the order of their turns.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.2
 """Delay in seconds from a change to the computation of the queue, so that many changes need one computation."""
 SLICE_SECONDS = 0.01
-"""Time in seconds for which jobs are judged before the event loop may do other work."""
+"""Seconds for which jobs are evaluated before the event loop may do other work."""
 
 ALONE = QueuePlace()
 
@@ -56,7 +59,7 @@ class CapacityQueue:
         self._later = later
         self._scheduled = False
         self._stale: set[str] = set()
-        """Uids of the jobs that must be judged again."""
+        """Uids of the jobs that must be evaluated again."""
         self._waiting: dict[str, Waiting] = {}
         """Waiting jobs by uid. The jobs in `_stale` may have changed since."""
         self._requests: dict[str, Mapping[str, Decimal]] = {}
@@ -69,12 +72,12 @@ class CapacityQueue:
         """Uids of the jobs for which `place` was called before their place was known."""
 
     def job_changed(self, uid: str) -> None:
-        """Judge a job again that has changed or is gone."""
+        """Evaluate a job again after it has changed or was deleted."""
         self._stale.add(uid)
         self._schedule()
 
     def room_changed(self) -> None:
-        """Judge all waiting jobs again, because nodes have changed and other jobs may be too large now."""
+        """Evaluate all waiting jobs again, because nodes have changed and other jobs may be too large now."""
         self._stale.update(self._waiting)
         self._schedule()
 
@@ -136,7 +139,7 @@ class CapacityQueue:
             self._requests[uid] = waits.requests
 
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
-        """Return the job's data for the line of waiting jobs; None if the job does not wait or can't be judged.
+        """Return the job's data for the order of turns; None if the job does not wait or can't be evaluated.
 
         An error about one job must not affect the other jobs.
         """

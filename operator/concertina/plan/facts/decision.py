@@ -152,7 +152,7 @@ class Decision:
     """Seconds after which the decision may change although nothing happens."""
     pods: Pods = Pods.WANTED
     requeue_state: RequeueState | None = None
-    """Room on nodes that the job releases for other jobs."""
+    """New state of a job that releases its pods so that other jobs can start; None if the job does not do so."""
     stalled: str = ""
     """Reason why a person must act.
 

@@ -1,9 +1,8 @@
-"""Evidence of life: judge whether a replica is alive, silent or dead.
+"""Decide whether a replica is alive, silent or dead, from several sources of evidence.
 
-Evidence comes from several sources. Kubernetes reports that a pod has ended. Members report that they have lost their
-coordinator, or that they are in contact with it. A host that closes a stream and refuses a new one shows that no agent
-listens. An agent without any such evidence may be unreachable for this operator and still be training (decision
-"Silence alone is no death").
+Kubernetes reports that a pod has ended. Members report that they have lost their coordinator, or that they are in
+contact with it. A host that closes a stream and refuses a new one shows that no agent listens. An agent without any
+such evidence may be unreachable for this operator and still be training (decision "Silence alone is no death").
 """
 
 from __future__ import annotations
@@ -92,9 +91,9 @@ class Health:
         return not any(view.connected for view in self.observed.agents.values())
 
     def by_objects(self, pod: PodView) -> HealthVerdict:
-        """Judge a pod by its Kubernetes objects alone:
+        """Return the verdict about a pod from Kubernetes objects alone: the pod and its node.
 
-        the pod and its node. No report of an agent can refute such a verdict.
+        No report of an agent can refute such a verdict.
         """
         if pod.ended:
             lines = [line for line in pod.exit_message.splitlines() if line.strip()]
@@ -108,9 +107,9 @@ class Health:
         return ALIVE
 
     def by_contact(self, pod: PodView) -> HealthVerdict:
-        """Judge a pod by the operator's contact with its agent.
+        """Return the verdict about a pod from the operator's contact with the pod's agent.
 
-        For members of a running round, the coordinator's reports say more than this contact.
+        For members of a running round, the coordinator's reports are better evidence than this contact.
         """
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:

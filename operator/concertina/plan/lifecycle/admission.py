@@ -1,14 +1,14 @@
-"""Make jobs that hold a part of the room they need release it, so that such jobs do not block each other.
+"""Make jobs that occupy a part of the resources they need release it, so that such jobs do not block each other.
 
-A job waits for room if fewer of its pods have a node than the job needs. Waiting jobs have turns (`line`). In its turn,
-a job keeps its pods, and the other jobs release their pods after PATIENCE seconds. A job that has released its pods
-creates new ones when its turn comes, or when no other job waits. A turn ends after TURN_TIMEOUT if the job does not
-start. A job without placed pods does not release its pending pods. They take free room at once, and a cluster
-autoscaler sees them.
+A job waits for resources if fewer of its pods have a node than the job needs. Waiting jobs have turns (`line`). In its
+turn, a job keeps its pods, and the other jobs release their pods after PATIENCE seconds. A job that has released its
+pods creates new ones when its turn comes, or when no other job waits. A turn ends after TURN_TIMEOUT if the job does
+not start. A job without placed pods does not release its pending pods. Pending pods get nodes as soon as these have
+free resources, and a cluster autoscaler sees such pods.
 
-More room does not help some jobs (`hindrance`). Such a job releases its pods, so that other jobs can use the room. A
-job does not release its pods while no other job waits, or if they hold the only copy of the job's state. The operator
-records all of this in `status.internal.requeueState`.
+More resources do not help some jobs (`hindrance`). Such a job releases its pods, so that other jobs can use the
+resources. A job does not release its pods while no other job waits, or if they hold the only copy of the job's state.
+The operator records all of this in `status.internal.requeueState`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 
 PATIENCE = 20.0
-"""Seconds for which a job may hold room that it can't use while another job has its turn."""
+"""Seconds for which a job may occupy resources that it can't use while another job has its turn."""
 TURN_TIMEOUT = 120.0
 """Seconds that a job has to start when it is its turn."""
 
@@ -36,7 +36,7 @@ TURN_TIMEOUT = 120.0
 def by_quota(refused: CreateRefusal | None) -> bool:
     """Return whether a resource quota refused the creation of a pod.
 
-    Only this kind of refusal can end because other jobs release room.
+    Only this kind of refusal can end because other jobs release resources.
     """
     return refused is not None and refused.kind is Refusal.QUOTA
 
@@ -75,7 +75,7 @@ def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
     if decision.requeue_state:
         return decision.requeue_state
     committed = decision.world is not None and decision.world.round > ctx.world.round and decision.world.members
-    if committed or decision.phase is Phase.TRAINING:  # a torchrun round begins before there is room for it
+    if committed or decision.phase is Phase.TRAINING:  # a torchrun round begins before all of its pods have nodes
         return RequeueState()
     requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
     if queue_place is None:
@@ -118,7 +118,7 @@ def _is_due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> b
 
 
 def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
-    """Return whether the job holds room and can release it without losing the only copy of its state."""
+    """Return whether the job occupies resources and can release them without losing the only copy of its state."""
     if not waiting_job.held:
         return False
     if ctx.round.members and ctx.keeps_state and ctx.spec.checkpoint is None:
@@ -127,9 +127,9 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
 
 
 def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
-    """Return the RequeueState of a job that has just released its room, so that other jobs go first.
+    """Return the RequeueState of a job that has just released its resources, so that other jobs start first.
 
-    If more room would not help the job, its turn counts as used. It gets the next turn only after all other jobs.
+    If more resources would not help the job, its turn counts as used. It gets the next turn only after all other jobs.
     """
     requeue_state = ctx.status.internal.requeue_state
     had = f"only {waiting_job.held} of the {waiting_job.least} replicas needed found room"
@@ -164,7 +164,7 @@ def _without_pods(requeue_state: RequeueState) -> Decision:
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
 ) -> BlockedBy | None:
-    """Return why more room would not help a waiting job; None if it would help.
+    """Return why more resources would not help a waiting job; None if they would help.
 
     Args:
         least: Number of pods that the job needs.

@@ -1,18 +1,18 @@
-"""Order of turns among the jobs that wait for room. `worked_out` computes all places at once and is pure.
+"""Order of turns among the jobs that wait for resources. `worked_out` computes all places at once and is pure.
 
 Each job has one turn before any job has a second one. First turns are in this order:
 1. jobs with a higher priority;
 2. the job whose turn has already begun;
-3. jobs that fit into the room that the waiting jobs hold together;
+3. jobs that fit into the resources that all waiting jobs together already occupy;
 4. jobs that have trained before;
 5. jobs of the namespace whose last turn is longest ago;
 6. older jobs.
 
 Jobs whose turn ended without a start come after all first turns, in the order in which their turns ended. Such a job
-counts as new again if the held room did not fit it in its turn and fits it now.
+counts as new again if the occupied resources were too small for it during its turn and are large enough now.
 
-More room does not help some jobs (`admission.hindrance`). These jobs have no turn. A job whose resource quota is used
-up has a turn only among the jobs of its namespace, because only those can free the quota.
+More resources do not help some jobs (`admission.hindrance`). These jobs have no turn. A job whose resource quota is
+used up has a turn only among the jobs of its namespace, because only those can free the quota.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Rank = tuple[bool, float, int, bool, bool, bool, float, float, str]
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job that waits for room on nodes or in a resource quota."""
+    """A job that waits for resources on nodes or in a resource quota."""
 
     namespace: str
     name: str
@@ -53,7 +53,7 @@ class Waiting:
     passed: float
     """Unix time at which the job's last turn ended without a start; 0 if there was no such turn."""
     passed_fitting: bool
-    """Whether the room held by all waiting jobs seemed enough for the job when its last turn ended."""
+    """Whether the resources occupied by all waiting jobs seemed enough for the job when its last turn ended."""
     newest_pod: float = field(compare=False)
     """Creation time of the job's newest pod in Unix seconds. The job's set of pods has not grown since then."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Waiting:
 
 
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
-    """Return the job's data for the line of waiting jobs; None if the job does not wait for room.
+    """Return the job's data for the order of turns; None if the job does not wait for resources.
 
     Args:
         job: The job.
@@ -99,11 +99,11 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
 
 @dataclass(frozen=True)
 class Line:
-    """Jobs that wait for room by uid, and the place of each job in the order of turns."""
+    """Jobs that wait for resources by uid, and the place of each job in the order of turns."""
 
     jobs: Mapping[str, Waiting]
     room: Mapping[str, Decimal]
-    """Amounts of each resource that the waiting jobs hold together.
+    """Amounts of each resource that the waiting jobs occupy together.
 
     They become free when the jobs release their pods.
     """
@@ -117,7 +117,7 @@ EMPTY = Line({}, NO_ROOM, {})
 def worked_out(jobs: Mapping[str, Waiting], last_line: Line) -> Line:
     """Compute the places of all waiting jobs.
 
-    Room that was held in the previous line counts too, because the jobs that held it are just releasing it.
+    Resources that were occupied in the previous computation count too, because their jobs are just releasing them.
     """
     room_now = _room_held(jobs.values())
     room = {
@@ -140,7 +140,7 @@ def worked_out(jobs: Mapping[str, Waiting], last_line: Line) -> Line:
     for uid, job in jobs.items():
         head, blocked_count = heads.get(job.namespace, first), len(by_quota.get(job.namespace, ()))
         if head is None:
-            continue  # more room helps none of the jobs
+            continue  # more resources help none of the jobs
         if job.hindrance not in (None, BlockedBy.QUOTA):
             queue_place = QueuePlace(hindrance=job.hindrance)
         elif head != uid:
@@ -165,10 +165,10 @@ def _room_held(jobs: Iterable[Waiting]) -> dict[str, Decimal]:
 
 
 def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
-    """Return whether the room that the waiting jobs hold seems enough for a job.
+    """Return whether the resources that all waiting jobs occupy seem enough for a job.
 
-    This is an estimate: the room may be on nodes that can't run this job. The `pods` resource is ignored, because nodes
-    hardly ever run out of it.
+    This is an estimate: the resources may be on nodes that can't run this job. The `pods` resource is ignored, because
+    nodes hardly ever run out of it.
     """
     return all(
         amount * job.least <= room.get(resource, NONE)

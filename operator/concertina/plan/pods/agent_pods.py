@@ -104,7 +104,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 
 def _ending(ctx: JobContext) -> set[str]:
-    """Return the nodes that have a notice and that replicas are leaving.
+    """Return the nodes with a termination notice from which replicas are moving away.
 
     A pod that tolerates the taint could otherwise be placed on such a node again.
     """

@@ -216,7 +216,10 @@ class InvalidClaim:
 
 
 def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidClaim:
-    """Judge the answers to an open claim: ready to commit, more answers needed, or invalid."""
+    """Evaluate the answers to an open claim.
+
+    The result says whether the claim can be committed, more answers are needed, or the claim is invalid.
+    """
     calls, replies = ctx.replicas.asked, ctx.replicas.answers
     if _overtaken(calls, open_claim):
         return InvalidClaim("an agent has seen a higher round, or another claim of this one")

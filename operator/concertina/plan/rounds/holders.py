@@ -27,9 +27,10 @@ from concertina_protocol import Prepared, Restore, SnapshotId
 
 
 def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepared]) -> float | None:
-    """Return the seconds to wait for late members whose state the round would lose; None if it would lose none.
+    """Return the seconds for which the round must still wait for members that have not answered.
 
-    `answers` are the answers of the replicas from which the round can get state.
+    The round waits for such members only if they may hold newer state, which a round without them would lose. The
+    result is None if it need not wait. `answers` are the answers of the replicas from which the round can get state.
     """
     seconds_by_member = {
         name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, claim).items()

@@ -143,17 +143,17 @@ def uses_storage(spec: JobSpec) -> bool:
 
 
 def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots of which these replicas hold every shard, with the replicas that hold each shard.
+    """Return the snapshots of which the given replicas have every shard, and for each shard the replicas that have it.
 
-    Void snapshots are left out.
+    Void snapshots, from which no round may start, are left out.
     """
     return {id: shards for id, shards in held(replies, status).items() if len(shards) == id.shards}
 
 
 def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots of which these replicas hold any shard, with the replicas that hold each shard.
+    """Return the snapshots of which the given replicas have any shard, and for each shard the replicas that have it.
 
-    Void snapshots are left out.
+    Void snapshots, from which no round may start, are left out.
     """
     holders: dict[SnapshotId, dict[str, list[str]]] = {}
     for name, reply in replies.items():

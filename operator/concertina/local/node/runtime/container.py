@@ -58,7 +58,7 @@ class RunningContainer:
         return self.folder / f"{self.state.restarts - previous}.log"
 
     async def start(self, setting: Setting) -> bool:
-        """Start the process. Return False if that fails; the state then says why, as for a container that has ended.
+        """Start the process, and return whether that succeeded. If it fails, the container's state contains the reason.
 
         Raises:
             ConfigError: When there is no command.

@@ -1,8 +1,8 @@
 """Root file system of a container.
 
-It consists of the machine's files, the pod's volumes at their mount paths, and a /dev and /proc of its own. The child
-process that becomes the container sets it up in its own mount namespace. Nothing is visible outside of the container,
-and nothing remains when it ends.
+The root file system consists of the machine's files, the pod's volumes at their mount paths, and separate /dev and
+/proc folders. The child process that becomes the container mounts all of it in its own mount namespace. The mounts are
+not visible outside of the container, and disappear when the container ends.
 """
 
 import contextlib
