@@ -54,7 +54,7 @@ from concertina.local.state import lifetime
 
 LOOK_SECONDS = 0.1
 SECOND_THOUGHTS_SECONDS = 15.0
-"""Time within which a new operator would have begun a round if it had taken a replica for lost."""
+"""Seconds within which a new operator would start a round if it considered a replica lost."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Bench:
     tables: dict[str, dict[str, list[float]]]
 
     def say(self, scenario: str, what: str, value: float) -> None:
-        """Record a value; `what` contains the unit unless that is seconds."""
+        """Record a measured value. `what` contains the unit unless the unit is seconds."""
         self.tables.setdefault(f"{self.size}, {scenario}", {}).setdefault(what, []).append(value)
 
     def say_reached(self, scenario: str, what: str, reached: Mapping[str, float]) -> None:
@@ -92,7 +92,7 @@ class Bench:
             self.say(scenario, f"until {mark} of the jobs {what}", seconds)
 
     def begin(self) -> Usage:
-        """Start a measurement, and return the usage so far for `measured`."""
+        """Start a measurement, and return the current usage. The argument `before` of `measured` expects it."""
         self.requests.more()
         self.hosts.longest_standstill()
         return self.meter.usage()
@@ -100,9 +100,9 @@ class Bench:
     async def measured(
         self, scenario: str, before: Usage, share: float, unit: str, until_it_trains: bool = False
     ) -> None:
-        """Report the usage and the requests since `before`, the requests as multiples of `share`.
+        """Record the usage and the requests since `before`. The number of requests is divided by `share`.
 
-        With `until_it_trains`, requests for a job that were made after it began to train are left out.
+        With `until_it_trains`, requests for a job are not counted after that job has started to train.
         """
         after = self.meter.usage()
         for who, spent in after.cpu_since(before).items():
@@ -168,10 +168,10 @@ async def kill_member(bench: Bench) -> None:
 
 
 async def _all_train(bench: Bench, names: Collection[str] | None = None) -> None:
-    """Wait until all jobs, or the named ones, train.
+    """Wait until all jobs, or the jobs in `names`, train.
 
-    This also waits for the end of an earlier disturbance: if a process was killed between a commit and its Assign,
-    further rounds have to begin.
+    This also covers the end of an earlier fault. If a process was killed between a commit and its Assign, more rounds
+    are necessary.
     """
     await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.trains, names)
 
@@ -266,9 +266,9 @@ SCENARIOS: Mapping[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
 
 
 async def _beside(following: asyncio.Task[None], scenario: Coroutine[Any, Any, None]) -> None:
-    """Run the scenario, and raise the error of the task that follows the jobs as soon as it fails.
+    """Run the scenario. If the task that watches the jobs fails, raise its error at once.
 
-    Without that task the scenario would wait forever.
+    Without that task, the scenario would wait forever.
     """
     playing = asyncio.ensure_future(scenario)
     try:

@@ -33,7 +33,7 @@ CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}, "precision": "F
 
 
 class Kind:
-    """One way to train, with a model of its own."""
+    """One of the two determinism modes, with a separate model."""
 
     def __init__(self, bitwise: bool, world: DistContext) -> None:
         self.world = world

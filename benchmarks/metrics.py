@@ -116,7 +116,7 @@ def pod(number: int, index: int) -> dict[str, Any]:
 
 
 def scrape(url: str, scrapes: int, pipe: Pipe) -> None:
-    """Scrape from a process of its own, as Prometheus does."""
+    """Scrape the endpoint from a separate process, as Prometheus does."""
     size = 0
     for _ in range(scrapes):
         pipe.recv()
@@ -179,7 +179,7 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
 
 
 def progress(metrics: int = p.MOST_METRICS) -> p.Progress:
-    """Return the progress of rank 0, with the given number of custom metrics."""
+    """Return a progress report of rank 0 with the given number of custom metrics."""
     return p.Progress(
         0, 9000, 2.5, 1e5, 0.3, 0, "training", BEGUN, BEGUN, tokens=0, mfu=0.4,
         seconds={part.value: 0.0 for part in p.StepPart},

@@ -53,11 +53,11 @@ from concertina.demo import stage as stages
 
 Object = dict[str, Any]
 ALL, HIGH = 4, 3
-"""Number of workers of the first job and of the second one."""
+"""Number of workers of the first job and of the second job."""
 QUEUE, PRIORITY, FLAVOR = "team", "high", "gpu-nodes"
 GPU = {"nvidia.com/gpu": "1"}
 TRAINS_SECONDS = 10.0
-"""Time for which the second job trains before it is deleted."""
+"""Seconds for which the second job trains before it is deleted."""
 LIMIT = 240.0
 TRAINING_JOBS = "/apis/concertina.dev/v1beta1/namespaces/default/trainingjobs"
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -66,14 +66,17 @@ Made = Callable[[str, Object, int, Path], Object]
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of both jobs of a run: where they are created, and a function of name, labels, workers and trace."""
+    """Kind of the two jobs of a run:
+
+    the API path, and a function that makes a job from name, labels, workers and trace.
+    """
 
     path: str
     make: Made
 
 
 def training_job(policy: str, seconds: int, name: str, labels: Object, workers: int, trace: Path) -> Object:
-    """Elastic job of a script that saves its state by `trainingjob.State`, with checkpoints at the given interval."""
+    """Return an elastic job of a script that saves its state with `trainingjob.State`."""
     command = ["python3", str(SCRIPTS / "elastic_state.py"), "ddp", "--trace", str(trace)]
     container = {
         "name": "trainer",
@@ -118,14 +121,14 @@ def kinds(checkpoint_seconds: int) -> Mapping[str, Kind]:
 
 @dataclass
 class Bench:
-    """A cluster with Kueue, JobSet and the operator, and a queue with a quota of ALL GPUs."""
+    """Cluster with Kueue, JobSet and the operator, and with a queue whose quota is ALL GPUs."""
 
     client: Client
     folder: Path
     evicted_at: dict[str, float] = field(default_factory=dict)
-    """Unix seconds of the first eviction of a job, by its name."""
+    """Unix time of the first eviction of each job, by job name."""
     admitted_at: dict[str, float] = field(default_factory=dict)
-    """Unix seconds of the first admission of a job, by its name."""
+    """Unix time of the first admission of each job, by job name."""
 
     def create_queue(self) -> None:
         quota = [{"name": name, "nominalQuota": str(ALL)} for name in GPU]
@@ -136,7 +139,7 @@ class Bench:
         self.client.call("POST", f"{KUEUE}/namespaces/default/localqueues", local_queue("default", QUEUE, QUEUE))
 
     def hear(self, event: Object) -> None:
-        """Take a watch event of a Workload."""
+        """Handle a watch event of a Workload."""
         item = event["object"]
         for owner in item["metadata"].get("ownerReferences", ()):
             if evicted(item):
@@ -145,9 +148,11 @@ class Bench:
                 self.admitted_at.setdefault(owner["name"], time.time())
 
     def run(self, kind: Kind, number: str, trains: float) -> dict[str, float]:
-        """Play one preemption, and return the figures by row.
+        """Run one preemption, and return the measured values by row.
 
         Args:
+            kind: Kind of both jobs.
+            number: Suffix of the job names.
             trains: Seconds for which the first job trains before it is preempted.
         """
         first, second = f"low-{number}", f"high-{number}"
@@ -179,7 +184,7 @@ class Bench:
         return trace
 
     def _trains(self, trace: Path, workers: int, seconds: float = 0.0) -> Step:
-        """Return the first step of a world of this size, once that world has trained for the given time."""
+        """Return the first step with `workers` ranks, after training with this number of ranks has lasted `seconds`."""
 
         def long() -> Step | None:
             taken = [step for step in steps(trace) if step.world == workers]
@@ -203,7 +208,7 @@ def _first(trace: Path, workers: int, after: float) -> Step | None:
 
 
 def lost(done: Sequence[Step]) -> int:
-    """Return how many steps rank 0 went back in total."""
+    """Return the total number of steps by which rank 0 went back."""
     return sum(max(0, one.step - other.step + 1) for one, other in pairwise(done))
 
 

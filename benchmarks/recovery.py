@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def split(found: list[Recovery]) -> dict[str, list[float]]:
-    """Return the seconds by part, over all runs of a row."""
+    """Return the seconds of each part, over all runs of a row."""
     return {part: [recovery.parts[part] for recovery in found] for part in PARTS}
 
 
@@ -102,10 +102,10 @@ def measure_concertina(
     scripts: dict[str, list[int]],
     commits: dict[str, list[float]],
 ) -> None:
-    """Measure concertina, with one job of each kind on one cluster.
+    """Measure concertina, with one job of each kind in one cluster.
 
-    `scripts` receives the steps that were trained again, and `commits` the percentage of time that saving took, by
-    process.
+    `scripts` receives the numbers of repeated steps. `commits` receives, for each process, the percentage of time that
+    saving took.
     """
     traces = Path(tempfile.mkdtemp(prefix="recovery-trace-"))
     try:
@@ -133,7 +133,7 @@ def measure_scripts(
     replayed: dict[str, list[int]],
     commits: dict[str, list[float]],
 ) -> None:
-    """Measure users' own commands: a script with checkpoints of its own, and scripts that use `trainingjob.State`."""
+    """Measure custom commands: a script with its own checkpoints, and scripts with `trainingjob.State`."""
     scenarios = [name for name in options.scenarios if name in SCRIPT_SCENARIOS]
     for kind in options.scripts:
         trace = traces / kind.replace(" ", "-")
@@ -162,7 +162,7 @@ def measured(bench: Bench) -> Callable[[str], Recovery]:
 
 
 def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
-    """Yield (row, result) of every run of every scenario, and log each result."""
+    """Yield the row and the result of every run of every scenario, and log each result."""
     for scenario in scenarios:
         for run in range(runs):
             begun = time.monotonic()
@@ -172,7 +172,7 @@ def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str
 
 
 def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
-    """Measure torchrun. A scenario that never recovers is tried once."""
+    """Measure torchrun. A scenario from which it does not recover is run only once."""
     for tuned in (True, False):
         title = f"torchrun, {'tuned' if tuned else 'as it comes'}"
         for scenario in (s for s in recovery_torchrun.SCENARIOS if s in options.scenarios):
@@ -185,7 +185,7 @@ def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]
 
 
 def measure_torchft(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
-    """Measure torchft, if its package can be installed and runs."""
+    """Measure torchft if its package can be installed and works."""
     for scenario in (s for s in recovery_torchft.SCENARIOS if s in options.scenarios):
         for run in range(options.peer_runs):
             try:

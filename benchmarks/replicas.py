@@ -35,7 +35,7 @@ def job(name: str, replicas: int) -> dict[str, Any]:
 
 
 def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
-    """Return the seconds until the condition holds; infinite if it does not hold in time."""
+    """Return the seconds until the condition is true. The result is infinite if that takes too long."""
     try:
         until(what, LIMIT, check)
     except TimeoutError as error:
@@ -46,7 +46,7 @@ def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
 
 
 def play(stage: Stage, size: int, samples: dict[str, list[float]]) -> bool:
-    """Run one job, and return False if it never began."""
+    """Run one job, and return whether it started."""
     name = f"of-{size}"
 
     def world() -> dict[str, Any]:

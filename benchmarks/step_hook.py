@@ -22,12 +22,12 @@ BLOCK = 100
 """Number of steps in a block."""
 STEP_SECONDS = 0.01
 BOUND = 0.001
-"""Maximum share of such a step that the hook may take."""
+"""Maximum share of a step that the hook may take."""
 MICRO = 1e6
 
 
 class Loop:
-    """A training loop as small as it can be, so that the hook shows."""
+    """Minimal training loop. In such a short loop, the cost of the hook is visible."""
 
     def __init__(self) -> None:
         self._model = torch.nn.Linear(4, 1)
@@ -35,7 +35,7 @@ class Loop:
         self._batch = torch.ones(2, 4)
 
     def block(self) -> float:
-        """Train a block, and return the microseconds of a step."""
+        """Train one block, and return the microseconds per step."""
         begun = time.perf_counter()
         for _ in range(BLOCK):
             self.optimizer.zero_grad()
@@ -45,7 +45,7 @@ class Loop:
 
 
 def measured(folder: Path, blocks: int) -> dict[str, list[float]]:
-    """Return the microseconds of steps by block, and the microseconds of the hook's calls."""
+    """Return the microseconds per step for each block, and the microseconds per call of the hook."""
     loop = Loop()
     samples: dict[str, list[float]] = {"a step without the hook": [], "a step with the hook": [], "the hook alone": []}
     optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim does not export it.
