@@ -226,9 +226,9 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
 
 
 def _unless(bound: Bound, absent: float) -> Bound:
-    """Return a function like `bound` that also replaces `absent` by None.
+    """Return a function like `bound` that also replaces the number `absent` by None.
 
-    In messages, the number `absent` stands for None, and limiting a number may result in it.
+    In messages, the number `absent` means that there is no value. Limiting another number may also result in `absent`.
     """
 
     def within(value: Any) -> Any:

@@ -116,9 +116,9 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mappin
 
 
 def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Return the additional keys of an object's schema:
+    """Return the keys that the schema of an object has in addition to common keys.
 
-    its fields, required fields, and whether unknown fields are kept.
+    They describe its fields, its required fields, and whether unknown fields are stored.
     """
     result: Schema = {}
     required = node.get("required", [])

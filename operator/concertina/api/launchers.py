@@ -52,7 +52,7 @@ SHELLS = tuple(folder + shell for shell in ("bash", "sh", "dash", "zsh") for fol
 MOST_WORDS = 12
 """Number of words at the beginning of a command in which a launcher and its options are searched."""
 LONGEST = 4096
-"""Maximum number of characters of a shell script in a command that is searched."""
+"""Maximum length in characters of a shell script in a command. Longer scripts are not searched for launchers."""
 
 GAP = r"[\s\\]+"
 MODULE = rf"python[0-9.]*{GAP}(?:-[a-zA-Z]+{GAP})*-m{GAP}"

@@ -1,6 +1,6 @@
-"""Names of a job's pods:
+"""Parse and create the names of a job's pods. All functions are pure.
 
-<job>-<index>-<attempt>, or <job>-rendezvous-<round> for torchrun's store. All functions are pure.
+The form is <job>-<index>-<attempt>, or <job>-rendezvous-<round> for the pod of torchrun's store.
 """
 
 from __future__ import annotations

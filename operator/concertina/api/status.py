@@ -139,7 +139,7 @@ class SampleRange(StatusModel):
 
 
 class RollbackMark(StatusModel):
-    """The last time that training went back because of what it had come to. States beyond `step` are not used again."""
+    """The last rollback of training to an earlier step. States beyond `step` are not used again."""
 
     round: Count = Field(description="The round that was given up.")
     step: Count = Field(description="Training continued from a state of this step or before.")

@@ -401,7 +401,7 @@ class Operator:
     def _begin_to_serve(self, namespace: str) -> None:
         """List the jobs of a newly selected namespace.
 
-        The watch delivered these jobs at a time when this operator did not serve the namespace.
+        The watch has already delivered these jobs, but at a time when this operator did not serve the namespace.
         """
         listing = asyncio.create_task(self._list_jobs_of(namespace))
         self._listings.add(listing)

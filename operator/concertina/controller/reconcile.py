@@ -95,7 +95,7 @@ class Reconciler:
     _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that lets only one pass decide at a time.
 
-    The event loop handles everything else before the next pass decides.
+    Between two passes, the event loop handles everything else that is waiting.
     """
 
     def __post_init__(self) -> None:

@@ -158,7 +158,7 @@ class _Metrics:
         return web.Response(body=text.body, headers={"Content-Type": text.content_type})
 
     async def _exposition(self, accept: str) -> _Exposition:
-        """Return a response text whose creation began after the request arrived."""
+        """Return the metrics as text. The text is not older than the request."""
         arrived = time.monotonic()
         encode, content_type = choose_encoder(accept)
         async with self._turn:

@@ -1,7 +1,4 @@
-"""Record of a run as an outside observer sees it:
-
-samples of the job's status, log lines, and the demo's own actions.
-"""
+"""Record of a run from outside: samples of the job's status, log lines, and the demo's own actions."""
 
 from __future__ import annotations
 

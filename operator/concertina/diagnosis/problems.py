@@ -58,22 +58,25 @@ LEAST_TRAINING = 0.5
 Other alerts report what prevents training.
 """
 LOW_MFU = 0.2
-"""Share of the devices' peak floating-point rate. Dense transformers on recent GPUs reach 0.35 to 0.5."""
+"""MFU (share of the devices' peak floating-point rate) below which the problem is reported.
+
+Dense transformers on recent GPUs reach 0.35 to 0.5.
+"""
 EXPOSED_COMMUNICATION = 0.25
-"""Share of the training time. The following thresholds are such shares too."""
+"""Share of the training time from which the problem is reported. The next four thresholds are shares too."""
 INPUT_BOTTLENECK = 0.1
 STRAGGLER = 0.1
 SLOW_CHECKPOINT = 0.05
 FREQUENT_FAILURES = 0.1
 CHECKPOINT_INTERVALS = 3
-"""Age of the newest checkpoint, as a multiple of the checkpoint interval.
+"""Age of the newest checkpoint from which the problem is reported, as a multiple of the checkpoint interval.
 
 The interval is `checkpoint.everySeconds`, or the interval that was computed if that field is Auto.
 """
 RESTARTS_REMAINING = 1
 """Maximum number of remaining restarts at which the problem is reported."""
 LOSS_SPIKE = 2.0
-"""Multiple of the usual loss."""
+"""Ratio of the loss to the usual loss above which the problem is reported."""
 MEMORY_HOURS = 6.0
 """Maximum number of hours until the workers' memory reaches the limit of the container.
 

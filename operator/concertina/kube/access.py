@@ -85,12 +85,9 @@ class Access:
 
 
 async def load(kubeconfig: str | None = None, context: str | None = None) -> Access:
-    """Return the access to the API server from the first of these sources that exists.
+    """Return the access to the API server from the first source that exists.
 
-    The order is: `kubeconfig`, KUBECONFIG, the pod's service account, ~/.kube/config.
-
-    Raises:
-        NoAccess: When there is no usable configuration.
+    The sources are, in this order: `kubeconfig`, KUBECONFIG, the pod's service account, and ~/.kube/config.
     """
     path = kubeconfig or os.environ.get("KUBECONFIG") or ""
     file = _expanded(path or "~/.kube/config")

@@ -56,9 +56,9 @@ class TestFailed(Invalid):
 
 
 class Unreachable(ApiError):
-    """There was no usable response in time:
+    """The API server gave no usable response in time.
 
-    the connection failed, timed out, or the status was 429 or 5xx each time.
+    Each attempt failed to connect, timed out, or got the status 429 or 5xx.
     """
 
 

@@ -171,9 +171,9 @@ class EditWorkload:
 
 @dataclass(frozen=True)
 class ShrinkWorkload:
-    """Lower the pod counts of a Workload that holds quota.
+    """Lower the pod counts of a Workload that has quota.
 
-    Applied only if the job has no more pods than the new counts.
+    The action has no effect if the job has more pods than the new counts.
     """
 
     key: WorkloadKey
@@ -184,16 +184,16 @@ class ShrinkWorkload:
 
 @dataclass(frozen=True)
 class ReleaseWorkload:
-    """Return the quota of an evicted Workload. Applied only if the job has no pods left."""
+    """Return the quota of an evicted Workload. The action has no effect while the job has pods."""
 
     key: WorkloadKey
 
 
 @dataclass(frozen=True)
 class FinishWorkload:
-    """Set the Finished condition, upon which Kueue frees the quota.
+    """Set the Finished condition of a Workload, so that Kueue frees the quota.
 
-    Applied only if at most `pods_left` pods are left.
+    The action has no effect if the job has more than `pods_left` pods.
     """
 
     key: WorkloadKey
@@ -206,7 +206,7 @@ class FinishWorkload:
 class DropWorkload:
     """Remove Kueue's finalizer from a Workload and delete the Workload.
 
-    Applied only if at most `pods_left` pods are left.
+    The action has no effect if the job has more than `pods_left` pods.
     """
 
     key: WorkloadKey

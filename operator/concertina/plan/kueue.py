@@ -32,7 +32,7 @@ class PodSet(enum.StrEnum):
 Counts = Mapping[PodSet, int]
 """Number of pods by set."""
 Request = tuple[tuple[PodSet, int], ...]
-"""Number of pods by set as tuples, which an action can hold. The order is that of a Workload's pod sets."""
+"""Number of pods for each pod set, as tuples in the order of a Workload's pod sets. Actions contain this form."""
 
 
 def wanted_sets(spec: JobSpec) -> tuple[PodSet, ...]:
@@ -133,9 +133,9 @@ class WorkloadView:
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Amount of each resource that the Workload asks for, for all pods together."""
     request_hash: str = ""
-    """Hash of the pod sets without their counts, when the operator wrote them.
+    """Hash of the pod sets, without their counts, at the time when the operator wrote the Workload.
 
-    Compared with `QuotaView.request_hash`.
+    If it differs from `QuotaView.request_hash`, the Workload is outdated.
     """
     priority: int = 0
     active: bool = True
@@ -195,9 +195,9 @@ class WorkloadView:
 
     @property
     def granted(self) -> Counts:
-        """Number of pods by set for which Kueue counts quota:
+        """Number of pods in each pod set for which Kueue counts quota.
 
-        the admitted count, or the Workload's present count if lower.
+        It is the admitted count, or the Workload's current count if that is lower.
         """
         assignments = self.admission or {}
         return {

@@ -29,10 +29,10 @@ ALONE = QueuePlace()
 
 
 class CapacityQueue:
-    """Queue of the jobs that wait for room, computed once for many changes.
+    """Queue of the jobs that wait for resources. Its places are computed once for many changes.
 
     The queue calls `changed(uid)` for each job that must act because its place has changed. Such a job begins its turn,
-    releases its room, or may create pods again.
+    releases its resources, or may create pods again.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class CapacityQueue:
         self._requests: dict[str, Mapping[str, Decimal]] = {}
         """Resource requests of one pod of each waiting job, by uid.
 
-        Remembered for jobs that have released their pods.
+        The requests are also stored for jobs that have released their pods.
         """
         self._line = line.EMPTY
         self._unanswered: set[str] = set()

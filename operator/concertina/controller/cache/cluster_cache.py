@@ -46,9 +46,9 @@ The agents of a thousand replicas answer at almost the same time. A pass after e
 """
 
 REMEMBERED = 4096
-"""Number of deleted jobs to remember, so that late events of them are ignored.
+"""Number of deleted jobs to remember, so that late events of such jobs are ignored.
 
-Events of jobs that were deleted before these can't arrive any more.
+Events of jobs that were deleted earlier can't arrive any more.
 """
 
 

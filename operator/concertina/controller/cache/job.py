@@ -106,11 +106,11 @@ class CachedJob:
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return torchrun's pods that are gone before any complete pass has seen them end.
+        """Return torchrun's pods that were deleted before any complete pass has seen them end.
 
-        This happens if a pod's end and deletion arrive together. The next pass gets these pods as ended. Without them
-        it would use their names again, because the status lists no members for torchrun (decision "A pod of torchrun
-        that goes in one burst").
+        This happens if a pod's end and deletion arrive together. The next pass treats these pods as ended. Otherwise it
+        would use their names again, because the status lists no members for torchrun (decision "A pod of torchrun that
+        goes in one burst").
         """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []

@@ -58,7 +58,7 @@ class TakenBack:
     def restores(self, before: Raw, new_status: Raw) -> bool:
         """Return whether a write only repeats the last conditions of this operator.
 
-        That is so if another client has changed these conditions since.
+        This happens if another client has changed these conditions in the meantime.
         """
         last = self._written_conditions
         return last is not None and _conditions(before) != last == _conditions(new_status)

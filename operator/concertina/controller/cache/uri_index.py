@@ -70,9 +70,9 @@ class UriIndex:
         self._groups: dict[tuple[str, str], set[str]] = {}
 
     def update(self, uid: str) -> None:
-        """Update the index after a change of the job:
+        """Update the index after a change of the job.
 
-        its folder may have changed, or it may have begun, ended or been deleted.
+        The job's checkpoint folder may have changed, or the job may have started, ended or been deleted.
         """
         before, now = self._uses.pop(uid, None), self._use(uid)
         if now is not None:

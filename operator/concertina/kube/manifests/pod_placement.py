@@ -100,9 +100,9 @@ def _term(weight: int, selector: Raw, label: str) -> Raw:
 
 
 def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
-    """Return the affinity with rules against nodes:
+    """Return the affinity with additional rules against nodes.
 
-    a preference for `avoid_nodes` and a requirement for `never_nodes`.
+    The rules are a preference against `avoid_nodes`, and a requirement against `never_nodes`.
     """
     if create.avoid_nodes:
         wish = {"weight": 100, "preference": {"matchFields": _not_on(create.avoid_nodes)}}

@@ -69,7 +69,7 @@ def with_torchrun(pod: Raw, spec: JobSpec, rendezvous: Rendezvous) -> Raw:
 def _values(spec: JobSpec, rendezvous: Rendezvous, template_values: dict[str, str]) -> dict[str, str]:
     """Return torchrun's options as environment variables. Options on the command line take precedence.
 
-    The template may change some of the options, but not where and with whom torchrun meets.
+    The template may change some of the options, but not those of the rendezvous.
     """
     return {
         "PET_NNODES": f"{rendezvous.least}:{MOST_NODES}" if spec.elastic else str(rendezvous.least),

@@ -31,9 +31,9 @@ def excluded(message: str) -> bool:
     """Return whether no node would take the pod, even if no other pods ran there.
 
     Args:
-        message: Message of the pod's condition PodScheduled. If the message says that preemption would not help, that
-            counts only for resources, of which the pod then requests more than a whole node has. The scheduler says the
-            same about devices that another pod has claimed.
+        message: Message of the pod's condition PodScheduled. It may say that preemption would not help.
+            This counts only for resources: the pod then requests more of a resource than a whole node has.
+            For claimed devices, the scheduler says the same even if another pod could release them.
     """
     match = _NODES.match(message)
     if match is None:

@@ -1,4 +1,4 @@
-"""Background tasks that follow the API server:
+"""Background tasks that follow the API server.
 
-the Lease, events, selected namespaces, and TrainingJobs through kopf.
+They handle the Lease, events, selected namespaces, and, through kopf, TrainingJobs.
 """

@@ -217,7 +217,7 @@ class TrainingJobs:
 
 
 async def _first_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Wait until the first of these tasks ends, and raise its error if it failed."""
+    """Wait until the first of the given tasks ends, and raise its error if it failed."""
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
         if not task.cancelled():

@@ -25,9 +25,9 @@ class Life(enum.Enum):
     ALIVE = enum.auto()
     """The replica is alive, or there is no evidence against it."""
     SILENT = enum.auto()
-    """The replica may be dead:
+    """The replica may be dead.
 
-    its stream is broken for longer than a reconnect takes, and there is no other evidence.
+    Its stream has been broken for longer than a reconnect takes, and there is no other evidence.
     """
     DEAD = enum.auto()
     """The replica is lost. Its workers and their state do not return."""

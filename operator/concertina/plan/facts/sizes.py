@@ -19,9 +19,9 @@ def most(spec: JobSpec) -> int:
 
 
 def least(spec: JobSpec) -> int:
-    """Return the smallest valid number of replicas:
+    """Return the smallest valid number of replicas.
 
-    `minReplicas`, rounded up to whole blocks and limited to the largest size.
+    This is `minReplicas`, rounded up to whole blocks, but at most the largest valid size.
     """
     floor = min(spec.min_replicas, most(spec))
     return min(most(spec), -(-floor // spec.replica_step) * spec.replica_step)

@@ -1,6 +1,6 @@
-"""Plan the pods of jobs with agents:
+"""Plan the pods of jobs with agents.
 
-one live pod for each replica index, new pods for dead ones, and no surplus pods.
+Each replica index needs one live pod. Dead pods are replaced, and surplus pods are deleted.
 """
 
 from __future__ import annotations

@@ -157,7 +157,10 @@ def _serves(node: NodeView) -> bool:
 
 
 def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
-    """Return the entry of a bad node, expired if the job or one of its replicas can't find another node."""
+    """Return the entry of a bad node.
+
+    The entry expires early if the job or one of its replicas can't find another node.
+    """
     if unix_seconds(entry.until) <= ctx.now or not any(entry.node in pod.avoids for pod in _stranded(ctx)):
         return entry
     return entry.model_copy(update={"until": rfc3339(ctx.now)})

@@ -121,9 +121,9 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether this pass adds the pod's end to `status.restarts`:
+    """Return whether this pass adds the pod's end to `status.restarts`.
 
-    the pod is still its index's current attempt.
+    This is so if the pod ended by itself and is still the current attempt of its index.
     """
     return ended_by_itself(pod) and pod.attempt == number_at(ctx.status.internal.attempts, pod.index)
 

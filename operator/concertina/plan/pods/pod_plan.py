@@ -45,11 +45,9 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
     """Return the deletion of a pod; empty if the pod is already being deleted and the deletion can't be forced.
 
     A forced deletion removes the pod before its node confirms that the pod has stopped. The deletion is forced in two
-    cases:
-    - The pod's node is out of service.
-    - The pod's node does not answer, and the bundled trainer runs in the pod. Storage rejects writes of its old
-      workers, so
-      that two pods can't write at once (decision "Pods with unfenced writers on lost nodes").
+    cases. The first case is a pod whose node is out of service. The second case is a pod of the bundled trainer whose
+    node does not answer. If old workers still run there, storage rejects their writes, so two pods can't write at once
+    (decision "Pods with unfenced writers on lost nodes").
     """
     node = ctx.node(pod)
     force = node.out_of_service or (not node.ready and ctx.spec.bundled)

@@ -326,9 +326,9 @@ def _dropped(observed: JobObservation, quota: QuotaView) -> tuple[Action, ...]:
 
 
 def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
-    """Return removals of Workloads that are no longer needed:
+    """Return the removals of Workloads that are no longer needed.
 
-    finished ones, and those that another client has deleted.
+    These are finished Workloads, and Workloads that another client has deleted.
     """
     drops = [
         DropWorkload(key(workload), pods_left=None, delete=replaced)

@@ -32,9 +32,9 @@ def valid(spec: JobSpec) -> tuple[Size, ...]:
 
 
 def smaller(spec: JobSpec, than: Size) -> tuple[Size, ...]:
-    """Return the valid sizes with fewer pods, largest first.
+    """Return the valid sizes with fewer pods than `than`, largest first.
 
-    None has more replicas or more standby replicas than `than`.
+    Sizes with more replicas or more standby replicas than `than` are left out.
     """
     return tuple(
         size
@@ -44,9 +44,9 @@ def smaller(spec: JobSpec, than: Size) -> tuple[Size, ...]:
 
 
 def larger(spec: JobSpec, than: Size) -> tuple[Size, ...]:
-    """Return the valid sizes with more pods, largest first.
+    """Return the valid sizes with more pods than `than`, largest first.
 
-    None has fewer replicas or fewer standby replicas than `than`.
+    Sizes with fewer replicas or fewer standby replicas than `than` are left out.
     """
     largest = full(spec)
     steps = range(largest.replicas, than.replicas, -spec.replica_step)

@@ -226,9 +226,9 @@ def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
 
 
 def container_restarts(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the new value of `status.internal.containerRestarts`:
+    """Return the new value of `status.internal.containerRestarts`.
 
-    restarts in the current pod of each replica index.
+    The value contains the number of restarts in the current pod of each replica index.
     """
     pods = ctx.observed.pods
     return packed(

@@ -118,7 +118,7 @@ def _anew(ctx: JobContext) -> str:
 def source(
     ctx: JobContext, replies: Mapping[str, Prepared], from_storage: bool = False
 ) -> protocol.Restore | restore.Unknown:
-    """Return the state from which a round with these replies would start."""
+    """Return the state from which a round of the replicas in `replies` would start."""
     storages = [_storage(ctx, name, reply) for name, reply in replies.items()]
     return restore.choose({} if from_storage else replies, storages, ctx.status, ctx.observed.job.uid, ctx.spec)
 

@@ -77,7 +77,10 @@ def _may_hold_newer(ctx: JobContext, late: Collection[str], answers: Mapping[str
 
 
 def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | None:
-    """Return (round, step) of the state from which a round with these answers starts; None if that is not known yet."""
+    """Return (round, step) of the state from which a round of the replicas in `answers` would start.
+
+    The result is None if that state is not known yet.
+    """
     origin = commits.source(ctx, answers)
     return None if isinstance(origin, restore.Unknown) else restore.age(origin, ctx.observed.job.uid)
 
@@ -151,7 +154,7 @@ def include_departing(
 
 
 def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
-    """Return the step of the state from which a round with these replies would start; -1 if that is not known yet."""
+    """Return the step of the state from which a round of the replicas in `replies` would start; -1 if unknown."""
     source = commits.source(ctx, replies)
     return source.step if isinstance(source, Restore) else -1
 

@@ -21,7 +21,7 @@ For a group: the domains that all its members share.
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of the parallel groups and network domains of the replicas. Orders of replicas are compared with these."""
+    """Sizes of the parallel groups and network domains of the replicas, by which orders of replicas are compared."""
 
     sizes: tuple[int, ...]
     """Number of replicas in a group, for each kind of group. Groups that communicate most come first.
@@ -211,7 +211,7 @@ def _placed(groups: Sequence[_Group], within: int, seat: Mapping[str, int]) -> l
 
     Args:
         groups: Groups to place.
-        within: Number of previous ranks among which these groups lie.
+        within: Number of previous ranks that are available for the groups.
         seat: Previous rank of each member.
     """
     if not groups:

@@ -180,8 +180,8 @@ def age(restore: Restore, uid: str) -> tuple[int, int]:
 def void(round: int, step: int, status: JobStatus) -> bool:
     """Return whether no round may start from a state of the given round and step.
 
-    That is so if a rollback undid the state. It is also so if the state is of an earlier round than the current one,
-    and of a later step than the one from which the current round started.
+    There are two cases. Either a rollback undid the state, or the state is of an earlier round than the current one and
+    of a later step than the one from which the current round started.
     """
     base = status.world.base
     return (base is not None and round < base.round and step > base.step) or is_undone(round, step, status)

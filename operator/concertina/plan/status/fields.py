@@ -216,7 +216,7 @@ class StatusAfter(NamedTuple):
     status: JobStatus
     """Status after the pass. If there is nothing to write now, it is the same object as before."""
     held_back: float | None = None
-    """Seconds after which a status write may be due; None if nothing was held back."""
+    """Seconds after which a postponed change of the status may be written; None if no change is postponed."""
     only_numbers: bool = False
     """Whether only values have changed on which no decision depends."""
     only_conditions: bool = False

@@ -73,7 +73,7 @@ class _RoundHistory:
 
     @cached
     def incident(self) -> Incident | None:
-        """Incident (a time without training) that the round ends."""
+        """Incident (a time without training) that ends with this round, or None."""
         return self.ctx.status.internal.incident
 
     @cached

@@ -90,7 +90,7 @@ WAITS: Mapping[str, tuple[str, Callable[[CoordinatorTimes], float]]] = {
 
 @dataclass(frozen=True)
 class Account:
-    """One count of a job's time since the last count."""
+    """Calculation of how a job spent the time since the last calculation."""
 
     ctx: JobContext
     decision: Decision
@@ -103,7 +103,7 @@ class Account:
 
     @cached
     def elapsed(self) -> float:
-        """Seconds since the last count, by a monotonic clock if this operator made the last count."""
+        """Seconds since the last calculation, by a monotonic clock if this operator made it."""
         counted, observed = self.ctx.status.goodput.at, self.ctx.observed
         if counted is not None and observed.counted_for is not None:
             return observed.counted_for
@@ -179,9 +179,9 @@ class Account:
     def _unknown_was_startup(self) -> bool:
         """Whether the job's first report proves that the workers made no step before it.
 
-        That is so in the job's first round, in these cases: the report is about the first step of the run, the script
-        commits each step, or optimizer steps are counted. In later rounds, the unknown time of earlier rounds stays
-        unknown.
+        This is possible only in the job's first round. There, the report proves it if it is about the first step of the
+        run, if the script commits each step, or if optimizer steps are counted. In later rounds, the unknown time of
+        earlier rounds stays unknown.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:

@@ -14,9 +14,9 @@ class LaunchFailed(Exception):
 
 
 class Running:
-    """Process that the runtime has started:
+    """Process that the runtime has started.
 
-    its pid in the node's pid namespace, and its exit code once it has ended.
+    Its attributes are the pid in the node's pid namespace, and the exit code after the process has ended.
     """
 
     def __init__(self) -> None:
