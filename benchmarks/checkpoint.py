@@ -99,9 +99,9 @@ class Subject:
         return self.state.saved.layout.size / 2**20
 
     def begin(self) -> TakenSnapshot:
-        """Begin a snapshot as the training loop does:
+        """Begin a snapshot as the training loop does.
 
-        this call waits for the copy, and a thread commits the snapshot.
+        This call waits for the copy, and a thread commits the snapshot.
         """
         return self.snapshots.begin(self._next())
 

@@ -72,10 +72,7 @@ class Kind:
     script: str = "measured_script.py"
     dim: int = 0
     cut: str = ""
-    """How the script's state is distributed:
-
-    "ddp", "fsdp2" or "gpu". The field `dim` is the width of the script's model.
-    """
+    """How the script's state is distributed ("ddp", "fsdp2" or "gpu"). `dim` is the width of the script's model."""
     ranks: int = RANKS
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     package: str = "measured_trainer"

@@ -66,9 +66,9 @@ Made = Callable[[str, Object, int, Path], Object]
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of the two jobs of a run:
+    """Kind of the two jobs of a run.
 
-    the API path, and a function that makes a job from name, labels, workers and trace.
+    `path` is the API path. `make` returns a job for a name, labels, a number of workers and a trace folder.
     """
 
     path: str

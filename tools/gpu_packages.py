@@ -28,7 +28,7 @@ PLATFORMS = "manylinux_2_28", "manylinux_2_17", "manylinux2014"
 
 
 def locked(lock: str) -> str:
-    """Return the part of a lock file for these packages, with their hashes."""
+    """Return the part of a lock file for the packages in PACKAGES, with their hashes."""
     entries = {re.split("==", entry)[0]: entry for entry in re.split(r"\n(?=[a-z0-9])", lock) if "==" in entry}
     if missing := PACKAGES - entries.keys():
         sys.exit(f"requirements/dev.txt does not name {', '.join(sorted(missing))}")
