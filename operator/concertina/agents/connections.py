@@ -410,9 +410,9 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Change the call in the replica's view. Return whether the call is still there.
+        """Change the call in the replica's view, and return whether the view still has that call.
 
-        It is not if the replica's pod is gone, or if a later call of the same kind was made.
+        The call is missing if the replica's pod is gone, or if a later call of the same kind was made.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)

@@ -1,7 +1,7 @@
 """Detect that this operator stood still, for example because it was stopped or its machine was suspended.
 
-During such a time, no agent could have been heard, so it does not count as silence of agents. Neither does time in the
-operator's own queues (decision "Time in which a process did not run").
+In such a time, the operator could not receive reports of any agent, so the time does not count as silence of agents.
+Time in the operator's own queues does not count either (decision "Time in which a process did not run").
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Named(Verbatim):
 
 
 class VolumeMount(Verbatim):
-    """Where a container sees a volume."""
+    """Mount of a volume in a container."""
 
     mount_path: str = Field(alias="mountPath", min_length=1, max_length=1024, description="Path in the container.")
 
@@ -139,7 +139,7 @@ class TemplateMetadata(Verbatim):
 
 
 class PodTemplate(Verbatim):
-    """A PodTemplateSpec."""
+    """Template of the job's pods: a PodTemplateSpec."""
 
     metadata: TemplateMetadata = Field(default=TemplateMetadata(), description="Labels and annotations of the pods.")
     spec: PodSpec = Field(description="Specification of the pods; its fields are those of a pod's spec.")
@@ -213,7 +213,7 @@ class PreemptionReaction(enum.StrEnum):
 
 
 class Elastic(Model):
-    """Limits of shrinking, and growth back to full size."""
+    """How far the job may shrink, and how it grows back to full size."""
 
     min_replicas: int | None = Field(
         default=None,
@@ -280,7 +280,7 @@ class Gang(enum.StrEnum):
 
 
 class TopologyMode(enum.StrEnum):
-    """Strictness of a placement: a rule or a wish."""
+    """Whether a placement is required or only preferred."""
 
     REQUIRED = "Required"
     PREFERRED = "Preferred"
@@ -398,7 +398,7 @@ class Tracking(Model):
 
 
 class FailurePolicy(Model):
-    """When to give up."""
+    """Which failures end the job, and what the operator does about problems."""
 
     max_restarts: int = Field(
         default=10,
@@ -521,7 +521,7 @@ class Metrics(Model):
 
 
 class JobSpec(Model):
-    """A training job that goes on when replicas are lost and grows back when they return."""
+    """A training job that continues when replicas are lost, and grows back when replicas return."""
 
     replicas: int = Field(
         default=1,

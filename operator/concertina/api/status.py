@@ -72,7 +72,7 @@ def unix_seconds(timestamp: str) -> float:
 
 
 class EvaluationMark(StatusModel):
-    """The loss on documents that were set aside."""
+    """Loss of the last evaluation, on documents that are not used for training."""
 
     step: Count = Field(description="Steps after which it was measured.")
     loss: float | None = Field(default=None, description="Mean loss of its tokens.")
@@ -132,7 +132,7 @@ class SnapshotEvery(StatusModel):
 
 
 class SampleRange(StatusModel):
-    """Samples that were left out, by their position in the order of the run."""
+    """Samples that were skipped, by their position in the order of the run."""
 
     begin: Count = Field(description="The first of them.")
     end: Count = Field(description="The one after the last.")
@@ -151,7 +151,7 @@ class RollbackMark(StatusModel):
 
 
 class DamagedCheckpoint(StatusModel):
-    """A checkpoint whose bytes are not those that were written, and which is passed over."""
+    """A checkpoint whose stored bytes differ from the bytes that were written. It is not used."""
 
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
     step: Count = Field(description="Its step.")
@@ -169,7 +169,7 @@ class CheckpointEvery(StatusModel):
 
 
 class CheckpointRequest(StatusModel):
-    """A checkpoint that a person asked for by the annotation concertina.dev/checkpoint-create."""
+    """A checkpoint that was requested with the annotation concertina.dev/checkpoint-create."""
 
     id: Annotated[str, Field(max_length=63)] = Field(description="The annotation's value.")
     step: Count = Field(description="A durable checkpoint of this step or a later one fulfils it.")
@@ -179,7 +179,7 @@ class CheckpointRequest(StatusModel):
 
 
 class StragglerMark(StatusModel):
-    """A rank that the others wait for in every step."""
+    """A rank for which the other ranks wait in every step."""
 
     rank: Count = Field(description="Its number in the current round.")
     replica: Name = Field(description="Its replica.")
@@ -213,7 +213,7 @@ class Condition(StatusModel):
 
 
 class StandbyReplicas(StatusModel):
-    """Replicas that stand by."""
+    """Standby replicas of the job."""
 
     ready: Count = Field(default=0, description="Those that would join at once.")
     names: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")

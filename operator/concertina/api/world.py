@@ -97,7 +97,7 @@ class Base(StatusModel):
 
 
 class World(StatusModel):
-    """The current round and who is in it."""
+    """The current round and its members."""
 
     round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")
     claim: Claim | None = Field(default=None, description="The highest round claimed.")

@@ -110,7 +110,7 @@ def show(
 
 @app.command()
 def verify(uri: Uri) -> None:
-    """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad.
+    """Read a whole checkpoint and compare it with its checksums. Exit status 1: something is damaged.
 
     \f
 

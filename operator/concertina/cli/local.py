@@ -98,7 +98,7 @@ def down(name: Name = "") -> None:
 
 @app.command()
 def status(name: Name = "") -> None:
-    """Show what runs and what does not; exit status 1 unless all does.
+    """Show which parts of the cluster run. Exit status 1: a part does not run.
 
     \f
 
@@ -134,7 +134,7 @@ def logs(name: Name = "") -> None:
 
 @node.command("list")
 def list_nodes(name: Name = "") -> None:
-    """Show the nodes: the process, and what the API server thinks of it."""
+    """Show the nodes with their processes, and their status in the API server."""
     with _plain_errors():
         running = _attach(name)
         nodes_by_name = {item["metadata"]["name"]: item for item in running.api.call("GET", "/api/v1/nodes")["items"]}

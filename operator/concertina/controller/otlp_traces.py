@@ -110,7 +110,7 @@ class _Traces:
         self._counted.shutdown()
 
     def export(self, uid: str, round: RoundTrace) -> None:
-        """Queue the trace of a round. If there is no room for all its spans, drop the whole trace."""
+        """Queue the trace of a round. If the queue has no space for all its spans, drop the whole trace."""
         size = _size(round.root)
         if self._queued - self._counted.done + size > QUEUE:
             metrics.TRACE_SPANS.labels(SpanResult.DROPPED).inc(size)

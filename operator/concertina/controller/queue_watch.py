@@ -35,7 +35,7 @@ ORPHAN_SECONDS = 1.0
 
 
 class QueueWatch:
-    """Keeps the cache of Kueue's objects up to date. `known` says when the cache is complete for the first time."""
+    """Keeps the cache of Kueue's objects up to date. `known` is set once the cache is complete for the first time."""
 
     def __init__(
         self,

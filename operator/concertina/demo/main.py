@@ -34,7 +34,7 @@ def demo(
     picture: Annotated[Path, typer.Option("--picture", help="Where the PNG goes.")] = Path("out/demo.png"),
     name: Annotated[str, typer.Option("--name", help="Name of the local cluster that the demo makes.")] = "",
 ) -> None:
-    """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine.
+    """Show a job that loses a node, continues, scales back up and completes, in a local cluster of its own.
 
     \f
 

@@ -88,6 +88,9 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Acc
     """Return the access to the API server from the first source that exists.
 
     The sources are, in this order: `kubeconfig`, KUBECONFIG, the pod's service account, and ~/.kube/config.
+
+    Raises:
+        NoAccess: When there is no usable configuration.
     """
     path = kubeconfig or os.environ.get("KUBECONFIG") or ""
     file = _expanded(path or "~/.kube/config")

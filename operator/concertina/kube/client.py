@@ -68,10 +68,10 @@ class _PageTooLarge(Exception):
 
 
 async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `ask`, and wait for as long as the API server is unreachable.
+    """Return the result of `ask`. While the API server is unreachable, wait.
 
-    For callers that can do nothing without the result: waiting is better than being restarted with increasing delays.
-    Other errors are raised.
+    Callers that can do nothing without the result use this function. Waiting is better than a process that is restarted
+    with increasing delays. Other errors are raised.
     """
     failures = 0
     while True:

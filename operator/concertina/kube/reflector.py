@@ -78,7 +78,10 @@ class Reflector(Generic[T]):
         self.synced = asyncio.Event()
         """Event that is set after the first complete LIST."""
         self.answered = asyncio.Event()
-        """Event that is set together with `synced`, or once the API server refuses a LIST, which may last forever."""
+        """Event that is set together with `synced`, or once the API server refuses a LIST.
+
+        Such a refusal may last forever.
+        """
         self.trouble = ""
         """Message of the API server that explains why no changes arrive; empty while the watch works.
 

@@ -213,7 +213,12 @@ def screen(
 
 
 def cells(row: JobRow, now: float) -> list[str | Text]:
-    """Return the cells of a row, in the order of COLUMNS."""
+    """Return the cells of a row, in the order of COLUMNS.
+
+    Args:
+        row: Row of the job.
+        now: Unix time in seconds.
+    """
     return [
         row.name,
         Text(row.word, style=COLOURS.get(row.word, "yellow")),

@@ -21,7 +21,7 @@ from concertina.plan.observed import NodeView, QueuePlace
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.2
-"""Delay in seconds from a change to the computation of the queue, so that many changes need one computation."""
+"""Delay in seconds from a change to the computation of the queue, so that many changes cause only one computation."""
 SLICE_SECONDS = 0.01
 """Seconds for which jobs are evaluated before the event loop may do other work."""
 

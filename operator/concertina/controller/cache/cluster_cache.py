@@ -53,7 +53,7 @@ Events of jobs that were deleted earlier can't arrive any more.
 
 
 class ClusterCache:
-    """Cache of the cluster. It calls `changed(uid)` for each job that something has changed for."""
+    """Cache of the cluster. It calls `changed(uid)` for each job about which something has changed."""
 
     def __init__(
         self,
@@ -147,8 +147,8 @@ class ClusterCache:
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
         """Store a TrainingJob from a watch event or from the answer to a write.
 
-        An older version than the cached one is ignored. So is a job that was already deleted: its deletion is not
-        announced again, so it would stay in the cache forever.
+        A version that is older than the cached one is ignored. A job that was already deleted is ignored too. Its
+        deletion is not announced again, so the job would stay in the cache forever.
 
         Args:
             obj: Manifest of the job.

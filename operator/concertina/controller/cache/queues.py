@@ -36,7 +36,7 @@ class Service(enum.Enum):
 
 
 class QueueCache:
-    """Cache of Kueue's objects. It calls `changed(uid)` for each job that something has changed for."""
+    """Cache of Kueue's objects. It calls `changed(uid)` for each job about which something has changed."""
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None], later: Later) -> None:
         self._jobs = jobs

@@ -179,8 +179,8 @@ def with_agent(
 def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
     """Return the init container that copies the agent into the pod.
 
-    It has the trainer's resources, because a resource quota may require them. It has the trainer's user and no
-    privileges, so that any policy that admits the trainer also admits it.
+    The init container has the trainer's resources, because a resource quota may require them. It has the trainer's user
+    and no privileges, so that any policy that admits the trainer also admits the init container.
     """
     security_context = trainer.get("securityContext") or {}
     container: Raw = {

@@ -1,4 +1,4 @@
-"""Derive from messages of the scheduler and of quotas whether more room would help a pod. All functions are pure.
+"""Derive from messages of the scheduler and of quotas whether more resources would help a pod. All functions are pure.
 
 The patterns match the messages of kube-scheduler (FitError and the plugins' reasons) and of ResourceQuota in Kubernetes
 1.36 and some earlier versions. Other messages are treated as unknown.

@@ -1,11 +1,11 @@
 """Leader election with a coordination Lease, so that only one operator acts at a time.
 
 Each process measures time with its own monotonic clock only. concertina has its own implementation, because the leader
-elector of kubernetes.aio is broken and kopf has none (decision "A custom Lease").
+elector of kubernetes.aio is broken and kopf has no leader election (decision "A custom Lease").
 
 Two operators that both consider themselves the leader only waste work: status writes test the claim, so an outdated
-write fails. If the API server is down, the operator therefore waits. No other operator can take the Lease or write
-anything meanwhile.
+write fails. If the API server is down, the operator therefore waits. In that time, no other operator can take the Lease
+or write anything.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ Longer than UNREACHABLE: the operator notices only after this time that a waitin
 (`agents.streams.silence`). Until then, other replicas would seem reachable although their connections are lost too.
 """
 AGENT_START = 120.0
-"""Seconds from the start of a container to an agent that listens."""
+"""Seconds within which an agent listens after the start of its container."""
 AGENT_GIVE_UP = AGENT_START + 15.0
 """Seconds for an agent to start before its replica is given up although the replica itself may not be the cause.
 

@@ -120,7 +120,7 @@ class JobContext:
         """Return the age of a pod in seconds, as this operator has observed it.
 
         The age is not measured from `created`, because the API server wrote that time by its own clock. If the two
-        clocks differed by an hour, the operator would take every pod (or no pod) for late. A new operator counts from
+        clocks differed by an hour, the operator would consider every pod (or no pod) late. A new operator counts from
         its own start.
         """
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)

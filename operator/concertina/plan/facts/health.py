@@ -231,10 +231,10 @@ class Health:
         return all(view.connected or (view.silent_for(self.now) or 0.0) >= constants.RECONNECT for view in views)
 
     def may_answer(self, replica: str) -> bool:
-        """Return whether it is worth waiting for an answer of the replica.
+        """Return whether the operator should wait for an answer of the replica.
 
-        It is not if the replica's host refuses the stream, or if the replica has been unreachable for RECONNECT
-        seconds.
+        The operator does not wait if the replica's host refuses the stream, or if the replica has been unreachable for
+        RECONNECT seconds.
         """
         view = self.observed.agent(replica)
         silent_for = None if view.lost_at is None else view.silent_for(self.now)

@@ -25,7 +25,7 @@ class PodNotice:
     message: str
     """Reason of the notice, as words that follow 'replica x'."""
     left: float
-    """Seconds that the replica has left to leave the round, as far as known."""
+    """Seconds in which the replica can still leave the round, as far as known."""
     urgent: bool = True
 
 

@@ -161,7 +161,7 @@ class Replicas:
     def standby(self) -> tuple[str, ...]:
         """Live replicas that the spec asks for beyond the size of a full round.
 
-        After a failure, the next round takes one of these replicas in (decision "A standby replica is a replica without
+        After a failure, the next round includes one of these replicas (decision "A standby replica is a replica without
         a place").
         """
         if not self.spec.standby_replicas:

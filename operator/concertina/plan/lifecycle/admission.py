@@ -194,9 +194,10 @@ def _excluded(alive: Collection[PodView]) -> bool:
 def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, NodeView]) -> bool:
     """Return whether `least` pods would fit on the cluster's usable nodes if no other pods ran there.
 
-    Usable nodes are those of the job and those that accept new pods. The check may say yes wrongly, but never no: it
-    ignores rules about where pods may run. It also ignores a resource that no node lists, because such a resource can
-    come from elsewhere, for example from a resource claim (decision "No wait for jobs that room would not help").
+    Usable nodes are those of the job and those that accept new pods. The result may be True although the pods do not
+    fit, because rules about where pods may run are ignored. The result is never False if the pods fit. A resource that
+    no node lists is ignored too, because such a resource can come from elsewhere, for example from a resource claim
+    (decision "No wait for jobs that room would not help").
     """
     requests = next((pod.requests for pod in alive if pod.requests), None)
     if requests is None:

@@ -48,7 +48,7 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
 def ask(ctx: JobContext, decision: Decision, checkpoint_request: CheckpointRequest | None) -> tuple[Action, ...]:
     """Return a Save call to the coordinator if a checkpoint is requested and the round trains.
 
-    It is sent once a round.
+    The call is sent once in each round.
     """
     if (
         checkpoint_request is None

@@ -38,8 +38,9 @@ SIGNALLED = 128
 def succeeded(ctx: JobContext) -> Decision | None:
     """Complete the job once torchrun has ended with exit code 0 in every member.
 
-    torchrun ends so when all workers of all members have exited with 0. In an elastic job, pending pods do not count:
-    they never joined the rendezvous, and it is closed now. In a job of fixed size, pending pods do count.
+    torchrun ends with this exit code when all workers of all members have exited with 0. In an elastic job, pending
+    pods do not count: they never joined the rendezvous, and it is closed now. In a job of fixed size, pending pods do
+    count.
     """
     fixed = ctx.spec.elastic is None
     members = [pod for pod in _members(ctx) if fixed or pod.phase is not PodPhase.PENDING]

@@ -37,9 +37,9 @@ def wanted(ctx: JobContext) -> PodPlan:
 def _goes(ctx: JobContext, pod: PodView) -> bool:
     """Return whether the pod needs a successor.
 
-    It does if it is dead, or if it has a notice and is a member of the round. A pod with an urgent notice outside of
-    the round needs a successor too, but not at once: the pod may tolerate the taint, and its successor could land on a
-    tainted node again.
+    A pod needs a successor if the pod is dead, or if it has a notice and is a member of the round. A pod with an urgent
+    notice outside of the round needs a successor too, but not at once: the pod may tolerate the taint, and its
+    successor could be placed on a tainted node again.
     """
     if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
         return pod.name in ctx.replicas.dead

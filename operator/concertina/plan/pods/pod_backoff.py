@@ -145,7 +145,7 @@ def _in_a_row(
 ) -> int:
     """Return how many failures before the time `before` follow each other closely.
 
-    `failures` are in order of time. The count stops at the first one for which `belongs` is false.
+    `failures` are in order of time. The count stops at the first failure for which `belongs` is false.
     """
     row = 0
     for entry in reversed(failures):
@@ -230,7 +230,7 @@ def _advice(refused: CreateRefusal) -> str:
 
 
 def shortage(ctx: JobContext) -> str:
-    """Return a sentence that says why too few replicas are ready. It names the reasons of the first three."""
+    """Return a sentence that says why too few replicas are ready. It contains at most three reasons."""
     ready = min(len(ctx.replicas.ready), sizes.most(ctx.spec))
     reasons = [
         f"{pod.name}: {why_waiting(ctx, pod)}"

@@ -127,7 +127,7 @@ def _first(ctx: QuotaContext) -> CreateWorkload:
 def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...], float | None]:
     """Return the edit that makes a pending Workload request what the job wants now.
 
-    Also return the seconds until the next check, or None.
+    The result also contains the seconds until the next check, or None.
     """
     if _is_outdated(ctx, first):
         pods = request.request(ctx.spec, ctx.wanted)
@@ -205,7 +205,7 @@ def _usable(ctx: QuotaContext, granted: Size) -> Size:
 def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tuple[Action, ...], float | None, str]:
     """Return the writes that adjust the quota to what the job wants.
 
-    Also return the seconds until the next check, and why the job has less quota than it wants.
+    The result also contains the seconds until the next check, and why the job has less quota than it wants.
     """
     wanted = ctx.wanted
     smaller = Size(min(granted.replicas, wanted.replicas), min(granted.spares, wanted.spares))
@@ -239,7 +239,7 @@ def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tu
 def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorkload:
     """Return a slice that requests more pods.
 
-    It has the lowest priority, so that the job grows only into unused quota.
+    The slice has the lowest priority, so that the job grows only into unused quota.
     """
     return CreateWorkload(
         ctx.workloads.next_number,

@@ -80,9 +80,9 @@ def _moving(ctx: JobContext) -> list[str]:
 def must_be_saved(ctx: JobContext) -> bool:
     """Return whether the round must end with a durable checkpoint.
 
-    It must if the remaining members can't continue alone: the state then waits in storage for their successors. It must
-    also if the round has one member, and that member leaves or moves. No neighbour has a copy of its state, even if a
-    standby replica is ready.
+    There are two cases. In the first case, the remaining members can't continue alone, so the state waits in storage
+    for their successors. In the second case, the round has one member, and that member leaves or moves. No neighbour
+    then has a copy of its state, even if a standby replica is ready.
     """
     leave, alone = any(ctx.replicas.leaves(name) for name in ctx.round.members), len(ctx.round.members) == 1
     if not ctx.keeps_state or not (leave or (alone and _moving(ctx))):

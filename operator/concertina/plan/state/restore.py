@@ -58,7 +58,7 @@ class RestoreCandidate:
     rank: tuple[bool, int, int]
     """Sort key: whether the state is valid, then its round, then its step. The candidate with the highest key is used.
 
-    A void checkpoint is used only if there is no other candidate. It is then a state of the same run all the same.
+    A void checkpoint is used only if there is no other candidate. Even such a checkpoint is a state of the same run.
     """
     unusable: Unknown | None = None
     """Reason why the candidate can't be used although it is the best one; None if it can be used."""

@@ -140,7 +140,10 @@ class Account:
 
     @cached
     def _reports_steps(self) -> bool:
-        """Whether the workers are known to report each step. A script is, once it has reported one step."""
+        """Whether the workers are known to report each step.
+
+        A script is known to do so after it has reported one step.
+        """
         return self.ctx.keeps_state or self.ctx.status.progress is not None
 
     @cached
