@@ -2,15 +2,16 @@
 
 python benchmarks/checkpoint.py [--mebibytes 10 100 1024] [--runs N] [--json FILE]
 
-The benchmark measures how long a save delays the step, when it is durable, and how fast the state is restored from each
-place. torch's dcp.save, dcp.async_save and its stager are measured in the same run.
+The benchmark measures how long a save delays the step, when the checkpoint is durable, and how fast the state is
+restored from each place. torch's dcp.save, dcp.async_save and its stager are measured in the same run.
 
-The state is that of a real model of the given size, float32 weights and two moments, in one process. Node memory is
+The state is that of a real model of the given size in one process: float32 weights and two moments. Node memory is
 /dev/shm, like a replica's volume. Files are on the disk of --folder, and the S3 server is a SeaweedFS on this machine.
-The row `memcpy` copies the same tensors into others, which is a lower bound for all rows. The row `memory` is the time
-that a worker waits for its snapshot when its agent has checked the snapshot while the worker joined and built its
-model. The row `with its check` includes the check. The row `a peer` is the time from the request for a shard that only
-another agent holds until the tensors are filled.
+
+The row `memcpy` copies the tensors into other tensors, which is a lower bound for all rows. The row `memory` is the
+time for which a worker waits for its snapshot if its agent has already verified the snapshot while the worker started.
+The row `with its check` includes the verification. The row `a peer` is the time from the request for another agent's
+shard until the tensors are filled.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Processor time that a shard's transfer from a peer takes at least: each part of the transfer alone, in memory.
+"""Minimum processor time for the transfer of a shard from a peer: each part of the transfer alone, in memory.
 
 python benchmarks/checkpoint_floor.py [--mebibytes 1016] [--runs N] [--json FILE]
 

@@ -1,8 +1,8 @@
-"""Cost of snapshots for a loop whose device copies for free, so that only their checksum takes time.
+"""Cost of snapshots for a loop whose device copies without a delay, so that only the checksum of snapshots takes time.
 
-This is a part of checkpoint.py. The state is a file of the given size, a step is a sleep, and the job has one replica,
-so a snapshot counts as copied to its peers at once. The row `in each step` waits for the checksum of the previous
-snapshot, as a loop without a pace does.
+This is a part of checkpoint.py. The state is a file of the given size, and a step is a sleep. The job has one replica,
+so a snapshot counts as copied to its peers at once. In the row `in each step`, each snapshot waits for the checksum of
+the previous one, as in a loop that does not limit the pace of snapshots.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Transfer of a shard from another member, for `checkpoint.py`.
+"""Transfer of a shard from another agent, for `checkpoint.py`.
 
-The holder is a real agent in a process of its own. The other end is the code with which an agent pulls a shard, over
-mutual TLS on the loopback interface. For comparison, the same bytes are sent through a plain socket.
+The agent that has the shard is a real agent in a separate process. The other end is the code with which an agent pulls
+a shard, over mutual TLS on the loopback interface. For comparison, the same bytes are sent through a plain socket.
 """
 
 import asyncio

@@ -1,16 +1,18 @@
 """Cost of the operator at scale: `python benchmarks/control_plane.py [JOBSxREPLICAS ...] [--only SCENARIO ...]`.
 
-The operator runs as a process of its own, on a real control plane with simulated nodes, whose pods are stand-ins for
-agents (`control_plane_agent`). For each size, all jobs are created at once (`run`: until all jobs train). The other
-scenarios follow in this order, either all of them or those that --only names: `steady`, `kill-member` (several members,
-one after the other), `kill-operator` and `kill-api-server` (each is started again), `kill-nodes` (several nodes at
-once), and `delete-jobs` (some jobs, which are created again). The benchmark prints seconds, the operator's requests by
-verb and resource, and the processor time of all processes, which share this machine's cores. Logs are kept if a state
-was never reached.
+The operator runs as a separate process on a real control plane with simulated nodes. The pods on these nodes are
+simulated agents (`control_plane_agent`). For each size, all jobs are created at once, and the scenario `run` lasts
+until all jobs train. The other scenarios follow in this order: `steady`, `kill-member` (several members, one after the
+other), `kill-operator` and `kill-api-server` (each is started again), `kill-nodes` (several nodes at once), and
+`delete-jobs` (some jobs, which are then created again). With --only, just the given scenarios follow.
 
-With `--large N ...`, an operator starts beside N of the largest jobs that the API server accepts, with a control plane
-of its own for each N (`control_plane_memory`). Without sizes and without --large, there are defaults for both. With
-`--peers FOLDER`, other operators then run as many jobs, each on a control plane of its own (`control_plane_peers`).
+The benchmark prints seconds, the operator's requests by verb and resource, and the processor time of all processes. All
+processes share this machine's cores. The logs are not deleted if a scenario did not reach its goal.
+
+With `--large N ...`, an operator starts in a cluster with N of the largest jobs that the API server accepts
+(`control_plane_memory`). Each N has a separate control plane. Without sizes and without --large, there are defaults for
+both. With `--peers FOLDER`, other operators then run the same number of jobs, each on a separate control plane
+(`control_plane_peers`).
 """
 
 from __future__ import annotations

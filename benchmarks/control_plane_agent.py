@@ -1,10 +1,10 @@
-"""Stand-in for the agent of one replica: the real core and the real network code, with workers that do not exist.
+"""Simulated agent of one replica: the real core and the real network code, with simulated workers.
 
-It differs from `concertina_agent.agent` where that would use processor time that is not the operator's. It starts no
-process and writes no file, and it looks for changes less often while nothing happens. Members and coordinator send
-heartbeats less often (`beat_rarely`), and whether another replica can be reached is tested by a connection without a
-handshake (`Reach`). The agent's own code sends all messages to the operator and to other stand-ins, over mTLS. The
-operator gets messages as often as from any agent.
+The simulated agent differs from `concertina_agent.agent` to save processor time that is not the operator's. It starts
+no process, writes no file, and looks for changes less often while nothing happens. Members and coordinator send
+heartbeats less often (`beat_rarely`). Whether another replica can be reached is tested with a connection without a
+handshake (`Reach`). The agent's real code sends all messages to the operator and to other simulated agents, over mTLS.
+The operator gets messages as often as from a real agent.
 """
 
 from __future__ import annotations

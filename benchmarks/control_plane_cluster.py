@@ -1,6 +1,6 @@
-"""Subjects of the measurement: a real control plane without nodes, and the operator as a process of its own.
+"""The measured system: a real control plane without nodes, and the operator as a separate process.
 
-The module measures the processor time of each process, and the requests that the operator makes to the API server.
+The module measures the processor time of each process, and the requests that the operator sends to the API server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Simulated node: its Node and Lease at the API server, and the pods that are bound to it.
 
-A pod runs as soon as the node observes it. It has an address of its own on the loopback network, at which a stand-in
-for its agent listens. A pod that is being deleted gets its termination notice, and the node confirms its end once the
-stand-in has ended. A pod without an agent's identity runs nothing.
+A pod runs as soon as the node observes it. Each pod has its own loopback address, on which a simulated agent listens. A
+pod that is being deleted gets a termination notice. The node confirms the end of the pod after the simulated agent has
+ended. A pod without an agent's identity runs nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Other operators that run jobs of as many pods: PyTorchJob, JobSet and TrainJob, each on a control plane of its own.
+"""Other operators that run jobs with the same number of pods: PyTorchJob, JobSet and TrainJob.
 
-The given folder has their programs in `bin/` and their sources in `src/`, under the names in `control_plane_kinds`.
-Manifests and configurations are taken unchanged from the sources. The operators may send any number of requests to the
-API server, use no leader election, and their webhooks listen on this machine. Their pods run but do nothing: no process
-group is formed.
+Each operator has a separate control plane. The given folder contains the programs in `bin/` and their sources in
+`src/`, under the names in `control_plane_kinds`. Manifests and configurations are used without changes. The rate of the
+operators' requests to the API server is not limited. The operators use no leader election, and their webhooks listen on
+this machine. Their pods run but do nothing: no process group is formed.
 """
 
 from __future__ import annotations

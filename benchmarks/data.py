@@ -1,19 +1,21 @@
-"""Throughput of the data layer in tokens a second, from disk and from S3, compared with other libraries.
+"""Throughput of the data layer in tokens per second, from disk and from S3, compared with other libraries.
 
     python benchmarks/data.py [--mebibytes 512] [--runs 3] [--json FILE] [--without-peers]
 
-The benchmark also measures the cost of computing the order, and how long training waits for data (stall). All libraries
-read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return int64. An
-epoch is counted from its second batch on, of files that were just written. The rows are measured in turn:
-- gather: numpy alone takes the same sequences in the same order out of one memory map, which is an upper bound;
-- concertina, local: each file is verified; cold S3: from SeaweedFS into an empty cache, including its start;
-  trainingjob.data: the API by which a user's own script reads the same files;
-- raw store: the same objects by plain GETs, with the same concurrency;
-- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk, each in the variants of
-  data_peers.WAYS, of which the fastest one of a first pass is measured. One variant reads runs of 8 sequences that
-  stay together, which is another order and less work. None of these libraries verifies what it reads.
-Order: seconds and memory to find 4096 positions among 8 million shards, in a fresh process. Stall: share of the time
-that training at a given rate waits for data.
+All libraries read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return
+int64. An epoch is measured from its second batch on. The files were just written. The rows alternate:
+- gather: numpy alone takes the same sequences in the same order from one memory map. This is an upper bound.
+- concertina, local: each file is verified.
+- concertina, cold S3: the data are read from SeaweedFS into an empty cache, including the start.
+- trainingjob.data: the API with which a user's script reads the same files.
+- raw store: the same objects are downloaded by plain GET requests, with the same concurrency.
+- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk. A first pass determines the fastest
+  of the variants in data_peers.WAYS, and that variant is measured. A further variant reads runs of 8 consecutive
+  sequences, which is less work and gives a different order. None of these libraries verifies the data.
+
+The benchmark also measures the cost of computing the order, and how long training waits for data (stall). Order:
+seconds and memory to find 4096 positions among 8 million shards, in a new process. Stall: share of the time for which
+training at a given rate waits for data.
 """
 
 from __future__ import annotations

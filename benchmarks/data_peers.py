@@ -1,8 +1,8 @@
-"""Peers of `data.py`, each in a process of its own.
+"""Other libraries for the comparison in `data.py`. Each runs in a separate process.
 
-Each peer has the format and the settings that its documentation recommends for local disks. The fastest variant is
-determined first (the sweep), and then measured. The peers are no dependencies of this project: they are installed once
-into a folder of their own (see `install`).
+Each library uses the format and the settings that its documentation recommends for local disks. A sweep determines the
+fastest variant, which is then measured. The libraries are not dependencies of this project. They are installed once
+into a separate folder (see `install`).
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 `python benchmarks/failover.py [JOBS ...] [--json FILE]`
 
-There is one coordinator for each job, with the job's own certificates. They are served by processes that speak the real
-protocol over real mTLS. The operator's side is its own code (`concertina.agents`), in a process without any state, as
-after `kill -9`. The benchmark prints the seconds until half, 99 % and all of the coordinators are connected, the
-processor seconds of that, and the longest time for which the operator's event loop was blocked.
+Each job has one coordinator with the job's certificates. Processes serve the coordinators with the real protocol over
+real mTLS. The operator's side is its own code (`concertina.agents`), in a process without any state, as after a
+SIGKILL. The benchmark prints the seconds until half, 99 % and all of the coordinators are connected, and the processor
+seconds for that. It also prints the longest time for which the operator's event loop was blocked.
 """
 
 from __future__ import annotations

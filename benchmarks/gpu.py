@@ -1,10 +1,10 @@
 """Performance of one GPU: `python benchmarks/gpu.py [--model NAME ...] [--runs N] [--json FILE]`.
 
-The bundled trainer's own model, optimizer and snapshots run in a world of one rank, with random tokens. The benchmark
-measures the training speed and the memory, compared with the estimate of `concertina plan` for the same GPU. It also
-measures the cost of a snapshot: two steps with a snapshot between them, compared with two steps without one, with a
-copy in the loop to memory that is not pinned, and with torch's own stager. These are measured in turn, after the
-previous snapshot has been committed. At the end, a snapshot is restored.
+The bundled trainer's model, optimizer and snapshots run with one rank and with random tokens. The benchmark measures
+the training speed and the memory, and compares both with the estimate of `concertina plan` for the same GPU. It also
+measures the cost of a snapshot: the time of two steps with a snapshot between them. For comparison, two steps run
+without a snapshot, with a copy to memory that is not pinned, and with torch's own stager. The variants alternate, and
+each starts after the previous snapshot has been committed. At the end, a snapshot is restored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Local cluster: seconds until it is ready, milliseconds until a pod runs, and memory of the whole cluster.
+"""Local cluster: seconds until it is ready, milliseconds until a pod runs, and memory of all its processes.
 
 python benchmarks/local_cluster.py [--runs N] [--pods N] [--json FILE]
 
-The start of a pod is the time from the request that creates it until a watch reports it as Running. It includes the API
-server, the scheduler, the node agent, the process and the status write. Pods are created one after another first, then
-all at once.
+The start of a pod is the time from the request that creates the pod until a watch reports it as Running. This time
+includes the API server, the scheduler, the node agent, the process and the status write. At first, pods are created one
+after another, then all at once.
 """
 
 import argparse

@@ -1,18 +1,20 @@
 """Overhead of all measurements: `python benchmarks/measuring.py [--blocks N] [--only KIND ...] [--json FILE]`.
 
-A real agent runs two ranks over gloo: the bundled trainer with a small and a larger model, and a script that only calls
-`trainingjob.report`. The agent serves metrics, which are scraped every 15 s, and is watched as an operator watches it.
-With the bundled trainer, it also keeps a spool, which a process of its own ships to TensorBoard. Steps run in blocks,
-in an order that is drawn anew each time. In a block, the ranks either measure and report everything, or nothing at all:
-no clock, no heartbeat, no log line, no message to the agent. Two more scripts, and one process on a GPU if there is
-one, either commit their state after each step or do not (`trainingjob.State`: snapshots take at most one per cent of
-the time). No step of these is tracked.
+A real agent runs two ranks over gloo. The ranks run the bundled trainer with a small or a larger model, or a script
+that only calls `trainingjob.report`. The agent's metrics are scraped every 15 s, and this process reads the agent's
+reports like an operator. With the bundled trainer, the agent also stores tracking data, which a separate process ships
+to TensorBoard. Steps run in blocks in random order. In a block, the ranks either measure and report everything, or
+nothing: no clock, no heartbeat, no log line, no message to the agent.
 
-The benchmark prints by how much a step with all measurements is slower, block against neighbouring block, in time
-(medians of blocks and means) and in processor time of rank 0, with a 95 % interval by bootstrap. The same figures for
-two kinds of blocks that are alike show the noise. Snapshots are left out of the first three kinds, and nothing else is.
-A separate run measures each measurement: its time and its calls in a step of rank 0, and the processor time of the
-agent and the shipper.
+Two more scripts, and one process on a GPU if there is one, either commit their state after each step or do not
+(`trainingjob.State`: snapshots take at most one percent of the time). Their steps are not tracked.
+
+The benchmark prints by how much a step with all measurements is slower than a step without them. It compares
+neighbouring blocks, in time (medians and means of blocks) and in processor time of rank 0, with a 95 % interval by
+bootstrap. The same values for two equal kinds of blocks show the noise. The first three kinds take no snapshots.
+
+A separate run measures each measurement: its time and its calls per step of rank 0, and the processor time of the agent
+and of the shipping process.
 """
 
 from __future__ import annotations

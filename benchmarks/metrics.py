@@ -1,9 +1,9 @@
 """Cost of metrics: `python benchmarks/metrics.py [--jobs N] [--pods N] [--scrapes N] [--json FILE]`.
 
-An operator's cache holds the given number of jobs and pods, each as the API server sends it, and its real endpoint is
-scraped over HTTP. The benchmark prints the processor seconds of a scrape (of this process, without the scraper's own),
-the share of a core at one scrape every 15 s, the longest time for which the event loop was blocked meanwhile, and the
-memory of the process. It then does the same for an agent: one scrape, and one reported step.
+An operator's cache contains the given number of jobs and pods, in the form in which the API server sends them. The
+operator's real endpoint is scraped over HTTP. The benchmark prints the processor seconds of a scrape (without those of
+the scraper), the share of a core at one scrape every 15 s, the longest time for which the event loop was blocked, and
+the memory of the process. For an agent, it prints the cost of one scrape and of one reported step.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Effect of other tenants on a job: `python benchmarks/neighbours.py [--json FILE] [--only ...]`.
 
-On a local cluster, jobs of one replica run to their end one after the other: first alone, then while another namespace
+On a local cluster, jobs with one replica run one after the other. At first they run alone. Then another namespace
 requests as many replicas as the schema allows, which no node can run. For each small job, the benchmark measures the
-time from its creation to its first status, to its pod, to its pod's node, and to Complete. It also measures how far the
-status of a training job is behind its script, which reports a step every 0.1 s (progress is written every 1.5 s).
+time from its creation to its first status, to its pod, to its pod's node, and to Complete. It also measures the delay
+between a training job's script, which reports a step every 0.1 s, and the job's status, whose progress is written every
+1.5 s.
 
-Then a worker of a healthy job is killed several times (`concertina drill --scenario kill-worker`): alone, while many
-jobs of other namespaces wait for room, and while agents of another namespace send messages as fast as they can.
-Meanwhile the operator's health endpoint is requested every 20 ms. Its event loop answers, so an answer is at least as
-late as the loop.
+After that, a worker of a healthy job is killed several times (`concertina drill --scenario kill-worker`): alone, while
+many jobs of other namespaces wait for resources, and while agents of another namespace send messages as fast as they
+can. During this time, the benchmark requests the operator's health endpoint every 20 ms. The operator's event loop
+handles these requests, so the delay of a response is at least the delay of the event loop.
 """
 
 from __future__ import annotations

@@ -1,19 +1,22 @@
-"""Preemption in a queue of Kueue: a job that shrinks, beside a JobSet that Kueue suspends and queues again.
+"""Preemption in a queue of Kueue: a job that shrinks, compared with a JobSet that Kueue suspends and queues again.
 
     PYTHONPATH=tests python benchmarks/queues.py [--runs 3] [--only KIND ...] [--json FILE]
 
-It needs `make kueue` and `make jobset`. On a local cluster with four GPUs (a number of its nodes), a job of four
-workers trains in a queue; then a job of three workers and a higher priority is created, trains for some seconds, and is
-deleted. Both jobs are of the same kind:
-- TrainingJob, shrinks: the first job goes on with one worker (`trainingjob.State`);
-- TrainingJob, suspended: with `onPreemption: Suspend`, it gives all quota back, and starts again in what is left;
-- JobSet: Kueue suspends it, and queues it again;
-- JobSet, saves when stopped: the same, and its ranks save at SIGTERM. Kueue and JobSet do nothing for that.
+The benchmark needs `make kueue` and `make jobset`. On a local cluster with four GPUs (a number of its nodes), a job
+with four workers trains in a queue. Then a job with three workers and a higher priority is created. It trains for some
+seconds, and is deleted. Both jobs are of the same kind:
+- TrainingJob, shrinks: the first job continues with one worker (`trainingjob.State`).
+- TrainingJob, suspended: with `onPreemption: Suspend`, the first job returns all quota, and starts again with the rest.
+- JobSet: Kueue suspends the first job, and queues it again.
+- JobSet, saves when stopped: the same, but the ranks save at SIGTERM. Kueue and JobSet don't do that by themselves.
 
-The scripts train the same model with the same pause after each step, and make a checkpoint every
-`--checkpoint-seconds`. Measured for each: seconds from the creation of the second job to its admission and to its first
-step, and from the eviction of the first; from the deletion of the second to the first step of all four workers again;
-steps that the first job lost each time that its world changed; and its steps meanwhile.
+The scripts train the same model with the same pause after each step. They write a checkpoint every
+`--checkpoint-seconds`. These values are measured for each kind:
+- seconds from the creation of the second job to its admission and to its first step;
+- seconds from the eviction of the first job to the first step of the second job;
+- seconds from the deletion of the second job to the first step of all four workers;
+- steps that the first job lost at each change of its number of workers;
+- steps of the first job while the second job trained.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Peer of `recovery.py`: three torchft replica groups of one process each, and a lighthouse.
+"""torchft for the comparison in `recovery.py`: three replica groups with one process each, and a lighthouse.
 
-torchft is no dependency of this project. It is installed once into a folder of its own (see `install`), and uses the
-torch of this environment. To measure it alone: python benchmarks/recovery.py --only torchft
+torchft is not a dependency of this project. It is installed once into a separate folder (see `install`), and uses the
+torch of this environment. To measure only torchft: python benchmarks/recovery.py --only torchft
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Peer of `recovery.py`: three torchrun agents (c10d rendezvous, nnodes 2:3) on one machine, and the faults.
+"""torchrun for the comparison in `recovery.py`: three agents on one machine, and the faults.
 
-`recovery.py` uses this module. To measure torchrun alone: python benchmarks/recovery.py --only torchrun
+The agents use the c10d rendezvous with nnodes 2:3. To measure only torchrun: python benchmarks/recovery.py --only
+torchrun
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Maximum size of a job on this machine: `python benchmarks/replicas.py [SIZES ...] [--json FILE]`.
 
-On a local cluster, a job of each size begins, loses a replica, is complete again, and is deleted. Its agents are real
-and its workers sleep, so the benchmark measures the rounds, with all replicas on this machine's cores. (Each agent
-pings every other one, so the work of a round grows with the square of the size.)
+On a local cluster, a job of each size starts, loses a replica, has all replicas again, and is deleted. The agents are
+real and the workers sleep, so the benchmark measures the rounds, with all replicas on this machine's cores. (Each agent
+pings all other agents, so the work of a round grows with the square of the size.)
 """
 
 from __future__ import annotations

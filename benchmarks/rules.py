@@ -2,10 +2,9 @@
 
 The benchmark generates the series that the rules query, for the given number of jobs and pods, as the operator and the
 agents expose them. `promtool` makes blocks of more than an hour of past scrapes, one every 15 s. A Prometheus continues
-with these scrapes and evaluates the rules every 15 s. The benchmark prints the seconds of an evaluation of the group as
-Prometheus itself measures them (its API's form of prometheus_rule_group_last_duration_seconds), their share of the
-interval, the rules that take the most time, and the processor time of the process. `make prometheus` provides both
-programs.
+with further scrapes and evaluates the rules every 15 s. The benchmark prints the seconds of an evaluation of the rule
+group, as the API of Prometheus reports them, and their share of the interval. It also prints the slowest rules, and the
+processor time of the process. `make prometheus` installs both programs.
 """
 
 from __future__ import annotations

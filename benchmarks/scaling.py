@@ -1,12 +1,13 @@
 """Scaling of training: `python benchmarks/scaling.py [--runs N] [--only PART ...] [--json FILE]`.
 
-The part `measured` is weak scaling to 8 ranks, with the same number of sequences for each rank: real workers of the
-bundled trainer under a real agent, in turn with a plain FSDP2 script of the same model under torchrun. All ranks share
-this machine's cores, so the time of a step says nothing about several machines. The meaningful figures are a rank's own
-processor time in a step, and the part of it that is spent outside of the computing thread: by gloo's threads, on
-messages between ranks. The time of waiting for others is printed too, but is mostly waiting for a core. The part
-`memory` compares the memory of the fullest ranks in each layout with the plan's estimate. The part `model` shows the
-plan's time model for up to 4096 H100.
+The part `measured` is weak scaling up to 8 ranks, with the same number of sequences for each rank. Real workers of the
+bundled trainer under a real agent alternate with a plain FSDP2 script of the same model under torchrun. All ranks share
+this machine's cores, so the time of a step does not show the speed on several machines. The meaningful values are the
+processor time of a rank in a step, and the part of it outside of the computing thread. gloo's threads use that part for
+messages between ranks. The waiting time is printed too, but most of it is waiting for a core.
+
+The part `memory` compares the memory of the ranks that need the most with the plan's estimate, for each layout. The
+part `model` shows the plan's time model for up to 4096 H100.
 """
 
 from __future__ import annotations

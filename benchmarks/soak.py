@@ -1,12 +1,12 @@
-"""Soak test: random drills against several jobs at once, followed by a check of the trained positions and of leaks.
+"""Soak test: random drills on several jobs at once, followed by a check of the trained positions and of leaks.
 
     python benchmarks/soak.py [--minutes 10] [--jobs 2] [--replicas 2] [--every 30] [--seed 0] [--json F] [--plot F]
                               [--hostile]
 
-The drills are those of `concertina drill`, drawn from the seed. At the end each job is suspended, which writes a
-durable checkpoint. The job's logs must then show the steps 1 ... n without a gap (`soak_ledger`), where n is the step
-of that checkpoint. The exit status is 1 if a check fails. With --hostile, an agent of another namespace sends messages
-as fast as it can all the time, and the operator must throttle it.
+The drills are those of `concertina drill`, chosen at random from the seed. At the end each job is suspended, which
+writes a durable checkpoint. The job's logs must then contain the steps 1 ... n without a gap (`soak_ledger`), where n
+is the step of that checkpoint. The exit status is 1 if a check fails. With --hostile, an agent of another namespace
+sends messages as fast as it can during the test, and the operator must throttle that agent.
 """
 
 from __future__ import annotations

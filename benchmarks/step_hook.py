@@ -1,8 +1,9 @@
-"""Measure what counting a script's optimizer steps costs: `python benchmarks/step_hook.py [--blocks N] [--json FILE]`.
+"""Cost of counting a script's optimizer steps: `python benchmarks/step_hook.py [--blocks N] [--json FILE]`.
 
-A small loop (a linear layer, SGD, on the CPU) runs in blocks of 100 steps, one block with torch's hook and one without
-it in turn, in one process. Printed: microseconds of a step with and without the hook, by block; microseconds that
-the hook itself takes, by call; and the median of these as a share of a step of 10 ms. The bound is 0.1 %."""
+A small loop (a linear layer, SGD, on the CPU) runs in blocks of 100 steps in one process. Blocks with torch's hook
+alternate with blocks without it. The benchmark prints the microseconds of a step with and without the hook, the
+microseconds of a call of the hook, and the median of these calls as a share of a step of 10 ms. The bound is 0.1 %.
+"""
 
 from __future__ import annotations
 
