@@ -452,7 +452,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` until `stop` is set. Return whether `work` finished; otherwise cancel it."""
+    """Run `work` until `stop` is set, and return whether `work` finished before that. If not, cancel `work`."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -52,7 +52,7 @@ async def exporting() -> AsyncIterator[Export]:
 
 
 class _Ids(RandomIdGenerator):
-    """Generator of ids that returns a given trace id."""
+    """Id generator that returns the trace id in `trace` for each new trace."""
 
     trace = 0
 

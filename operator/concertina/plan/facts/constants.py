@@ -84,9 +84,9 @@ SLOW_START = 30.0
 """Seconds a pod with a node may report nothing before the status says where to look for the cause."""
 
 STRAGGLER_FACTOR = 2.0
-"""Ratio of a straggler's own work in a step to the work of the other ranks.
+"""Smallest ratio of a rank's own work in a step to the work of the other ranks at which the rank is a straggler.
 
-A busy neighbour process or a warm GPU stays below this ratio. A rank above the ratio is worth a report for any model.
+A busy neighbour process or a hot GPU stays below this ratio. A rank above the ratio is worth a report for any model.
 """
 
 
