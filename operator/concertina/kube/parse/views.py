@@ -211,7 +211,7 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
 
 
 def _request_hash(spec: JobSpec | None) -> str:
-    """Return the hash of the pod sets for which the job asks a queue; empty if the template is malformed."""
+    """Return the hash of the pod sets that the job requests from its queue; empty if the template is malformed."""
     try:
         return request_hash(spec) if spec is not None else ""
     except (AttributeError, KeyError, TypeError, ValueError):

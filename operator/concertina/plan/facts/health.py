@@ -43,7 +43,7 @@ class EvidenceSource(enum.Enum):
     HOST = enum.auto()
     """The replica's host refuses connections, so no agent listens."""
     MEMBERS = enum.auto()
-    """The members report whether they have lost the replica, their coordinator, or are still in contact with it."""
+    """The members report whether they have lost the replica, which is their coordinator, or are in contact with it."""
     DRAIN = enum.auto()
     """The members stopped at the step that their coordinator announced, so the coordinator was alive at that step."""
     SILENCE = enum.auto()
