@@ -1,6 +1,6 @@
-"""Check of an installation, as `helm test` runs it: an operator leads, and TrainingJobs can be listed.
+"""Check of an installation for `helm test`: an operator is the leader, and TrainingJobs can be listed.
 
-It has the operator's permissions and no others, so a permission that is missing fails the check too.
+The check has exactly the operator's permissions, so it fails if one of these permissions is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concertina.kube.watch.lease import RENEW_SECONDS
 from concertina.kube.watch.service_account import operator_access
 
 LIMIT_SECONDS = 60.0
-"""Time in seconds within which the leader must renew its Lease."""
+"""Seconds within which the leader must renew its Lease."""
 
 
 async def check(settings: OperatorSettings, client: Client) -> list[str]:
@@ -26,7 +26,7 @@ async def check(settings: OperatorSettings, client: Client) -> list[str]:
 
     Raises:
         TimeoutError: When no operator renews the Lease in time.
-        ApiError: When a request is refused, or TrainingJobs are not known.
+        ApiError: When a request is refused, or the API server does not serve TrainingJobs.
     """
     async with asyncio.timeout(LIMIT_SECONDS):
         leader = await _leader(settings, client)
@@ -39,7 +39,7 @@ async def check(settings: OperatorSettings, client: Client) -> list[str]:
 
 
 async def _leader(settings: OperatorSettings, client: Client) -> str:
-    """Return the identity of the operator that is seen to renew the Lease."""
+    """Wait until an operator renews the Lease, and return the operator's identity."""
     first = None
     while True:
         try:
@@ -62,7 +62,7 @@ async def _main() -> None:
 
 
 def main() -> None:
-    """Print what works, and exit with 1 and a sentence where something does not."""
+    """Print which parts work. Exit with 1 and an error message if one does not."""
     try:
         asyncio.run(_main())
     except TimeoutError:

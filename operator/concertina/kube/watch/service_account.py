@@ -1,7 +1,7 @@
-"""The operator's access to the API server: the service account of its pod, by kopf's own login.
+"""Access to the API server for an operator in a pod: the pod's service account, read by kopf.
 
-The client library of Kubernetes takes 126 MB, twice as much as all else in the operator's image, and an operator in a
-pod needs three files of it (decision "The operator logs in by kopf").
+The Kubernetes client library takes 126 MB, twice as much as everything else in the operator's image. An operator in a
+pod needs only three files, which kopf can read (decision "The operator logs in by kopf").
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import kopf
 from concertina.kube.access import Access, NoAccess, load
 
 READ_AGAIN_SECONDS = 60.0
-"""Time in seconds after which the token is read again. The kubelet replaces it before it expires."""
+"""Seconds after which the token is read again. The kubelet replaces the token before it expires."""
 
 
 class ServiceAccount:
-    """Configuration of an `Access` by the service account."""
+    """Credentials of the pod's service account, in the form that `Access` needs."""
 
     cert_file: str | None = None
     key_file: str | None = None
@@ -30,16 +30,16 @@ class ServiceAccount:
         """Read the service account.
 
         Raises:
-            NoAccess: When the pod has no token of a service account.
+            NoAccess: When the pod has no service account token.
         """
         self.namespace = "default"
         self.read()
 
     def read(self) -> None:
-        """Read the token, the certificate's path and the namespace, which the kubelet may have replaced.
+        """Read the token, the path of the CA certificate and the namespace. The kubelet may have replaced them.
 
         Raises:
-            NoAccess: When the pod has no token of a service account.
+            NoAccess: When the pod has no service account token.
         """
         login = kopf.login_with_service_account(settings=kopf.OperatorSettings())
         if login is None or not login.token:
@@ -51,7 +51,7 @@ class ServiceAccount:
         self._read_at = time.monotonic()
 
     async def get_api_key_with_prefix(self, identifier: str) -> str:
-        """Return the Authorization header. `identifier` is the client library's name of it."""
+        """Return the Authorization header. `identifier` is unused; the client library's method has it."""
         if time.monotonic() - self._read_at >= READ_AGAIN_SECONDS:
             self.read()
         return f"Bearer {self._token}"
