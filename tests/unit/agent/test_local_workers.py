@@ -338,7 +338,7 @@ def test_what_a_worker_says_between_left_and_its_next_hello_is_dropped(tmp_path:
         await begun(local, 1, starter)
         worker = await local.of(starter.processes[0].pid)
         assert worker is not None
-        server = ChannelServer("", local, None, None, mock.Mock(), None, told.append, lambda: None, bundled=True)
+        server = ChannelServer("", local, None, None, mock.Mock(), None, told.append, lambda: None)
         ours, theirs = socket.socketpair()
         with theirs:
             serving = asyncio.ensure_future(server._serve(worker, w.Hello(0, 1, stays=True), AgentEnd(ours)))
