@@ -300,10 +300,14 @@ class Channel:
 
     # --- the end of the round ---------------------------------------------------------------------------------------
 
-    @property
     def may_stay(self) -> bool:
-        """Whether the agent waits for Left rather than for the end of this process."""
-        return self._start is not None and self._start.stays
+        """Return whether the agent waits for Left rather than for the end of this process."""
+        try:
+            return self.start().stays
+        except RoundLeft:  # an agent asks only a process that may stay
+            return True
+        except w.ChannelClosed:
+            return False
 
     def leave(self) -> None:
         """End the round in this process. From now on each use of this object raises RoundLeft."""

@@ -125,7 +125,7 @@ def _one_round(
         code = 0
     except Exception as error:
         lost_peer = any(groups.lost_peer(each, aborted=rounds.over) for each in _with_causes(error))
-        if not lost_peer or not channel.may_stay:
+        if not lost_peer or not channel.may_stay():
             raise
         if not rounds.over:
             output = traceback.format_exc()

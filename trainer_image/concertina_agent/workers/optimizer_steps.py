@@ -91,7 +91,7 @@ class StepCounter:
         """
         if self._file is not None:
             os.close(self._file)
-        self._path, self._file, self._steps = path, None, 0
+        self._path, self._file, self._steps, self._seconds = path, None, 0, 0.0
         self._in_step.clear()
         self._file = self._claimed()
 
