@@ -9,8 +9,9 @@ period), or `join` (from the moment at which a successor is warm to the first st
 - concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a user's own command, started warm, with checkpoints of
   its own; script with state: elastic_state.py with the same model, DDP and FSDP2, by `trainingjob.State`, once with
-  short steps and once with steps so long that a snapshot may take a hundredth of one. One worker is killed right
-  after the first steps, when nothing is imported in advance yet, which is a row of its own;
+  short steps and once with steps so long that a snapshot may take a hundredth of one; script with run and state: the
+  same by `trainingjob.run`, whose survivors stay in their processes. One worker is killed right after the first
+  steps, when nothing is imported in advance yet, which is a row of its own;
 - torchrun: the same script under three torchrun agents, with default settings and tuned;
 - torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
 """
@@ -45,10 +46,12 @@ SCENARIOS = (*BLOWS, "join")
 SCRIPT_SCENARIOS = ("worker", "member", "coordinator", "node", "join")
 SCRIPTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "script": own_command,
-    "script with state, DDP": functools.partial(with_state, "ddp", 0.05),
-    "script with state, FSDP2": functools.partial(with_state, "fsdp2", 0.05),
-    "script with state, DDP, steps of 0.2 s": functools.partial(with_state, "ddp", 0.2),
-    "script with state, FSDP2, steps of 0.2 s": functools.partial(with_state, "fsdp2", 0.2),
+    "script with state, DDP": functools.partial(with_state, "ddp", 0.05, False),
+    "script with state, FSDP2": functools.partial(with_state, "fsdp2", 0.05, False),
+    "script with run and state, DDP": functools.partial(with_state, "ddp", 0.05, True),
+    "script with run and state, FSDP2": functools.partial(with_state, "fsdp2", 0.05, True),
+    "script with state, DDP, steps of 0.2 s": functools.partial(with_state, "ddp", 0.2, False),
+    "script with state, FSDP2, steps of 0.2 s": functools.partial(with_state, "fsdp2", 0.2, False),
 }
 LIMIT = 100.0
 CONSOLE = Console(stderr=True)

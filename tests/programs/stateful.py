@@ -36,7 +36,7 @@ def main() -> None:
     if options.kind != "plain":
         dist.init_process_group("nccl" if options.cuda else "gloo")
     torch.manual_seed(world.rank)
-    model = torch.nn.Sequential(torch.nn.Linear(7, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(7, 34), torch.nn.Tanh(), torch.nn.Linear(34, 1))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 4)

@@ -113,26 +113,58 @@ class GroupSockets:
         self._inodes.clear()
 
 
-def abort(is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:
-    """Make all collectives of this process raise, those of other threads too.
+class Connections:
+    """Connections of the process's groups, which end without an error that gloo loses.
 
-    NCCL has an abort (private API of torch). That of gloo leaves a collective that waits for a rank which is alive, as
-    the other survivors are, waiting until the timeout of the group. Gloo does raise if a connection ends. So each
-    connection of a group ends here, that to the store too, for which a rank may be waiting.
-
-    Args:
-        is_of_group: Returns whether a socket belongs to a group, from its inode and itself. By default, all do: a
-            reader of the bundled trainer's data opens its connections again.
+    Gloo's collectives raise if they can't read any more. But they wait until the timeout of the group if a connection
+    ends while one is just being answered: gloo has taken it from its list by then, and tells only what is on that list
+    of the error of the write. So no write may fail. Only reading ends, in this process, and the connection stays open
+    until all ranks have left: `hold` keeps it when gloo closes its own end.
     """
-    if torch.cuda.is_available() and dist.is_initialized():
-        distributed_c10d._abort_process_group()
-        return
-    for number, inode in _sockets():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
-            listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            if is_internet and not listens and is_of_group(inode, connection):
-                connection.shutdown(socket.SHUT_RDWR)
+
+    def __init__(self, is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:
+        """Initialize without connections.
+
+        Args:
+            is_of_group: Returns whether a socket belongs to a group, from its inode and itself. By default, all do: a
+                reader of the bundled trainer's data opens its connections again.
+        """
+        self._is_of_group = is_of_group
+        self._held: dict[int, socket.socket] = {}
+        """Second ends of the connections, by inode."""
+
+    def hold(self) -> None:
+        """Keep the connections open, whatever closes them."""
+        for number, inode in _sockets():
+            if inode in self._held:
+                continue
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                connection = stack.enter_context(socket.socket(fileno=os.dup(number)))
+                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_internet and not listens and self._is_of_group(inode, connection):
+                    self._held[inode] = connection
+                    stack.pop_all()
+
+    def abort(self) -> None:
+        """Make all collectives of this process raise, those of other threads too.
+
+        NCCL has an abort (private API of torch). That of gloo leaves a collective that waits for a rank which is alive,
+        as the other survivors are, waiting until the timeout of the group. The connections to the store end too,
+        because a rank may be waiting there.
+        """
+        if torch.cuda.is_available() and dist.is_initialized():
+            distributed_c10d._abort_process_group()
+            return
+        self.hold()
+        for connection in list(self._held.values()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+
+    def release(self) -> None:
+        """Let the connections go. Call this when all ranks have left the round."""
+        while self._held:
+            self._held.popitem()[1].close()
 
 
 def _sockets() -> Iterator[tuple[int, int]]:

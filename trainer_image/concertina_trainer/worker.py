@@ -82,7 +82,8 @@ def main() -> NoReturn:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if process_groups.can_stay():
         process_groups.prepare_to_stay()
-    channel = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), process_groups.abort)
+    connections = process_groups.Connections()
+    channel = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), connections.abort)
     heartbeat = HeartbeatWriter()
     entered = None
     while isinstance(end := one_round(channel, heartbeat, entered), Left):
@@ -90,7 +91,9 @@ def main() -> NoReturn:
         gc.collect()  # the old model goes while the agents prepare the next round
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # the streams of the next round can't use what those of this round have freed
-        os.environ.update(channel.next_round().environment)
+        entry = channel.next_round()
+        connections.release()
+        os.environ.update(entry.environment)
         entered = time.perf_counter()
     channel.finish()
     # Exit at once. A regular exit would wait for the group's threads, and for a peer that may be gone.

@@ -77,6 +77,7 @@ class Channel:
             RoundLeft: The round has ended.
         """
         self._rank, self._pid = rank, os.getpid()
+        self.stays = stays
         self._make_tracer = make_tracer
         self._tracer: Optional[Tracer] = None
         self._rounds = rounds

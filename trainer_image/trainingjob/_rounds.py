@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import importlib.util
 import os
@@ -38,6 +37,13 @@ STORE_SECONDS = 10.0
 """Most seconds to wait for the store of rank 0, before torch does so itself."""
 STORE_PAUSE, LONGEST_PAUSE = 0.005, 0.05
 """First and longest pause in seconds between two tries to reach the store."""
+HOLD_THE_WORLD = {
+    "accelerate.state": "PartialState._shared_state",
+    "deepspeed.comm.comm": "cdb",
+    "jax._src.distributed": "global_state.client",
+    "megatron.core.parallel_state": "_DATA_PARALLEL_GROUP",
+}
+"""Libraries that keep the ranks or groups of a world for the life of the process: the variable, by module."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +66,9 @@ def run(path: str, main: Callable[[], T]) -> T:
         return main()
     groups.prepare_to_stay()
     group_sockets = groups.GroupSockets()
+    connections = groups.Connections(group_sockets)
     try:
-        rounds = _channel.connect(path, functools.partial(groups.abort, group_sockets))
+        rounds = _channel.connect(path, connections.abort)
     except RuntimeError as error:
         raise RuntimeError(
             "trainingjob.run was called a second time, or after another function of trainingjob that communicates with "
@@ -75,13 +82,30 @@ def run(path: str, main: Callable[[], T]) -> T:
         if isinstance(outcome, Finished):
             rounds.complete_round()
             return outcome.value
+        if library := _holds_the_world():
+            write_line(f"trainingjob.run: this process ends with its round, because {library} keeps the old world.")
+            os._exit(outcome.code)
         store_was_torchs = groups.meets_at_master_port()
+        connections.hold()  # an end would disturb ranks that have not left yet
         _end_round(groups)
         group_sockets.forget()
         rounds.say_left(outcome)
         gc.collect()  # the old model goes while the agents prepare the next round
-        os.environ.update(rounds.next_round().environment)
+        entry = rounds.next_round()
+        connections.release()
+        os.environ.update(entry.environment)
         groups.number_meshes(world().round)
+
+
+def _holds_the_world() -> str:
+    """Return the name of a library that keeps the ranks or groups of the round, or an empty string."""
+    for module, variable in HOLD_THE_WORLD.items():
+        value: Any = sys.modules.get(module)
+        for name in variable.split("."):
+            value = getattr(value, name, None)
+        if value:
+            return module.partition(".")[0]
+    return ""
 
 
 def _process_groups() -> tuple[Optional[ModuleType], str]:

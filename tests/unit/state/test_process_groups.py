@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import weakref
 from collections.abc import Iterator
@@ -60,11 +61,13 @@ def test_an_abort_ends_the_connections_of_groups_and_no_others(monkeypatch: pyte
     sockets.extend(connected())
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_PORT", str(store.port))
+    connections = process_groups.Connections(is_of_group)
     with socket.create_connection((HERE, store.port)) as client:
-        process_groups.abort(is_of_group)
+        connections.abort()
         assert client.recv(1) == b""
     before, before_peer, grouped, grouped_peer, after, after_peer = sockets
     assert grouped.recv(1) == grouped_peer.recv(1) == b""
+    connections.release()
     for one, other in ((before, before_peer), (after, after_peer)):
         one.sendall(b"x")
         assert other.recv(1) == b"x"
@@ -80,13 +83,33 @@ def test_a_group_that_is_being_made_is_aborted_too(monkeypatch: pytest.MonkeyPat
     def make() -> None:
         client, peer = connected()
         with client, peer:
-            process_groups.abort(is_of_group)
+            connections = process_groups.Connections(is_of_group)
+            connections.abort()
             aborted.append(client.recv(1))
+            connections.release()
 
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", make)
     is_of_group = process_groups.GroupSockets()
     distributed_c10d._new_process_group_helper()
     assert aborted == [b""]
+
+
+def test_a_rank_that_has_not_left_can_write_to_one_that_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo's answer to a rank that waits must not fail: it would lose the error."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ours, theirs = connected()
+    theirs.sendall(b"not read by the one that leaves")
+    inode = os.fstat(ours.fileno()).st_ino
+    connections = process_groups.Connections(lambda each, connection: each == inode)
+    connections.hold()
+    ours.close()
+    for _ in range(3):
+        theirs.sendall(b"answer")
+    connections.release()
+    with pytest.raises(ConnectionError):
+        while True:
+            theirs.sendall(b"answer")
+    theirs.close()
 
 
 def test_groups_of_a_round_have_names_of_their_own() -> None:
