@@ -127,7 +127,7 @@ class Channel:
         """Return whether the script must save after this step. See `trainingjob.should_checkpoint`.
 
         Raises:
-            SystemExit: The previous call returned True.
+            RoundEnded: The previous call returned True.
         """
         self._check()
         with self._rounds.changed:

@@ -88,6 +88,7 @@ class Data(SampleCounter):
         Raises:
             concertina_state.errors.InvalidInput: The data are damaged.
             concertina_state.objects.prefix.StorageError: The store has not answered for ten minutes.
+            RuntimeError: The data were opened in an earlier round (`trainingjob.run`).
         """
         if self._closed:
             raise RuntimeError("these data were opened in an earlier round: open them within the function of run()")

@@ -59,6 +59,9 @@ def run(path: str, main: Callable[[], T]) -> T:
     Args:
         path: Path of the agent's socket.
         main: The script's function.
+
+    Raises:
+        RuntimeError: This process is connected to its agent already.
     """
     groups, why = _process_groups()
     if groups is None:
@@ -129,6 +132,9 @@ def _one_round(
     """Call `main` in one round. Return what it has returned, or how this process leaves the round.
 
     All other exceptions of `main` are raised: they end the process, and a new one takes its place.
+
+    Raises:
+        SystemExit: The script has ended itself.
     """
     here = world()
     code, output = 1, ""

@@ -138,7 +138,7 @@ class Saver:
         """Take a snapshot after a step if one is due. See `State.commit`.
 
         Raises:
-            SystemExit: The world is about to end, and the state has been saved.
+            RoundEnded: The world is about to end, and the state has been saved.
         """
         agent, save_points = self._session.agent, self._contents.save_points
         began, finished = time.perf_counter(), int(step) + 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ from concertina_protocol import Restore
 from concertina_protocol import worker_channel as w
 from concertina_protocol.worker_channel.rounds import RoundLeft
 from concertina_state import process_groups
-from trainingjob import _channel, _connection
+from concertina_state.errors import InvalidInput
+from trainingjob import _channel, _connection, _rounds
+from trainingjob._refusals import check_not_in_run
 
 START = w.Start(Restore("Fresh"), 1, "uid", stays=True)
 LOST = "[pair.cc:545] Connection closed by peer [127.0.0.1]:1"
@@ -263,6 +267,22 @@ def test_nothing_of_an_old_round_lands_in_the_next(agent: Agent) -> None:
     assert getattr(progress, "step", None) == 5
     assert agent.result.result(60) is None
     assert [type(error) for error in errors] == [RoundLeft, RoundLeft]
+
+
+def test_a_framework_that_keeps_a_world_is_refused(agent: Agent) -> None:
+    agent.run(lambda: check_not_in_run("Accelerate"))
+    agent.begin()
+    fault = agent.hear()
+    assert isinstance(fault, w.Fault)
+    assert "Accelerate does not work within trainingjob.run" in fault.message
+    assert isinstance(agent.result.exception(60), InvalidInput)
+
+
+@pytest.mark.parametrize(("state", "found"), [({}, ""), ({"num_processes": 2}, "accelerate")])
+def test_a_library_that_keeps_a_world_is_seen(monkeypatch: pytest.MonkeyPatch, state: object, found: str) -> None:
+    library = SimpleNamespace(PartialState=SimpleNamespace(_shared_state=state))
+    monkeypatch.setitem(sys.modules, "accelerate.state", library)
+    assert _rounds._holds_the_world() == found
 
 
 def test_run_comes_first_and_once(agent: Agent) -> None:

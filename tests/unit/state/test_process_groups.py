@@ -94,6 +94,11 @@ def test_a_group_that_is_being_made_is_aborted_too(monkeypatch: pytest.MonkeyPat
     assert aborted == [b""]
 
 
+def answer_until_refused(connection: socket.socket) -> None:
+    while True:
+        connection.sendall(b"answer")
+
+
 def test_a_rank_that_has_not_left_can_write_to_one_that_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo's answer to a rank that waits must not fail: it would lose the error."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -107,8 +112,7 @@ def test_a_rank_that_has_not_left_can_write_to_one_that_has(monkeypatch: pytest.
         theirs.sendall(b"answer")
     connections.release()
     with pytest.raises(ConnectionError):
-        while True:
-            theirs.sendall(b"answer")
+        answer_until_refused(theirs)
     theirs.close()
 
 
