@@ -69,6 +69,9 @@ def test_an_abort_ends_the_connections_of_groups_and_no_others(monkeypatch: pyte
     assert grouped.recv(1) == grouped_peer.recv(1) == b""
     connections.release()
     for one, other in ((before, before_peer), (after, after_peer)):
+        one.setblocking(False)
+        with pytest.raises(BlockingIOError):  # not the end
+            one.recv(1)
         one.sendall(b"x")
         assert other.recv(1) == b"x"
     for each in sockets:
