@@ -18,7 +18,8 @@ fault of its own. Its other rounds end so, and it sends nothing between Left and
     Hello ->                                    as above
 
 A user's own command can also use the channel, through the package `trainingjob`. It sends Hello, Progress and Beat as
-above, and Left if it calls `trainingjob.run`. The following messages let all ranks stop after the same step without communicating with each other:
+above, and Left if it calls `trainingjob.run`. The following messages let all ranks stop after the same step without
+communicating with each other:
 
     Register ->                                 at the first call of should_checkpoint(), which waits for the answer,
                                                 so that the agent knows every rank that calls
