@@ -17,6 +17,7 @@ The rows are measured for these kinds of training:
 - concertina, script: benchmarks/scripts/elastic_ddp.py as a custom command with a warm start and its own checkpoints.
 - concertina, script with state: elastic_state.py trains the same model with DDP and FSDP2 and `trainingjob.State`. Its
   steps are short in some rows. In others they are so long that a snapshot takes one percent of a step.
+- concertina, script with run and state: the same script calls `trainingjob.run`, so that survivors keep their process.
 - torchrun: the same script under three torchrun agents, with default settings and tuned.
 - torchft 0.2.0: the same model under three replica groups. torchft is installed into a separate folder on first use.
 
@@ -54,10 +55,12 @@ SCENARIOS = (*BLOWS, "join")
 SCRIPT_SCENARIOS = ("worker", "member", "coordinator", "node", "join")
 SCRIPTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "script": own_command,
-    "script with state, DDP": functools.partial(with_state, "ddp", 0.05),
-    "script with state, FSDP2": functools.partial(with_state, "fsdp2", 0.05),
-    "script with state, DDP, steps of 0.2 s": functools.partial(with_state, "ddp", 0.2),
-    "script with state, FSDP2, steps of 0.2 s": functools.partial(with_state, "fsdp2", 0.2),
+    "script with state, DDP": functools.partial(with_state, "ddp", 0.05, False),
+    "script with state, FSDP2": functools.partial(with_state, "fsdp2", 0.05, False),
+    "script with run and state, DDP": functools.partial(with_state, "ddp", 0.05, True),
+    "script with run and state, FSDP2": functools.partial(with_state, "fsdp2", 0.05, True),
+    "script with state, DDP, steps of 0.2 s": functools.partial(with_state, "ddp", 0.2, False),
+    "script with state, FSDP2, steps of 0.2 s": functools.partial(with_state, "fsdp2", 0.2, False),
 }
 LIMIT = 100.0
 CONSOLE = Console(stderr=True)

@@ -137,10 +137,13 @@ def own_command(trace: Path) -> dict[str, Any]:
     return job("script", {"command": command}, warmStart={"enabled": True})
 
 
-def with_state(kind: str, pause: float, trace: Path) -> dict[str, Any]:
-    """Return a job of a script with `trainingjob.State`. Each step sleeps for `pause` seconds and then computes."""
+def with_state(kind: str, pause: float, run: bool, trace: Path) -> dict[str, Any]:
+    """Return a job of a script that uses `trainingjob.State`, and with `run` also `trainingjob.run`.
+
+    Each step sleeps for `pause` seconds and then computes.
+    """
     command = ["python3", str(SCRIPTS / "elastic_state.py"), kind, "--trace", str(trace), "--pause", str(pause)]
-    return job(f"state-{kind}", {"command": command}, warmStart={"enabled": True})
+    return job(f"state-{kind}", {"command": [*command, *(["--run"] if run else [])]}, warmStart={"enabled": True})
 
 
 class Bench:

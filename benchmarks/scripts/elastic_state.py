@@ -1,12 +1,13 @@
 """Model and trace of elastic_ddp.py with DDP or FSDP2, and the state saved by `trainingjob.State`.
 
-    elastic_state.py ddp|fsdp2 --trace FOLDER [--pause SECONDS]
+    elastic_state.py ddp|fsdp2 --trace FOLDER [--pause SECONDS] [--run]
 
 The trace has one line a step as in elastic_ddp.py, followed by the seconds that `commit` took of the step after it.
 """
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--pause", type=float, default=0.05, help="a step of a useful length, without using up cores")
+    parser.add_argument("--run", action="store_true", help="call main by trainingjob.run")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -60,4 +62,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "--run" in sys.argv:
+        trainingjob.run(main)
     main()

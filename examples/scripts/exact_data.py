@@ -65,5 +65,5 @@ def record(folder: Path, step: int, loss: float, rows: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    trainingjob.run(main)  # in a job, a process that survives a failure calls main again
     os._exit(0)  # the interpreter's own end may abort while gloo's threads free their tensors (pytorch#190489)

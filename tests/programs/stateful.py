@@ -2,12 +2,14 @@
 
 import argparse
 import os
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import trainingjob
@@ -17,11 +19,12 @@ BATCH = 12
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["plain", "ddp", "fsdp1", "fsdp2", "hsdp"])
+    parser.add_argument("kind", choices=["plain", "ddp", "fsdp1", "fsdp2", "hsdp", "tensor"])
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--pause", type=float, default=0.01)
     parser.add_argument("--overhead", type=float, default=1000.0)
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--run", action="store_true", help="call main by trainingjob.run")
     options = parser.parse_args()
 
     world = trainingjob.world()
@@ -33,7 +36,7 @@ def main() -> None:
     if options.kind != "plain":
         dist.init_process_group("nccl" if options.cuda else "gloo")
     torch.manual_seed(world.rank)
-    model = torch.nn.Sequential(torch.nn.Linear(7, 33), torch.nn.Tanh(), torch.nn.Linear(33, 1))
+    model = torch.nn.Sequential(torch.nn.Linear(7, 34), torch.nn.Tanh(), torch.nn.Linear(34, 1))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)) / 4)
@@ -48,21 +51,28 @@ def main() -> None:
         mesh = mesh if options.kind == "hsdp" else mesh["shard"]
         fully_shard(model[0], mesh=mesh)
         fully_shard(model, mesh=mesh)
+    elif options.kind == "tensor":
+        mesh = init_device_mesh(device.type, (world.size // 2, 2), mesh_dim_names=("shard", "tensor"))
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["shard"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30, gamma=0.5)
     state = trainingjob.State(model=model, optimizer=optimizer, scheduler=scheduler, overhead=options.overhead)
+    alike = 2 if options.kind == "tensor" else 1  # ranks that train on the same items
+    shares = world.size // alike
     start = state.restore(default=0)
     print(f"rank {world.rank} of {world.size} starts at step {start}", flush=True)
     for step in range(start, options.steps):
         x = torch.randn(BATCH, 7, generator=torch.Generator().manual_seed(step)).to(device)
-        mine = range(BATCH * world.rank // world.size, BATCH * (world.rank + 1) // world.size)
+        share = world.rank // alike
+        mine = range(BATCH * share // shares, BATCH * (share + 1) // shares)
         losses = (model(x[mine.start : mine.stop]) - x[mine.start : mine.stop].sum(1, keepdim=True)).square()
-        loss = losses.sum() / BATCH * world.size  # Losses are averaged as gradients are.
+        loss = losses.sum() / BATCH * shares  # Losses are averaged as gradients are.
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step()
-        total = losses.detach().sum() / BATCH
+        total = losses.detach().sum() / BATCH / alike
         if options.kind != "plain":
             dist.all_reduce(total)
         if world.rank == 0:
@@ -74,4 +84,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if "--run" in sys.argv:
+        trainingjob.run(main)
     main()

@@ -89,7 +89,7 @@ class Agent:
                 folder, TrackingRecorder(settings.track_every), workers.start_tracking, emit
             )
         parts = (workers.local, copies, uploads, files.snapshots, self._tracking)
-        self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest, settings.bundled)
+        self._channel = ChannelServer(channel, *parts, emit, lambda: self._core.latest)
         self._carry_out: Mapping[type, tuple[Callable[[Any], object], ...]] = {
             e.PersistSeen: (files.persist_seen,),
             e.KillWorkers: (network.leave_round, copies.stop, uploads.abandon, workers.kill_workers),

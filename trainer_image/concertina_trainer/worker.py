@@ -30,6 +30,8 @@ from concertina_protocol.worker_channel import (
     Start,
     WorkerEnd,
 )
+from concertina_protocol.worker_channel.rounds import RoundChannel, RoundLeft
+from concertina_state import process_groups
 from concertina_state.checkpoints.catalogue import instead_of
 from concertina_state.errors import DamagedInput, DataChanged, InvalidInput, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
@@ -55,7 +57,6 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
-from concertina_trainer.rounds import RoundChannel, RoundLeft
 from concertina_trainer.state.restore import restore
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
@@ -79,17 +80,20 @@ def main() -> NoReturn:
     The exit status is 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    if torch.cuda.is_available() and can_stay():
-        # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    channel, heartbeat = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), group.abort), HeartbeatWriter()
+    if process_groups.can_stay():
+        process_groups.prepare_to_stay()
+    connections = process_groups.Connections()
+    channel = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), connections.abort)
+    heartbeat = HeartbeatWriter()
     entered = None
     while isinstance(end := one_round(channel, heartbeat, entered), Left):
         channel.say_left(end)
         gc.collect()  # the old model goes while the agents prepare the next round
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # the streams of the next round can't use what those of this round have freed
-        os.environ.update(channel.next_round().environment)
+        entry = channel.next_round()
+        connections.release()
+        os.environ.update(entry.environment)
         entered = time.perf_counter()
     channel.finish()
     # Exit at once. A regular exit would wait for the group's threads, and for a peer that may be gone.
@@ -106,7 +110,7 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
     which this process entered the round, or None if it began with it.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
-    offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=can_stay())
+    offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay())
     stays, code, output = entered is not None, 1, ""
     try:
         channel.enter(round, offer)
@@ -133,24 +137,15 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
         print(error, file=sys.stderr)
         return 1
     except Exception as error:
-        stays = stays and group.lost_peer(error, aborted=channel.over)
+        stays = stays and process_groups.lost_peer(error, aborted=channel.over)
         if not stays or not channel.over:
             output = traceback.format_exc()
             sys.stderr.write(output)
     if not stays:
         return code
     channel.end_round()
-    group.leave()
+    process_groups.leave()
     return Left(round, code, tuple(output.splitlines()[-KEPT_LINES:]))
-
-
-def can_stay() -> bool:
-    """Return whether this process can leave a round and enter another one.
-
-    It is not known yet whether a process with a GPU can (docs/gpu-checks.md), so such a process stays only if a
-    variable says so.
-    """
-    return not torch.cuda.is_available() or os.environ.get("CONCERTINA_GPU_STAYS") == "1"
 
 
 def _fault(

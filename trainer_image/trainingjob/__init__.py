@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, Optional
+from typing import TYPE_CHECKING, Callable, Mapping, Optional, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from trainingjob._connection import agent_channel, checkpoint_settings
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from trainingjob._data import Data
     from trainingjob._state import State
 
-__all__ = ["ArrayShard", "State", "World", "checkpoint_dir", "data", "report", "should_checkpoint", "world"]
+__all__ = ["ArrayShard", "State", "World", "checkpoint_dir", "data", "report", "run", "should_checkpoint", "world"]
+
+T = TypeVar("T")
 
 
 def __getattr__(name: str) -> object:
@@ -161,6 +163,37 @@ def data(
 
     here = world()
     return Data(uri, length, batch, seed, here.rank if rank is None else rank, size or here.size, cache_mebibytes)
+
+
+def run(main: Callable[[], T]) -> T:
+    """Call a script's `main`, in each round of the job, in the same process.
+
+    Without this function, a new process starts when a round ends. With it, a process that survives the round leaves
+    `main` by an exception, closes torch's process groups, and calls `main` again in the next round, with the variables
+    of that round (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` and so on). A process that does not leave within a second is
+    killed, and a new one takes its place.
+
+    Call this function once, with all that belongs to a round in `main`: `init_process_group`, the model, `State`, data
+    and threads. The exception is no `Exception`, so `except Exception` does not catch it, and `finally` blocks run.
+    Outside of a job, `main` is called once.
+
+    A process starts anew in each round if torch is not installed or older than 2.15, or if it has a GPU.
+
+    Args:
+        main: A function without arguments (`functools.partial` binds them).
+
+    Returns:
+        The result of `main`, once the run is complete.
+
+    Raises:
+        RuntimeError: This function was called before, or another function that communicates with the job.
+    """
+    path = os.environ.get("CONCERTINA_SOCKET")
+    if not path or "RANK" not in os.environ:
+        return main()
+    from trainingjob import _rounds
+
+    return _rounds.run(path, main)
 
 
 def should_checkpoint() -> bool:

@@ -8,13 +8,16 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Tuple, Type, TypeVar, Union
+from typing import Callable, Dict, List, Mapping, Optional, Protocol, Tuple, Type, TypeVar, Union
 
-from concertina_protocol import MOST_METRICS, Durable, JobHistory, Progress, ProtocolError, StepPart
+from concertina_protocol import MOST_METRICS, Durable, JobHistory, Progress, StepPart
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.stderr import write_line
+from concertina_protocol.worker_channel.rounds import RoundChannel, RoundLeft
+from trainingjob._world import world
 
 T = TypeVar("T")
 MOST_NAME = 64
@@ -49,26 +52,38 @@ class Tracer(Protocol):
         ...
 
 
-class Channel:
-    """The connection of one worker to its agent. Its methods may be called from any thread."""
+class RoundEnded(SystemExit):
+    """The world is about to end, and the script has saved its state. Outside of `trainingjob.run`, this ends it."""
 
-    def __init__(self, path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> None:
-        """Connect to the agent.
+
+class Channel:
+    """The conversation of one worker with its agent in one round. Its methods may be called from any thread.
+
+    Once the round has ended, each of them raises RoundLeft.
+    """
+
+    def __init__(
+        self, rounds: RoundChannel, rank: int, make_tracer: Callable[[int], Tracer], stays: bool = False
+    ) -> None:
+        """Enter the round that the environment names.
 
         Args:
-            path: Path of the agent's socket.
+            rounds: The connection to the agent.
             rank: Rank of this process.
             make_tracer: Returns the tracer of a rank. It is called at the first request for a trace.
+            stays: Whether this process can leave the round and enter the next one.
 
         Raises:
-            OSError: No agent listens there.
+            RoundLeft: The round has ended.
         """
         self._rank, self._pid = rank, os.getpid()
+        self.stays = stays
         self._make_tracer = make_tracer
         self._tracer: Optional[Tracer] = None
-        self._end = w.WorkerEnd(path)
-        self._changed = threading.Condition()
-        self._open = True
+        self._rounds = rounds
+        self._has_left = False
+        """Whether this process has left the round."""
+        self._start: Optional[w.Start] = None
         self._registered = False
         """Whether the agent knows that this rank calls should_checkpoint()."""
         self._must_wait = False
@@ -91,17 +106,20 @@ class Channel:
         """Last reported phase, and when it was reported (monotonic seconds)."""
         self._last_message: Union[Progress, w.Beat, None] = None
         """Last message about a step."""
-        self._received: List[Any] = []
-        """Messages for `State`."""
         self._snapshots: Tuple[Optional[int], float] = (None, 0.0)
         """Step of the newest snapshot that is complete on peers, and the seconds that all snapshots have taken."""
-        self._send(w.Hello(rank, self._pid, traces=True))
-        threading.Thread(target=self._listen, name="trainingjob", daemon=True).start()
+        with contextlib.suppress(w.ChannelClosed):
+            rounds.enter(world().round, w.Hello(rank, self._pid, traces=True, stays=stays), self._on_message)
 
     @property
     def in_own_process(self) -> bool:
         """True in the worker itself, False in a process that it has forked, such as a data loader's."""
         return os.getpid() == self._pid
+
+    @property
+    def stops(self) -> bool:
+        """Whether all ranks have agreed that this world ends after the current step, or has ended before it."""
+        return self._stop_at > 0 and self._calls >= self._stop_at
 
     # --- calls of the script ----------------------------------------------------------------------------------------
 
@@ -109,26 +127,25 @@ class Channel:
         """Return whether the script must save after this step. See `trainingjob.should_checkpoint`.
 
         Raises:
-            SystemExit: The previous call returned True.
+            RoundEnded: The previous call returned True.
         """
-        with self._changed:
-            if self._stop_at and self._calls >= self._stop_at:
-                raise SystemExit(0)
+        self._check()
+        with self._rounds.changed:
+            if self.stops:
+                raise RoundEnded(0)
             if not self._registered:
                 self._registered = self._must_wait = True
                 self._send(w.Register(self._rank))
-            self._changed.wait_for(lambda: not self._open or not self._must_wait)
+            self._rounds.wait_until(lambda: not self._must_wait)
             self._calls += 1
-            return self._open and self._calls == self._stop_at
+            return not self._rounds.closed and self._calls == self._stop_at
 
     def must_stop(self) -> bool:
         """Return whether this world ends with the current commit.
 
         This counts as a call of should_checkpoint(), but one whose result the caller may act on at a later commit.
         """
-        if self._stop_at and self._calls >= self._stop_at:
-            return True
-        return self.should_checkpoint()
+        return self.stops or self.should_checkpoint()
 
     def count_samples_by(self, samples: Callable[[], int]) -> None:
         """Set the function that returns the number of consumed samples, for reports that do not say it."""
@@ -172,7 +189,7 @@ class Channel:
 
     def report(self, report: StepReport) -> None:
         """Report a finished step."""
-        if self._stop_at and self._calls >= self._stop_at:
+        if self.stops:
             return  # a step beyond the checkpoint will be trained again
         self._report(report)
 
@@ -226,7 +243,7 @@ class Channel:
     @property
     def round(self) -> int:
         """Number of this round."""
-        return int(os.environ["CONCERTINA_ROUND"])
+        return world().round
 
     @property
     def snapshots(self) -> Path:
@@ -256,7 +273,11 @@ class Channel:
         Raises:
             ChannelClosed: The agent is gone.
         """
-        return self._wait_for(w.Start, keep=True)
+        self._check()
+        self._rounds.wait_until(lambda: self._start is not None)
+        if self._start is None:
+            raise w.ChannelClosed("the agent is gone")
+        return self._start
 
     def request(self, message: w.Message, kind: Type[T]) -> T:
         """Send a message, and return the answer of this type.
@@ -264,68 +285,72 @@ class Channel:
         Raises:
             ChannelClosed: The agent is gone.
         """
-        self._send(message)
-        return self._wait_for(kind)
+        self._check()
+        return self._rounds.request(message, kind)
 
-    def poll(self) -> List[object]:
+    def poll(self) -> List[w.Message]:
         """Return the messages about saving that have come since the last call."""
-        with self._changed:
-            messages: List[object] = [m for m in self._received if isinstance(m, (w.CopiedUpTo, w.SaveNow))]
-            self._received = [message for message in self._received if message not in messages]
-            return messages
+        self._check()
+        with contextlib.suppress(w.ChannelClosed):
+            return self._rounds.poll()
+        return []
 
     def send(self, message: w.Message) -> None:
         """Send a message. If the agent is gone, nothing happens."""
         self._send(message)
 
-    def _wait_for(self, kind: Type[T], keep: bool = False) -> T:
-        """Wait for a message of this type, and remove it from those received unless `keep` is true.
+    # --- the end of the round ---------------------------------------------------------------------------------------
+
+    def may_stay(self) -> bool:
+        """Return whether the agent waits for Left rather than for the end of this process."""
+        try:
+            return self.start().stays
+        except RoundLeft:  # an agent asks only a process that may stay
+            return True
+        except w.ChannelClosed:
+            return False
+
+    def leave(self) -> None:
+        """End the round in this process. From now on each use of this object raises RoundLeft."""
+        self._has_left = True
+        self._rounds.end_round()
+
+    def _check(self) -> None:
+        """Check that the round goes on.
 
         Raises:
-            ChannelClosed: The agent is gone.
+            RoundLeft: It does not, or this thread was started in an earlier round.
+            RuntimeError: An object of an earlier round is used in this one.
         """
-
-        def first() -> Optional[T]:
-            return next((message for message in self._received if isinstance(message, kind)), None)
-
-        with self._changed:
-            self._changed.wait_for(lambda: not self._open or first() is not None)
-            message = first()
-            if message is None:
-                raise w.ChannelClosed("the agent is gone")
-            if not keep:
-                self._received.remove(message)
-            return message
+        if threading.current_thread() in threads_of_earlier_rounds:
+            raise RoundLeft
+        if self._has_left:
+            raise RuntimeError("this State was made in an earlier round: make it within the function of run()")
+        self._rounds.check()
 
     # --- the socket -------------------------------------------------------------------------------------------------
 
     def _send(self, message: w.Message) -> None:
+        self._check()
         with contextlib.suppress(w.ChannelClosed):
-            self._end.send(message)
+            self._rounds.send(message)
 
-    def _listen(self) -> None:
-        try:
-            while True:
-                self._on_message(self._end.receive(object))
-        except (w.ChannelClosed, ProtocolError):
-            with self._changed:
-                self._open = False
-                self._changed.notify_all()
-
-    def _on_message(self, message: object) -> None:
-        with self._changed:
-            if isinstance(message, w.QueryCalls):
-                self._must_wait = True
-                self._send(w.CallCount(self._rank, self._calls))
-            elif isinstance(message, w.Registered):
-                self._must_wait = False
-            elif isinstance(message, w.StopAtCall):
-                self._must_wait, self._stop_at = False, message.call
-            elif isinstance(message, w.TraceSteps):
-                self._trace(message)
-            else:
-                self._received.append(message)
-            self._changed.notify_all()
+    def _on_message(self, message: w.Message) -> bool:
+        """Handle a message in the thread that reads, and return whether it needs no further handling."""
+        if isinstance(message, w.QueryCalls):
+            self._must_wait = True
+            self._send(w.CallCount(self._rank, self._calls))
+        elif isinstance(message, w.Registered):
+            self._must_wait = False
+        elif isinstance(message, w.StopAtCall):
+            self._must_wait, self._stop_at = False, message.call
+        elif isinstance(message, w.TraceSteps):
+            self._trace(message)
+        elif isinstance(message, w.Start):
+            self._start = message
+        else:
+            return False
+        return True
 
     def _trace(self, request: w.TraceSteps) -> None:
         try:
@@ -335,20 +360,56 @@ class Channel:
             write_line(f"trainingjob: no trace: {type(error).__name__}: {error}")
 
 
+threads_of_earlier_rounds: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that a script has started in a round that this process has left."""
 _channel: Optional[Channel] = None
 _tried = False
 
 
 def connected(path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> Optional[Channel]:
-    """Return the connection of this process, which the first call opens, or None if no agent listens.
+    """Return the conversation of this process, which the first call begins, or None if no agent listens.
 
-    See `Channel` for the arguments.
+    Args:
+        path: Path of the agent's socket.
+        rank: Rank of this process.
+        make_tracer: See `Channel`.
     """
-    global _channel, _tried
     if not _tried:
-        _tried = True
-        try:
-            _channel = Channel(path, rank, make_tracer)
-        except OSError as error:
-            write_line(f"trainingjob: the agent can't be reached ({error}); nothing is reported")
+        rounds = connect(path, abort=lambda: None)
+        if rounds is not None:
+            enter(rounds, rank, make_tracer)
     return _channel if _channel is not None and _channel.in_own_process else None
+
+
+def connect(path: str, abort: Callable[[], None]) -> Optional[RoundChannel]:
+    """Connect this process to its agent, or return None if no agent listens.
+
+    Args:
+        path: Path of the agent's socket.
+        abort: Aborts the groups of a round that the agent has ended.
+
+    Raises:
+        RuntimeError: This process is connected already.
+    """
+    global _tried
+    if _tried:
+        raise RuntimeError("this process is connected to its agent already")
+    _tried = True
+    try:
+        return RoundChannel(w.WorkerEnd(path), abort)
+    except OSError as error:
+        write_line(f"trainingjob: the agent can't be reached ({error}); nothing is reported")
+        return None
+
+
+def enter(rounds: RoundChannel, rank: int, make_tracer: Callable[[int], Tracer], stays: bool = False) -> Channel:
+    """Begin this process's conversation in the round that the environment names. See `Channel`."""
+    global _channel
+    _channel = Channel(rounds, rank, make_tracer, stays)
+    return _channel
+
+
+def leave() -> None:
+    """End the round of this process, unless it had ended before the process could enter it."""
+    if _channel is not None:
+        _channel.leave()

@@ -20,7 +20,7 @@ def agent_channel() -> Optional[Channel]:
         return None
     from trainingjob import _channel  # imported here because it takes tens of milliseconds
 
-    return _channel.connected(path, int(rank), _make_tracer)
+    return _channel.connected(path, int(rank), make_tracer)
 
 
 def checkpoint_settings() -> Mapping[str, Any]:
@@ -28,7 +28,8 @@ def checkpoint_settings() -> Mapping[str, Any]:
     return json.loads(os.environ.get("CONCERTINA_CHECKPOINT") or "null") or {}
 
 
-def _make_tracer(rank: int) -> Tracer:
+def make_tracer(rank: int) -> Tracer:
+    """Return the tracer of a rank."""
     from concertina_state.step_trace import Traces
 
     return Traces(rank)

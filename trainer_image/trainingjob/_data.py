@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ class Data(SampleCounter):
         self._threads = Threads(1)
         self._ahead: deque[concurrent.futures.Future[Tensor]] = deque()
         self._logged_reason = ""
+        self._closed = False
+        _live.add(self)
 
     @property
     def digest(self) -> str:
@@ -85,7 +88,10 @@ class Data(SampleCounter):
         Raises:
             concertina_state.errors.InvalidInput: The data are damaged.
             concertina_state.objects.prefix.StorageError: The store has not answered for ten minutes.
+            RuntimeError: The data were opened in an earlier round (`trainingjob.run`).
         """
+        if self._closed:
+            raise RuntimeError("these data were opened in an earlier round: open them within the function of run()")
         while len(self._ahead) <= AHEAD:
             start = self.samples + len(self._ahead) * self._batch
             self._ahead.append(self._threads.submit(self._reader(start)))
@@ -97,6 +103,12 @@ class Data(SampleCounter):
             raise
         self.samples += self._batch
         return rows
+
+    def close(self) -> None:
+        """Read no more: the rows of another world are others."""
+        self._closed = True
+        self._discard_ahead()
+        self._threads.end()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data, and what decides which sequence is at a position."""
@@ -152,6 +164,15 @@ class Data(SampleCounter):
         if channel:
             channel.add_stall(time.perf_counter() - began)
         return future.result()
+
+
+_live: weakref.WeakSet[Data] = weakref.WeakSet()
+
+
+def end_round() -> None:
+    """Close the data of a round that this process leaves (`trainingjob.run`)."""
+    while _live:
+        _live.pop().close()
 
 
 def _check(length: int, batch: int, rank: int, size: int) -> None:

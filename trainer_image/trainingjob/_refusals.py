@@ -19,6 +19,21 @@ class NotSavable(InvalidInput, TypeError):
     """An object has no state, or a state that can't be saved."""
 
 
+def check_not_in_run(framework: str) -> None:
+    """Refuse a framework that keeps its process-wide state in a script that stays in its process.
+
+    Raises:
+        InvalidInput: The script uses `trainingjob.run`.
+    """
+    channel = _connection.agent_channel()
+    if channel is not None and channel.stays:
+        with faults_reported():
+            raise InvalidInput(
+                f"{framework} does not work within trainingjob.run: call the script's function without it, and a new "
+                "process starts for each round."
+            )
+
+
 @contextlib.contextmanager
 def faults_reported() -> Iterator[None]:
     """Report an error that the block raises to the agent, and raise it again.

@@ -22,6 +22,7 @@ from concertina_state.pace import Pace
 from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
 from trainingjob import _values
+from trainingjob._channel import RoundEnded
 from trainingjob._contents import Contents
 from trainingjob._ranks import StateIndex
 from trainingjob._refusals import faults_reported
@@ -91,6 +92,11 @@ class OwnShard:
         self._values_text[:] = text.ljust(len(self._values_text))
         return index, self.snapshots
 
+    def close(self) -> None:
+        """End the snapshots: what was begun is committed, and nothing is afterwards."""
+        if self.snapshots is not None:
+            self.snapshots.close()
+
     def new_index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any]) -> StateIndex:
         """Make and return the index of these arrays."""
         shared_buffers = {} if self.buffers_by_rank else buffers
@@ -132,7 +138,7 @@ class Saver:
         """Take a snapshot after a step if one is due. See `State.commit`.
 
         Raises:
-            SystemExit: The world is about to end, and the state has been saved.
+            RoundEnded: The world is about to end, and the state has been saved.
         """
         agent, save_points = self._session.agent, self._contents.save_points
         began, finished = time.perf_counter(), int(step) + 1
@@ -151,7 +157,7 @@ class Saver:
         agent.report_commit(finished, saving.snapshot_step if saving else None, saving.seconds if saving else 0.0)
         if must_stop and self._saved:
             agent.send(Done(Outcome.DRAINED, finished))
-            raise SystemExit(0)
+            raise RoundEnded(0)
 
     def _note_overdue(self, finished: int, durable: bool) -> None:
         """Count a commit that could not be saved, and tell the script if this goes on.

@@ -74,7 +74,8 @@ class SavePoints:
                 save_points._stepped(optimizer)
 
         handle = register_optimizer_step_post_hook(after_step)
-        weakref.finalize(self, handle.remove)
+        self.close = weakref.finalize(self, handle.remove)
+        """Ends the watch."""
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
         """Watch optimizers that the state keeps."""

@@ -190,9 +190,25 @@ class State:
     def _count_samples(self) -> int:
         return self._contents.samples
 
+    def _close(self) -> None:
+        """End the snapshots of this state, and the watch over its optimizers."""
+        self._reading.close()
+        self._shard.close()
+        if self._contents.save_points is not None:
+            self._contents.save_points.close()
+
 
 _only: weakref.ref[State] | None = None
 """The State of this process."""
+
+
+def end_round() -> None:
+    """End the state of a round that this process leaves (`trainingjob.run`). The next round may have another one."""
+    global _only
+    state = _only() if _only is not None else None
+    _only = None
+    if state is not None:
+        state._close()
 
 
 def _check_only() -> None:

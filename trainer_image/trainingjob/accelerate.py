@@ -21,6 +21,7 @@ import accelerate
 
 from trainingjob._objects import RandomNumbers
 from trainingjob._order import order_of
+from trainingjob._refusals import check_not_in_run
 from trainingjob._state import State
 
 __all__ = ["PreparedState", "register"]
@@ -43,6 +44,7 @@ def register(
     Raises:
         concertina_state.errors.InvalidInput: See `trainingjob.State`.
     """
+    check_not_in_run("Accelerate")
     return PreparedState(accelerator, folder, overhead, objects)
 
 

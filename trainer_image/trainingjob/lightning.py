@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import trainingjob
 from trainingjob._lightning_loops import LightningLoops
+from trainingjob._refusals import check_not_in_run
 from trainingjob._state import State
 from trainingjob._steps import StepCommitter
 
@@ -44,6 +45,7 @@ class Callback(base.Callback):
         self._loss: float | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        check_not_in_run("Lightning")
         others = {callback.state_key: callback for callback in trainer.callbacks if callback is not self}
         data = {} if trainer.datamodule is None else {"data": trainer.datamodule}
         self._loops = LightningLoops(trainer)

@@ -22,6 +22,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput
 
 import trainingjob
+from trainingjob._refusals import check_not_in_run
 from trainingjob._state import State
 from trainingjob._steps import StepCommitter
 
@@ -46,6 +47,7 @@ def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.
     Raises:
         concertina_state.errors.InvalidInput: See `trainingjob.State`.
     """
+    check_not_in_run("The Hugging Face Trainer")
     state = State(folder=folder, overhead=overhead)
     saved_progress = state.peek("progress")
     callback = StateCallback(trainer, state)

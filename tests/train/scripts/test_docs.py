@@ -16,7 +16,7 @@ from concertina_trainer.data.build.build import build
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples" / "scripts"
-NAMES = ("script-state.md", "script-data.md", "frameworks.md", "scripts.md", "from-ray-train.md")
+NAMES = ("script-state.md", "script-run.md", "script-data.md", "frameworks.md", "scripts.md", "from-ray-train.md")
 PAGES = {name: (ROOT / "docs" / name).read_text() for name in NAMES}
 SNIPPETS = [text for page in PAGES.values() for text in re.findall(r"```python\n(.*?)```", page, re.S)]
 WHOLE = [text for text in SNIPPETS if text.startswith("import ")]

@@ -8,44 +8,20 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
 
 import concertina_protocol as p
-from builders.programs import PROGRAMS, SEARCH_PATH
+from builders.programs import PROGRAMS
 from builders.train.published import flip_a_byte
 from builders.train.replicas import UID, newest_complete, running, trained
+from builders.train.stateful import NEAR, SCRIPT, check_losses, command, losses
 from concertina_state.checkpoints.catalogue import verify
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 
-SCRIPT = PROGRAMS / "stateful.py"
 LIMIT = 400.0
 pytestmark = pytest.mark.timeout(LIMIT)
-NEAR = 1e-4
-"""Between losses of other worlds: their sums are of other order."""
-
-
-def command(kind: str, *more: str) -> list[str]:
-    return ["--", sys.executable, str(SCRIPT), kind, *more]
-
-
-def losses(text: str) -> dict[int, float]:
-    """By step, the last time it was trained."""
-    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", text)}
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> dict[int, float]:
-    """Losses of the same training in one process."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    ran = subprocess.run(
-        [sys.executable, str(SCRIPT), "plain", "--steps", "400", "--pause", "0"],
-        cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    return losses(ran.stdout)
 
 
 def starts(*replicas) -> set[tuple[int, int]]:
@@ -107,10 +83,7 @@ def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
             await job.assign(job.assignment(prepared, restore))
             await job.until(job[1], lambda r: r.round == 4 and trained(restore.step + 5)(r), "three did not go on")
             assert (3, stopped) in starts(job[1], job[2])
-            seen = losses("\n".join(job[i].log() for i in range(3)))
-            assert sorted(seen) == list(range(max(seen) + 1)), "a step was left out"
-            for step, loss in seen.items():
-                assert loss == pytest.approx(undisturbed[step], rel=NEAR, abs=NEAR), step
+            check_losses(job.replicas.values(), undisturbed)
 
     asyncio.run(body())
 

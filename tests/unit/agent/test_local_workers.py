@@ -338,7 +338,7 @@ def test_what_a_worker_says_between_left_and_its_next_hello_is_dropped(tmp_path:
         await begun(local, 1, starter)
         worker = await local.of(starter.processes[0].pid)
         assert worker is not None
-        server = ChannelServer("", local, None, None, mock.Mock(), None, told.append, lambda: None, bundled=True)
+        server = ChannelServer("", local, None, None, mock.Mock(), None, told.append, lambda: None)
         ours, theirs = socket.socketpair()
         with theirs:
             serving = asyncio.ensure_future(server._serve(worker, w.Hello(0, 1, stays=True), AgentEnd(ours)))
@@ -360,3 +360,31 @@ def test_what_a_worker_says_between_left_and_its_next_hello_is_dropped(tmp_path:
             assert [start.stays for start in starts] == [True, True]
 
     play(tmp_path, (), scenario)
+
+
+def test_a_script_is_asked_to_leave_if_it_stays_and_killed_at_once_if_not(tmp_path: Path) -> None:
+    async def stays(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        steps = worker.steps.path
+        halting = asyncio.ensure_future(local.halt())
+        await until_async(lambda: channel.sent == [w.Leave(1)], "the request")
+        local.left(worker, w.Left(1, 1))
+        assert await halting == ()
+        begin(local, 2)
+        await until_async(lambda: len(channel.sent) == 2, "its entry")
+        enter = channel.sent[-1]
+        assert isinstance(enter, w.Enter)
+        assert enter.environment["CONCERTINA_STEP_FILE"] == worker.steps.path != steps
+        assert [type(each.message) for each in told if isinstance(each, e.WorkerMessage)] == [w.Hello]
+
+    async def does_not(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        worker, channel = await staying(local, starter)
+        worker.stays = False
+        halting = asyncio.ensure_future(local.halt())
+        await until_async(lambda: ends(worker.process.pid), "its end")
+        worker.process.end(-9)
+        assert await halting == ()
+        assert channel.sent == []
+
+    for scenario in (stays, does_not):
+        play(tmp_path, ("python", "train.py"), scenario)

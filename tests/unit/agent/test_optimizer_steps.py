@@ -211,3 +211,20 @@ def test_the_images_own_sitecustomize_runs_too(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = True\n")
     path = os.pathsep.join((HOOK, str(tmp_path), SEARCH_PATH))
     assert run(tmp_path, f"import sys; print(mine, {HOOK!r} in sys.path)", PYTHONPATH=path) == "True False\n"
+
+
+def test_a_process_that_stays_counts_anew_in_each_round(tmp_path, monkeypatch):
+    """Its file is that of the round, and nothing more is written into that of an earlier one."""
+    torch, optimizer = Torch(), Adam()
+    first, second = str(tmp_path / "round-1"), str(tmp_path / "round-2")
+    monkeypatch.setenv(optimizer_steps.VARIABLE, first)
+    StepCounter(first).register(torch)
+    torch.step(optimizer, optimizer, optimizer)
+    before = Path(first).read_bytes()
+    monkeypatch.setenv(optimizer_steps.VARIABLE, second)
+    begun = time.time()
+    torch.step(optimizer)
+    assert Path(first).read_bytes() == before
+    count = StepFile(0, second).read(time.monotonic())
+    assert (count.steps, count.seconds) == (1, 0.0)
+    assert count.first_at >= begun

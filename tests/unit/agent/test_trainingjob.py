@@ -20,6 +20,7 @@ from concertina_agent.core.round import stopping
 from concertina_agent.core.round.stopping import Stopping
 from concertina_protocol import MemberState, Progress
 from concertina_protocol import worker_channel as w
+from concertina_protocol.worker_channel.rounds import RoundChannel
 from concertina_state.step_trace import Traces
 from trainingjob._channel import Channel, StepReport
 
@@ -117,7 +118,7 @@ class Agent:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(folder / "s"))
         listening.listen()
-        self.script = Channel(str(folder / "s"), rank, Traces)
+        self.script = Channel(RoundChannel(w.WorkerEnd(str(folder / "s")), abort=lambda: None), rank, Traces)
         self._connection, _ = listening.accept()
         self._stream = self._connection.makefile("rwb")
         listening.close()

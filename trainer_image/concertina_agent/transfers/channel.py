@@ -48,7 +48,6 @@ class ChannelServer:
         tracking: Optional[TrackingDriver],
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
-        bundled: bool,
     ) -> None:
         """Initialize the server without listening.
 
@@ -61,9 +60,8 @@ class ChannelServer:
             tracking: Driver of the tracking process, or None without tracking.
             emit: Function that passes events to the state machine.
             latest: Function that returns the checkpoint that LATEST names, as far as it is known.
-            bundled: Whether workers are those of the bundled trainer, whose processes may continue in the next round.
         """
-        self._latest, self._bundled = latest, bundled
+        self._latest = latest
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
         self._tracking = tracking
         self.path = path
@@ -119,9 +117,9 @@ class ChannelServer:
     def _greet(self, worker: LocalWorker, hello: w.Hello, end: AgentEnd) -> None:
         """Answer the Hello of a worker."""
         world = sum(member.workers for member in worker.assign.members)
-        assign, stays = worker.assign, hello.stays and self._bundled
-        end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history, assign.images, stays))
-        self._local.attach(worker, end, stays)
+        assign, latest = worker.assign, self._latest()
+        end.send(w.Start(assign.restore, world, assign.uid, latest, assign.history, assign.images, hello.stays))
+        self._local.attach(worker, end, hello.stays)
         self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
 
     async def _handle(self, worker: LocalWorker, message: w.Message, end: AgentEnd) -> None:

@@ -137,7 +137,9 @@ class LocalWorkers:
                 self._store_processes.append(await self._starter.serve_store(store))
             first_rank = assign.members[me].first_rank
             for local_rank in range(assign.members[me].workers):
-                if first_rank + local_rank == max(first_rank, 1) and not await self._store_may_serve():
+                is_first_client = first_rank + local_rank == max(first_rank, 1)
+                # A worker that stays waits for the store by itself.
+                if is_first_client and local_rank not in self._staying and not await self._store_may_serve():
                     return
                 while not await self._start_one(assign, me, local_rank, environment):
                     if not await self._until_warm():
@@ -231,6 +233,10 @@ class LocalWorkers:
             os.truncate(worker.heartbeat.path, 0)  # what it says is of the old round
         worker.round, worker.rank, worker.assign, worker.over = assign.round, rank, assign, self._over
         worker.heartbeat, worker.oom_kills = HeartbeatFile(rank, worker.heartbeat.path), oom_kills()
+        _remove(worker.steps.path)
+        worker.steps = StepFile(rank, self._path(assign.round, rank) + step_file.SUFFIX)
+        if self._settings.step_detection:
+            base[optimizer_steps.VARIABLE] = worker.steps.path
         worker.has_left.clear()
         worker.process.lines.start_anew(_prefix(rank, member.workers))
         self._workers[rank] = worker
@@ -350,10 +356,14 @@ class LocalWorkers:
         bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, stacks_by_worker)}
         self._emit(e.StacksCollected(round, bounded))
 
-    def _heartbeat(self, round: int, rank: int) -> HeartbeatFile:
+    def _path(self, round: int, rank: int) -> str:
+        """Return the path of a worker's heartbeat."""
         folder = self._settings.volume / "heartbeats"
         folder.mkdir(exist_ok=True)
-        heartbeat = HeartbeatFile(rank, str(folder / f"round-{round}-rank-{rank}"))
+        return str(folder / f"round-{round}-rank-{rank}")
+
+    def _heartbeat(self, round: int, rank: int) -> HeartbeatFile:
+        heartbeat = HeartbeatFile(rank, self._path(round, rank))
         _remove_heartbeat(heartbeat.path)  # left over from the previous agent in this round
         return heartbeat
 
@@ -371,7 +381,8 @@ class LocalWorkers:
         async with self._ending:
             await self._stop_starting()
             workers = [*self._workers.values(), *self._staying.values()]
-            asked = workers if self._settings.bundled else []
+            # The workers of a command that does not use `trainingjob.run` are no exception, so no reason is reported.
+            asked = workers if self._settings.bundled else [worker for worker in workers if worker.stays]
             reasons = await asyncio.gather(*(self._leave(worker) for worker in asked))
             staying = [worker for worker, why in zip(asked, reasons) if why is None and worker.running]
             self._staying = {worker.local_rank: worker for worker in staying}
@@ -411,7 +422,7 @@ class LocalWorkers:
             return Replaced.STARTING
         if not worker.stays:
             return Replaced.UNABLE
-        if stacks.stopped(worker.process.pid) is not None:
+        if stacks.stopped(worker.process.pids[-1]) is not None:
             return Replaced.STOPPED
         if not worker.has_left.is_set():
             worker.channel.send(w.Leave(worker.round))
@@ -431,7 +442,7 @@ class LocalWorkers:
                 worker.channel.close()
         self._workers.clear()
         self._store_processes.clear()
-        self._reaping = self._tasks.start("reap", self._reap(processes, [worker.heartbeat.path for worker in workers]))
+        self._reaping = self._tasks.start("reap", self._reap(processes, workers))
         if not self._settings.bundled:  # processes that a script has started may write, too
             return await self._reaped()
         while not all(process.ended.done() or ends(process.pid) for process in processes):
@@ -443,21 +454,26 @@ class LocalWorkers:
         while self._reaping is not None and not self._reaping.done():
             await asyncio.wait({self._reaping})
 
-    async def _reap(self, processes: list[Process], heartbeats: list[str]) -> None:
+    async def _reap(self, processes: list[Process], workers: list[LocalWorker]) -> None:
         for process in processes:
             await process.gone()
         while strays := self._reaper.strays():
             for pid in strays:
                 kill_group(pid)
             await asyncio.sleep(0.002)
-        for path in heartbeats:
-            _remove_heartbeat(path)
+        for worker in workers:
+            _remove_heartbeat(worker.heartbeat.path)
+            _remove(worker.steps.path)
 
 
 def _remove_heartbeat(path: str) -> None:
     for suffix in ("", stacks.SUFFIX, step_file.SUFFIX):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path + suffix)
+        _remove(path + suffix)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _prefix(rank: int, workers: int) -> str:

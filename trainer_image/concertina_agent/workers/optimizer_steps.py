@@ -41,6 +41,7 @@ class StepCounter:
         self._path = path
         self._file: Optional[int] = None
         self._handle: Any = None
+        self._stops_in_forks = False
         self._in_step: set[int] = set()
         """Optimizers that have stepped in the current step."""
         self._steps = 0
@@ -69,15 +70,30 @@ class StepCounter:
 
     def _count(self, optimizer: object) -> None:
         now = time.monotonic()
-        if self._file is None:
-            self._file = self._claimed()
+        # A process that stays (`trainingjob.run`) gets another path in each round.
+        path = os.environ.get(VARIABLE, self._path)
+        if self._file is None or path != self._path:
+            self._begin_round(path)
         key = id(optimizer)
         if not self._in_step or key in self._in_step:
             self._in_step.clear()
             self._begin_step(type(optimizer).__name__, now)
         self._in_step.add(key)
+        assert self._file is not None
         values = (self._steps, self._first_at, now, self._seconds, self._name)
         os.pwrite(self._file, LAYOUT.pack(*values), 0)
+
+    def _begin_round(self, path: str) -> None:
+        """Count from zero, into another file.
+
+        Raises:
+            OSError: See `_claimed`.
+        """
+        if self._file is not None:
+            os.close(self._file)
+        self._path, self._file, self._steps, self._seconds = path, None, 0, 0.0
+        self._in_step.clear()
+        self._file = self._claimed()
 
     def _begin_step(self, name: str, now: float) -> None:
         if self._steps == 0:
@@ -102,7 +118,9 @@ class StepCounter:
         except OSError:
             os.close(file)
             raise
-        os.register_at_fork(after_in_child=self.stop)
+        if not self._stops_in_forks:
+            os.register_at_fork(after_in_child=self.stop)
+            self._stops_in_forks = True
         return file
 
 

@@ -19,7 +19,8 @@ nothing between Left and the next Hello:
     Hello ->                                    as above
 
 A user's own command can also use the channel, through the package `trainingjob`. It sends Hello, Progress and Beat as
-above. The following messages let all ranks stop after the same step without communicating with each other:
+above, and Left if it calls `trainingjob.run`. The following messages let all ranks stop after the same step without
+communicating with each other:
 
     Register ->                                 at the first call of should_checkpoint(), which waits for the answer,
                                                 so that the agent knows every rank that calls

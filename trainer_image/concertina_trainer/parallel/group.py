@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import fcntl
 import os
 import socket
-import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore, distributed_c10d
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._collective_utils import MeshTopoInfo
-from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.distributed import PrefixStore, TCPStore
 
-from concertina_protocol.lost_peer import LOST_PEER
+from concertina_state import process_groups
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.degrees import Degrees
 from concertina_trainer.parallel.mesh import Meshes
 from concertina_trainer.parallel.step_times import StepTimes
 
-MOST_GROUPS = 1 << 16
-"""Bound of the number of groups of a round."""
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 _SIOCGIFADDR = 0x8915
 
@@ -137,9 +129,7 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(environment["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    # Each group of a round has another name than any of an earlier round, so that one that something has kept is an
-    # error, and never a group of this round.
-    distributed_c10d._world.group_count = round * MOST_GROUPS
+    process_groups.number_groups(round)
     store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
@@ -156,48 +146,6 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
         device_id=device if device.type == "cuda" else None,
     )
     return DistContext.of(rank, size, device, parallelism, routed, round)
-
-
-def abort() -> None:
-    """Make all collectives of this process raise, those of other threads too.
-
-    NCCL has an abort (private API of torch). That of gloo leaves a collective that waits for a rank which is alive, as
-    the other survivors are, waiting until the timeout of the group. Gloo does raise if a connection ends. So each
-    connection of this process ends here, that to the store too, for which a rank may be waiting. A reader of data opens
-    its connections again.
-    """
-    if torch.cuda.is_available() and dist.is_initialized():
-        distributed_c10d._abort_process_group()
-        return
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if is_internet and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    connection.shutdown(socket.SHUT_RDWR)
-
-
-def lost_peer(error: Exception, aborted: bool) -> bool:
-    """Return whether an error only says that a peer is gone, or that the groups of this process were aborted.
-
-    After any other error, as of a device or of memory, the process can't be trusted.
-    """
-    if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
-        return False
-    return aborted or any(sign in str(error) for sign in LOST_PEER)
-
-
-def leave() -> None:
-    """Close all groups, and free what DTensor has cached for their meshes, which no other round uses."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    _clear_sharding_prop_cache()
-    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
-    _gen_transform_infos.cache_clear()
-    clear_redistribute_planner_cache()
-    MeshTopoInfo.build_from_mesh.cache_clear()
 
 
 def make_deterministic() -> None:

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from concertina_trainer.rounds import RoundLeft
+from concertina_protocol.worker_channel.rounds import RoundLeft
 from concertina_trainer.training import loop
 
 

@@ -26,7 +26,7 @@ from concertina_protocol.worker_channel import (
     decode,
     encode,
 )
-from concertina_trainer.rounds import RoundChannel, RoundLeft
+from concertina_protocol.worker_channel.rounds import RoundChannel, RoundLeft
 
 START = Start(Restore("Fresh"), 1, "uid", stays=True)
 

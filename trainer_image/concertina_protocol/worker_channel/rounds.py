@@ -1,4 +1,4 @@
-"""Rounds of one worker process: the channel on which it enters and leaves them.
+"""Rounds of one worker process: the channel on which the bundled trainer or a script enters and leaves them.
 
 Leave can arrive while the main thread waits in a collective for a rank that is gone. So a thread of the channel reads,
 and aborts the groups, whose collectives then raise. From then on nothing of the round leaves the process: each use of
@@ -12,12 +12,19 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from concertina_protocol.worker_channel import ChannelClosed, Enter, Hello, Leave, Left, Message, WorkerEnd
+from concertina_protocol.codec.typed_json import ProtocolError
+from concertina_protocol.worker_channel.codec import Message
+from concertina_protocol.worker_channel.worker_end import ChannelClosed, WorkerEnd
+from concertina_protocol.worker_channel.worker_messages import Enter, Hello, Leave, Left
 
 ABORT_SECONDS = 0.01
 """Seconds between two aborts, because the main thread may be about to make another group."""
 CLOSED = "the agent closed its end"
 T = TypeVar("T")
+
+
+def _keep(message: Message) -> bool:
+    return False
 
 
 class RoundLeft(BaseException):
@@ -30,15 +37,18 @@ class RoundChannel:
     def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
         """Begin to read. `abort` aborts all groups of the process, from another thread."""
         self._end, self._abort = end, abort
-        self._changed = threading.Condition()
+        self.changed = threading.Condition()
+        """Lock of all facts here, and of those that `handle` changes."""
         self._messages: collections.deque[Message] = collections.deque()
+        self._handle: Callable[[Message], bool] = _keep
         self._round: int | None = None
         """Round that the main thread is in."""
         self._over = False
         """Whether the round has ended, so that nothing of it may be said any more."""
         self._last_left = -1
         """Highest round that the agent has ended."""
-        self._closed = False
+        self.closed = False
+        """Whether the agent is gone."""
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     # --- within a round
@@ -64,8 +74,8 @@ class RoundChannel:
             ChannelClosed: If the agent is gone.
         """
         self.check()
-        with self._changed:
-            if self._closed:
+        with self.changed:
+            if self.closed:
                 raise ChannelClosed(CLOSED)
             messages = list(self._messages)
             self._messages.clear()
@@ -80,12 +90,36 @@ class RoundChannel:
         self.send(message)
         return self.receive(kind)
 
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition on handled messages holds, or the agent is gone.
+
+        Raises:
+            RoundLeft: When the round ends before.
+        """
+        with self.changed:
+            while not holds() and not self.closed:
+                self.check()
+                self.changed.wait()
+
     # --- between rounds
 
-    def enter(self, round: int, hello: Hello) -> None:
-        """Enter a round, which the agent may have ended already."""
-        with self._changed:
+    def enter(self, round: int, hello: Hello, handle: Callable[[Message], bool] = _keep) -> None:
+        """Enter a round, which the agent may have ended already.
+
+        Args:
+            round: Number of the round.
+            hello: First message to the agent.
+            handle: Handles a message of the round in the thread that reads. The result False keeps the message for
+                `receive` and `poll`.
+
+        Raises:
+            RoundLeft: When the round has ended.
+        """
+        with self.changed:
             self._round, self._over = round, round <= self._last_left
+            self._handle = handle
+            kept = [message for message in self._messages if not handle(message)]
+            self._messages = collections.deque(kept)
         self.send(hello)
 
     @property
@@ -95,9 +129,15 @@ class RoundChannel:
 
     def end_round(self) -> None:
         """End the round in this process, whose main thread has left it. No abort happens after this."""
-        with self._changed:
+        with self.changed:
             self._round, self._over = None, True
-            self._changed.notify_all()
+            self.changed.notify_all()
+
+    def complete_round(self) -> None:
+        """End the round's work in this process, which goes on. No abort happens after this."""
+        with self.changed:
+            self._round = None
+            self.changed.notify_all()
 
     def say_left(self, left: Left) -> None:
         """Say the last thing of a round that has ended here."""
@@ -114,16 +154,16 @@ class RoundChannel:
     # --- the thread
 
     def _receive(self, kind: type[T], check: Callable[[], None]) -> T:
-        with self._changed:
+        with self.changed:
             while True:
                 check()
                 for message in self._messages:
                     if isinstance(message, kind):
                         self._messages.remove(message)
                         return message
-                if self._closed:
+                if self.closed:
                     raise ChannelClosed(CLOSED)
-                self._changed.wait()
+                self.changed.wait()
 
     def _read(self) -> None:
         try:
@@ -132,22 +172,23 @@ class RoundChannel:
                 if isinstance(message, Leave):
                     self._leave(message.round)
                     continue
-                with self._changed:
+                with self.changed:
                     if isinstance(message, Enter):
                         self._messages.clear()
-                    self._messages.append(message)
-                    self._changed.notify_all()
-        except ChannelClosed:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
+                    if self._over or not self._handle(message):
+                        self._messages.append(message)
+                    self.changed.notify_all()
+        except (ChannelClosed, ProtocolError):
+            with self.changed:
+                self.closed = True
+                self.changed.notify_all()
 
     def _leave(self, round: int) -> None:
         """Abort until the main thread has left the round, unless it has left it by itself or has not entered it."""
-        with self._changed:
+        with self.changed:
             self._last_left = max(self._last_left, round)
             self._over = True
-            self._changed.notify_all()
+            self.changed.notify_all()
             while self._round == round:
                 self._abort()
-                self._changed.wait(ABORT_SECONDS)
+                self.changed.wait(ABORT_SECONDS)

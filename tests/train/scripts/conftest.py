@@ -1,0 +1,20 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from builders.programs import SEARCH_PATH
+from builders.train.stateful import SCRIPT, losses
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> dict[int, float]:
+    """Losses of `stateful.py` in one process."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), "plain", "--steps", "400", "--pause", "0"],
+        cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return losses(ran.stdout)

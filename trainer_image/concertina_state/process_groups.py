@@ -1,0 +1,208 @@
+"""torch's process groups in a process that joins those of one round after the other. Requires torch 2.15 or later.
+
+The bundled trainer and `trainingjob.run` leave their rounds by this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, _random
+from torch.distributed.tensor._collective_utils import MeshTopoInfo
+from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+from concertina_protocol.lost_peer import LOST_PEER
+
+MOST_GROUPS = 1 << 16
+"""Bound of the number of groups of a round."""
+
+
+def can_stay() -> bool:
+    """Return whether this process can leave a round and enter another one.
+
+    It is not known yet whether a process with a GPU can (docs/gpu-checks.md), so such a process stays only if a
+    variable says so.
+    """
+    return not torch.cuda.is_available() or os.environ.get("CONCERTINA_GPU_STAYS") == "1"
+
+
+def prepare_to_stay() -> None:
+    """Prepare a process that can stay. Call this before the first group."""
+    if torch.cuda.is_available():
+        # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+
+
+def number_groups(round: int) -> None:
+    """Give the groups of a round other names than those of any earlier round.
+
+    A group that something has kept is then an error, and never a group of this round. All ranks must call this,
+    because torch exchanges the connections of a group by its name.
+    """
+    distributed_c10d._world.group_count = round * MOST_GROUPS
+
+
+def number_meshes(round: int) -> None:
+    """Make the device meshes that are made from now on unequal to those of any earlier round.
+
+    DTensor caches placements, shapes and plans of communication by mesh, in each thread. Meshes are equal if their
+    ranks and names are. In an equal mesh of an earlier round this process may have had another place, and the cached
+    values would be silently wrong (decision "A survivor keeps its process").
+
+    Raises:
+        RuntimeError: This torch compares meshes in another way.
+    """
+    if "_thread_id" not in DeviceMesh.__annotations__:
+        raise RuntimeError(f"torch {torch.__version__} does not compare device meshes by _thread_id")
+    original = getattr(DeviceMesh.__init__, "__wrapped__", DeviceMesh.__init__)
+
+    @functools.wraps(original)
+    def init(self: DeviceMesh, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        if self._thread_id is None:
+            self._thread_id, self._hash = -round, None
+
+    DeviceMesh.__init__ = init  # type: ignore[method-assign]
+
+
+class GroupSockets:
+    """Sockets that torch has opened for process groups, as opposed to those of the script and its libraries."""
+
+    def __init__(self) -> None:
+        """Begin to record the sockets. Groups that exist already are not known."""
+        self._inodes: set[int] = set()
+        self._before: set[int] | None = None
+        """Sockets before the group that is being made, if one is."""
+        make = distributed_c10d._new_process_group_helper
+
+        @functools.wraps(make)
+        def make_and_record(*arguments: Any, **options: Any) -> Any:
+            self._before = {inode for _, inode in _sockets()}
+            try:
+                return make(*arguments, **options)
+            finally:
+                self._inodes |= {inode for _, inode in _sockets()} - self._before
+                self._before = None
+
+        distributed_c10d._new_process_group_helper = make_and_record
+
+    def __call__(self, inode: int, connection: socket.socket) -> bool:
+        """Return whether a socket is a group's, or a connection of the store at MASTER_PORT."""
+        before = self._before
+        if inode in self._inodes or (before is not None and inode not in before):
+            return True
+        port = int(os.environ.get("MASTER_PORT") or 0)
+        try:
+            return port in (connection.getsockname()[1], connection.getpeername()[1])
+        except OSError:  # not connected
+            return False
+
+    def forget(self) -> None:
+        """Forget the sockets of groups that are gone."""
+        self._inodes.clear()
+
+
+class Connections:
+    """Connections of the process's groups, which end without an error that gloo loses.
+
+    Gloo's collectives raise if they can't read any more. But they wait until the timeout of the group if a connection
+    ends while one is just being answered: gloo has taken it from its list by then, and tells only what is on that list
+    of the error of the write. So no write may fail. Only reading ends, in this process, and the connection stays open
+    until all ranks have left: `hold` keeps it when gloo closes its own end.
+    """
+
+    def __init__(self, is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:
+        """Initialize without connections.
+
+        Args:
+            is_of_group: Returns whether a socket belongs to a group, from its inode and itself. By default, all do: a
+                reader of the bundled trainer's data opens its connections again.
+        """
+        self._is_of_group = is_of_group
+        self._held: dict[int, socket.socket] = {}
+        """Second ends of the connections, by inode."""
+
+    def hold(self) -> None:
+        """Keep the connections open, whatever closes them."""
+        for number, inode in _sockets():
+            if inode in self._held:
+                continue
+            with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+                connection = stack.enter_context(socket.socket(fileno=os.dup(number)))
+                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_internet and not listens and self._is_of_group(inode, connection):
+                    self._held[inode] = connection
+                    stack.pop_all()
+
+    def abort(self) -> None:
+        """Make all collectives of this process raise, those of other threads too.
+
+        NCCL has an abort (private API of torch). That of gloo leaves a collective that waits for a rank which is alive,
+        as the other survivors are, waiting until the timeout of the group. The connections to the store end too,
+        because a rank may be waiting there.
+        """
+        if torch.cuda.is_available() and dist.is_initialized():
+            distributed_c10d._abort_process_group()
+            return
+        self.hold()
+        for connection in list(self._held.values()):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+
+    def release(self) -> None:
+        """Let the connections go. Call this when all ranks have left the round."""
+        while self._held:
+            self._held.popitem()[1].close()
+
+
+def _sockets() -> Iterator[tuple[int, int]]:
+    """Yield the number and the inode of each socket of this process."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.stat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                yield int(name), status.st_ino
+
+
+def lost_peer(error: BaseException, aborted: bool) -> bool:
+    """Return whether an error only says that a peer is gone, or that the groups of this process were aborted.
+
+    After any other error, as of a device or of memory, the process can't be trusted.
+    """
+    if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
+        return False
+    return aborted or any(sign in str(error) for sign in LOST_PEER)
+
+
+def meets_at_master_port() -> bool:
+    """Return whether the default group has met at a store of torch's at MASTER_PORT."""
+    if not dist.is_initialized():
+        return False
+    store: Store = distributed_c10d._get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, TCPStore) and str(store.port) == os.environ.get("MASTER_PORT")
+
+
+def leave() -> None:
+    """Close all groups, and free what DTensor has cached for their meshes, which no other round uses."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    _clear_sharding_prop_cache()
+    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
+    _gen_transform_infos.cache_clear()
+    clear_redistribute_planner_cache()
+    MeshTopoInfo.build_from_mesh.cache_clear()
+    _random._rng_tracker = None  # a new process makes one too, by a collective

@@ -1,0 +1,207 @@
+"""`trainingjob.run`: the rounds of a script that keeps its process (see `concertina_protocol.worker_channel.rounds`).
+
+Whatever belongs to a round ends with it: the process groups, the conversation with the agent, the `State`, the data and
+the step count. The next round begins as a new process would: with new variables, and at the beginning of `main`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Callable, Generic, Optional, TypeVar, Union
+
+from concertina_protocol.stderr import write_line
+from concertina_protocol.worker_channel import Left
+from concertina_protocol.worker_channel.rounds import RoundChannel, RoundLeft
+from trainingjob import _channel
+from trainingjob._channel import RoundEnded
+from trainingjob._connection import make_tracer
+from trainingjob._world import world
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+T = TypeVar("T")
+KEPT_LINES = 50
+"""Lines of a traceback that the agent is told."""
+STORE_SECONDS = 10.0
+"""Most seconds to wait for the store of rank 0, before torch does so itself."""
+STORE_PAUSE, LONGEST_PAUSE = 0.005, 0.05
+"""First and longest pause in seconds between two tries to reach the store."""
+HOLD_THE_WORLD = {
+    "accelerate.state": "PartialState._shared_state",
+    "deepspeed.comm.comm": "cdb",
+    "jax._src.distributed": "global_state.client",
+    "megatron.core.parallel_state": "_DATA_PARALLEL_GROUP",
+}
+"""Libraries that keep the ranks or groups of a world for the life of the process: the variable, by module."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished(Generic[T]):
+    """Result of a `main` that has returned because the run is complete."""
+
+    value: T
+
+
+def run(path: str, main: Callable[[], T]) -> T:
+    """Run the rounds of a script under an agent. See `trainingjob.run`.
+
+    Args:
+        path: Path of the agent's socket.
+        main: The script's function.
+
+    Raises:
+        RuntimeError: This process is connected to its agent already.
+    """
+    groups, why = _process_groups()
+    if groups is None:
+        write_line(f"trainingjob.run: a new process is started for each round: {why}")
+        return main()
+    groups.prepare_to_stay()
+    group_sockets = groups.GroupSockets()
+    connections = groups.Connections(group_sockets)
+    try:
+        rounds = _channel.connect(path, connections.abort)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "trainingjob.run was called a second time, or after another function of trainingjob that communicates with "
+            "the job. Call it once, and everything else within main."
+        ) from error
+    if rounds is None:
+        return main()
+    store_was_torchs = False
+    while True:
+        outcome = _one_round(rounds, groups, main, store_was_torchs)
+        if isinstance(outcome, Finished):
+            rounds.complete_round()
+            return outcome.value
+        if library := _holds_the_world():
+            write_line(f"trainingjob.run: this process ends with its round, because {library} keeps the old world.")
+            os._exit(outcome.code)
+        store_was_torchs = groups.meets_at_master_port()
+        connections.hold()  # an end would disturb ranks that have not left yet
+        _end_round(groups)
+        group_sockets.forget()
+        rounds.say_left(outcome)
+        gc.collect()  # the old model goes while the agents prepare the next round
+        entry = rounds.next_round()
+        connections.release()
+        os.environ.update(entry.environment)
+        groups.number_meshes(world().round)
+
+
+def _holds_the_world() -> str:
+    """Return the name of a library that keeps the ranks or groups of the round, or an empty string."""
+    for module, variable in HOLD_THE_WORLD.items():
+        value: Any = sys.modules.get(module)
+        for name in variable.split("."):
+            value = getattr(value, name, None)
+        if value:
+            return module.partition(".")[0]
+    return ""
+
+
+def _process_groups() -> tuple[Optional[ModuleType], str]:
+    """Return the module for torch's groups if this process can stay, and otherwise None and the reason."""
+    if importlib.util.find_spec("torch") is None:
+        return None, "torch is not installed, and only its process groups can be left."
+    try:
+        from concertina_state import process_groups
+    except ImportError as error:
+        import torch
+
+        return None, f"torch {torch.__version__} is too old ({error})."
+    if not process_groups.can_stay():
+        return None, "it has a GPU (docs/gpu-checks.md)."
+    return process_groups, ""
+
+
+def _one_round(
+    rounds: RoundChannel, groups: ModuleType, main: Callable[[], T], wait_for_store: bool
+) -> Union[Finished[T], Left]:
+    """Call `main` in one round. Return what it has returned, or how this process leaves the round.
+
+    All other exceptions of `main` are raised: they end the process, and a new one takes its place.
+
+    Raises:
+        SystemExit: The script has ended itself.
+    """
+    here = world()
+    code, output = 1, ""
+    try:
+        channel = _channel.enter(rounds, here.rank, make_tracer, stays=True)
+        groups.number_groups(here.round)
+        if wait_for_store and here.rank != 0:
+            _wait_for_store(rounds)
+        value = main()
+        if not channel.stops:
+            return Finished(value)
+        code = 0  # after the last should_checkpoint()
+    except RoundLeft:
+        pass
+    except SystemExit as end:
+        if not isinstance(end, RoundEnded) and not (channel.stops and end.code in (None, 0)):
+            raise
+        code = 0
+    except Exception as error:
+        lost_peer = any(groups.lost_peer(each, aborted=rounds.over) for each in _with_causes(error))
+        if not lost_peer or not channel.may_stay():
+            raise
+        if not rounds.over:
+            output = traceback.format_exc()
+            sys.stderr.write(output)
+    return Left(here.round, code, tuple(output.splitlines()[-KEPT_LINES:]))
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those from which it was raised or during whose handling it was."""
+    seen: set[int] = set()
+    waiting: list[Optional[BaseException]] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [each.__cause__, each.__context__]
+
+
+def _end_round(groups: ModuleType) -> None:
+    """End all that belongs to the round. Nothing of it may change anything afterwards."""
+    _channel.leave()
+    for name, end in (("trainingjob._state", "end_round"), ("trainingjob._data", "end_round")):
+        if (module := sys.modules.get(name)) is not None:
+            getattr(module, end)()
+    own: Any = (threading.main_thread(), threading.current_thread())
+    dummy = threading._DummyThread  # threads of libraries, which Python has not started
+    _channel.threads_of_earlier_rounds.update(
+        thread for thread in threading.enumerate() if thread not in own and not isinstance(thread, dummy)
+    )
+    groups.leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _wait_for_store(rounds: RoundChannel) -> None:
+    """Wait until rank 0 serves the store at MASTER_PORT, because torch tries again only after up to a second.
+
+    Raises:
+        RoundLeft: The round has ended.
+    """
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    until, pause = time.monotonic() + STORE_SECONDS, STORE_PAUSE
+    while time.monotonic() < until:
+        rounds.check()
+        with contextlib.suppress(OSError), socket.create_connection(address, timeout=LONGEST_PAUSE):
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
