@@ -1,4 +1,4 @@
-"""The script's side of the conversation with its agent (see `concertina_protocol.worker_channel.worker_messages`)."""
+"""The script's side of the connection to its agent (see `concertina_protocol.worker_channel.worker_messages`)."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class StepReport:
 
 
 class Tracer(Protocol):
-    """Traces steps on request (see `concertina_state.step_trace.Traces`)."""
+    """Writer of traces of training steps, on request (see `concertina_state.step_trace.Traces`)."""
 
     def ask(self, wish: w.TraceSteps) -> None:
-        """Trace the steps that a request names."""
+        """Trace the steps that the request `wish` names."""
         ...
 
     def after(self, step: int) -> None:
-        """Record that a step has finished."""
+        """Record that the step with this number has finished."""
         ...
 
 
 class Channel:
-    """The connection of one worker to its agent. Its methods may be called from any thread."""
+    """Connection of one worker process to its agent. The methods may be called from any thread."""
 
     def __init__(self, path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> None:
-        """Connect to the agent.
+        """Connect to the agent of this replica.
 
         Args:
             path: Path of the agent's socket.
@@ -61,7 +61,7 @@ class Channel:
             make_tracer: Returns the tracer of a rank. It is called at the first request for a trace.
 
         Raises:
-            OSError: No agent listens there.
+            OSError: No agent listens at `path`.
         """
         self._rank, self._pid = rank, os.getpid()
         self._make_tracer = make_tracer
@@ -100,7 +100,10 @@ class Channel:
 
     @property
     def in_own_process(self) -> bool:
-        """True in the worker itself, False in a process that it has forked, such as a data loader's."""
+        """Whether the caller is the worker process itself.
+
+        The result is False in a process that the worker has forked, such as a data loader's.
+        """
         return os.getpid() == self._pid
 
     # --- calls of the script ----------------------------------------------------------------------------------------
@@ -122,24 +125,25 @@ class Channel:
             return self._open and self._calls == self._stop_at
 
     def must_stop(self) -> bool:
-        """Return whether this world ends with the current commit.
+        """Return whether all workers are stopped after the step that is being committed.
 
-        This counts as a call of should_checkpoint(), but one whose result the caller may act on at a later commit.
+        The agents count this as a call of should_checkpoint(). Unlike a script that calls should_checkpoint(), the
+        caller may save and stop at a later commit.
         """
         if self._stop_at and self._calls >= self._stop_at:
             return True
         return self.should_checkpoint()
 
     def count_samples_by(self, samples: Callable[[], int]) -> None:
-        """Set the function that returns the number of consumed samples, for reports that do not say it."""
+        """Set the function that counts consumed samples, for reports in which the script gives no number of samples."""
         self._samples = samples
 
     def add_stall(self, seconds: float) -> None:
-        """Count seconds for which the script has waited for data."""
+        """Add to the seconds for which the script has waited for data. The next report contains the sum."""
         self._stalled_seconds += seconds
 
     def report_stall(self, reason: str, seconds: float) -> None:
-        """Report that the script waits for its data's store, so that the agents do not take it for a hang.
+        """Report that the script waits for the store of its training data, so that the agents do not assume a hang.
 
         Args:
             reason: A sentence that says what the script waits for.
@@ -155,11 +159,11 @@ class Channel:
             self._send(dataclasses.replace(self._last_message, phase=WorkerPhase.LOADING_DATA))
 
     def report_restored(self, step: int, source: str) -> None:
-        """Set the step at which this round begins, and where its state came from, for later reports."""
+        """Record the step at which this round begins and the source of its state, for later reports to the job."""
         self._restored_step, self._restored_from = step, source
 
     def report_commit(self, step: int, snapshot_step: Optional[int], seconds: float) -> None:
-        """Report a step that a script has committed, unless the script has reported it itself.
+        """Report that a script has committed a step, unless the script has already reported this step itself.
 
         Args:
             step: Number of finished steps.
@@ -171,7 +175,7 @@ class Channel:
             self._report(StepReport(step))
 
     def report(self, report: StepReport) -> None:
-        """Report a finished step."""
+        """Report a finished step to the agent."""
         if self._stop_at and self._calls >= self._stop_at:
             return  # a step beyond the checkpoint will be trained again
         self._report(report)
@@ -213,7 +217,7 @@ class Channel:
             self._tracer.after(step)
 
     def _enter_phase(self, phase: str) -> None:
-        """Count the time since the last report as that report's phase, and begin another phase."""
+        """Add the time since the last report to the phase of that report, and begin another phase."""
         previous, since = self._phase
         now = time.monotonic()
         if previous in PARTS:
@@ -230,28 +234,31 @@ class Channel:
 
     @property
     def snapshots(self) -> Path:
-        """Folder for the snapshots of this round."""
+        """Folder in node memory for the snapshots of this round."""
         return Path(os.environ["CONCERTINA_SNAPSHOTS"])
 
     @property
     def history(self) -> JobHistory:
-        """Failures of the job so far, from which the interval between checkpoints follows."""
+        """Past failures of the job, from which the interval between checkpoints is computed."""
         return self.start().history
 
     @property
     def durable(self) -> Optional[Durable]:
-        """The checkpoint that LATEST names, or None if the job must not use it. The next checkpoint is due by it."""
+        """Checkpoint that LATEST names, or None if the job must not use it.
+
+        The time of the next checkpoint is counted from this one.
+        """
         start = self.start()
         durable = start.durable
         return None if durable and start.restore.bars(durable, start.uid) else durable
 
     @property
     def images(self) -> Tuple[str, ...]:
-        """Images of the round's containers."""
+        """Container images of the round's replicas."""
         return self.start().images
 
     def start(self) -> w.Start:
-        """Return the message that says where this round begins.
+        """Return the agent's first message, which says from which state this round continues.
 
         Raises:
             ChannelClosed: The agent is gone.
@@ -259,7 +266,7 @@ class Channel:
         return self._wait_for(w.Start, keep=True)
 
     def request(self, message: w.Message, kind: Type[T]) -> T:
-        """Send a message, and return the answer of this type.
+        """Send a message to the agent, wait for the answer of type `kind`, and return the answer.
 
         Raises:
             ChannelClosed: The agent is gone.
@@ -268,18 +275,20 @@ class Channel:
         return self._wait_for(kind)
 
     def poll(self) -> List[object]:
-        """Return the messages about saving that have come since the last call."""
+        """Return the agent's messages about snapshots and checkpoints that have arrived since the last call."""
         with self._changed:
             messages: List[object] = [m for m in self._received if isinstance(m, (w.CopiedUpTo, w.SaveNow))]
             self._received = [message for message in self._received if message not in messages]
             return messages
 
     def send(self, message: w.Message) -> None:
-        """Send a message. If the agent is gone, nothing happens."""
+        """Send a message to the agent. If the agent has exited, the message is dropped."""
         self._send(message)
 
     def _wait_for(self, kind: Type[T], keep: bool = False) -> T:
-        """Wait for a message of this type, and remove it from those received unless `keep` is true.
+        """Wait for a message of type `kind`, and return it.
+
+        If `keep` is true, the message stays in the queue, so a later call returns it again.
 
         Raises:
             ChannelClosed: The agent is gone.
@@ -340,9 +349,9 @@ _tried = False
 
 
 def connected(path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> Optional[Channel]:
-    """Return the connection of this process, which the first call opens, or None if no agent listens.
+    """Return the connection of this process to its agent, or None if no agent listens at `path`.
 
-    See `Channel` for the arguments.
+    The first call opens the connection. See `Channel` for the arguments.
     """
     global _channel, _tried
     if not _tried:
