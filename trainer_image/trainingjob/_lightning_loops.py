@@ -128,7 +128,11 @@ def _sampler(loader: Any) -> Any:
 
 
 def _position(loader: Any) -> dict[str, Any]:
-    """Return the random state of a loader's order, the items in a batch, and the items of all ranks in one pass."""
+    """Return the position of a data loader, which is saved with the state.
+
+    It contains the random state of the loader's order, the number of items in a batch, and the number of items that all
+    ranks together consume in a pass.
+    """
     order, ranks = order_of(loader), world().size
     if order is None:
         return {"began": None}

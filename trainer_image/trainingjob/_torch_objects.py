@@ -122,7 +122,7 @@ class ModuleAdapter:
         return arrays, {self._plain_names[full]: value for full, value in self._extra_state.items()}
 
     def _take_apart(self) -> None:
-        """Read the tensors and the extra state of the module. Tied tensors are listed once, under the first name."""
+        """Read the tensors and the extra state of the module. Of tied tensors, only the first name is used."""
         # With keep_vars, these are the parameters themselves: to make a view of each takes longer than to copy it.
         state = self.module.state_dict(keep_vars=True) if self._has_keep_vars else self.module.state_dict()
         if state.keys() != self._plain_names.keys():

@@ -50,7 +50,7 @@ class ChannelServer:
         latest: Callable[[], Optional[Durable]],
         bundled: bool,
     ) -> None:
-        """Initialize the server without listening.
+        """Prepare the server for the processes of this replica. It does not listen yet.
 
         Args:
             path: Path of the socket.

@@ -98,7 +98,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return how replicas that had just joined ended the round; empty if they did not."""
+    """Return a phrase on how replicas that had just joined ended the round, or "" if they did not end it."""
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):
