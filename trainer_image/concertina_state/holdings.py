@@ -136,7 +136,7 @@ class LocalState(Generic[A]):
         """
         self.held = held
         self._parts: dict[str, tuple[Chunk, A]] = {}
-        """Parts of the arrays that this rank saves, by name."""
+        """Parts of the arrays that this rank saves, keyed by the array's name."""
         for copies, same_arrays in self._by_copies().items():
             self._parts |= {chunk.name: (chunk, array) for chunk, array in parts(same_arrays, copies, copies.mine)}
         saved = {**self._parts, **{chunk.name: (chunk, array) for chunk, array in own}}

@@ -104,7 +104,7 @@ class Found:
 
     plan: ReadPlan
     shards: Mapping[int, ShardReader]
-    """Readers of the shards that the plan uses, by number."""
+    """Readers of the shards that the plan uses, keyed by the shard's number."""
     headers: Mapping[int, Header]
 
     @property

@@ -18,7 +18,7 @@ class Loaders:
     def __init__(self) -> None:
         self._positions: list[LoaderPosition] = []
         self._saved: list[Mapping[str, Any]] = []
-        """Saved positions, by the number of the loader."""
+        """Saved positions, keyed by the number of the loader."""
         self._random: Mapping[str, Any] | None = None
         """Random numbers as they were saved."""
 

@@ -46,7 +46,7 @@ class AgentConnectivityMonitor:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _HeardJob] = {}
-        """State of each job, by uid."""
+        """State of each job, keyed by the job's uid."""
         self._votes: Counter[tuple[str, bool]] = Counter()
         """Number of jobs with a vote, by namespace and by whether they are silent."""
         self.operator_isolated = False

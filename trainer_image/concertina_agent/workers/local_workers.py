@@ -96,7 +96,7 @@ class LocalWorkers:
         """
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}
-        """Workers by rank."""
+        """Workers, keyed by rank."""
         self._staying: dict[int, LocalWorker] = {}
         """Workers by local rank that have left their round, and wait for the next one.
 

@@ -220,9 +220,9 @@ class WarmStart:
 
     @property
     def _direct(self) -> Optional[WarmProgram]:
-        """Program of the user's command, if a worker can be forked without starting an interpreter first.
+        """Program of the user's command if a worker for it can be forked without starting an interpreter, or None.
 
-        That is so if the command does nothing but run Python, and the program is known. Otherwise, the value is None.
+        That is possible if the command does nothing but run Python, and the program is known.
         """
         programs = self._programs.values()
         return next((warm for warm in programs if warm.program.line == tuple(self._line)), None)

@@ -61,7 +61,7 @@ class CapacityQueue:
         self._stale: set[str] = set()
         """Uids of the jobs that must be evaluated again."""
         self._waiting: dict[str, Waiting] = {}
-        """Waiting jobs by uid. The jobs in `_stale` may have changed since."""
+        """Waiting jobs, keyed by uid. The jobs in `_stale` may have changed since."""
         self._requests: dict[str, Mapping[str, Decimal]] = {}
         """Resource requests of one pod of each waiting job, by uid.
 

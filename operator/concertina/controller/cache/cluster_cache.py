@@ -92,9 +92,9 @@ class ClusterCache:
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
         """Uid of the job that owns each pod name, by namespace and by the job name in the pod's name."""
         self._pods_since: dict[str, float] = {}
-        """Monotonic time at which each pod was first seen, by uid."""
+        """Monotonic time at which each pod was first seen, keyed by the pod's uid."""
         self._started_again: dict[str, float] = {}
-        """Monotonic time at which a restart of a pod's container was noticed, by uid."""
+        """Monotonic time at which a restart of a pod's container was noticed, keyed by the pod's uid."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
         self.queues = QueueCache(self._jobs, self._job_changed, later)

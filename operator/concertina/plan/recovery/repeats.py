@@ -125,7 +125,7 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
 def reason(failed: Restart) -> str:
     """Return the reason of the Failed condition for a job that ends with this failure.
 
-    A reason to which alerts and runbooks refer is used unchanged.
+    If alerts and runbooks refer to the failure's own reason, that reason is used unchanged.
     """
     return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "RepeatedFailure"
 

@@ -132,7 +132,7 @@ def _quiet(ctx: JobContext) -> float:
 
 
 def _backoff_left(ctx: JobContext) -> float:
-    """Return the seconds for which earlier failed attempts still delay growth."""
+    """Return the seconds for which earlier failures after growth still delay the next growth of the round."""
     growth = ctx.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0
