@@ -47,7 +47,7 @@ class Agent:
     """The agent of a replica, which is process 1 of its container."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Read the volume and set up the drivers, inside a running event loop.
+        """Read the volume's contents, and prepare the agent to run. An event loop must already be running.
 
         Raises:
             OSError: If a file or folder is missing; the error names it.
@@ -115,7 +115,7 @@ class Agent:
         """Functions that carry out an effect, by the class of the effect, in the order in which they are called."""
 
     async def run(self) -> int:
-        """Run until the agent has to exit, and return the exit code."""
+        """Run the agent until it must exit, and return the process's exit code."""
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.emit, e.TerminationNotice(settings.grace))
@@ -181,7 +181,10 @@ class Agent:
         self._tasks.start("uploader", self._uploads.keep_running(start, self._workers.until_warm))
 
     async def _ship_all(self) -> None:
-        """Send the records that the tracking tool has not received yet. If there is a grace period, stop at its end."""
+        """Before the exit, send all records of the run that the tracking tool has not received yet.
+
+        If there is a grace period, sending stops when that period ends.
+        """
         if self._tracking is not None:
             notice = self._core.notice
             remaining_seconds = notice.until - time.monotonic() if notice is not None else SHIP_ALL_SECONDS

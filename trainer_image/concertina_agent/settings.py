@@ -80,7 +80,7 @@ class AgentSettings:
 
     @property
     def even(self) -> bool:
-        """Whether each rank has a part of the state of equal size, in the order of the ranks, as with FSDP alone."""
+        """Whether all ranks have equally large parts of the state, in the order of the ranks, as with FSDP alone."""
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
 

@@ -56,7 +56,7 @@ class Stored:
     """
 
     def __init__(self, uri: str, cache: CacheSettings) -> None:
-        """Open the store.
+        """Open the store that holds the data set.
 
         Raises:
             InvalidInput: When the settings for the store can't be used.
@@ -85,7 +85,7 @@ class Stored:
         return next(itertools.chain(list(self._waiting.values()), self._late()), "")
 
     def _late(self) -> Iterator[str]:
-        """Yield a sentence about each file that has been awaited for more than `_LONG` seconds."""
+        """Yield a sentence for users about each file that the store has not delivered after `_LONG` seconds."""
         now, limit = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
         for since, file in list(self._opening.values()):
             if _LONG < now - since < limit:  # a longer wait is a hang, not a slow transfer
@@ -141,10 +141,10 @@ class Stored:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[bool]:
-        """Hold the lock file at `path`, and yield whether the lock was obtained.
+        """Lock the file at `path` for the `with` block, and yield whether the lock was obtained.
 
-        A worker normally holds the lock for at most one request. If a worker hangs and holds it longer, this function
-        yields False.
+        A worker normally holds the lock for at most one request. If another worker hangs and does not release the lock,
+        this function yields False.
         """
         with contextlib.ExitStack() as stack:
             with self._usable():
@@ -185,7 +185,7 @@ class Stored:
         return self._patiently(lambda: self._ask(name), on_wait)
 
     def _ask(self, name: str) -> bytes | None:
-        """Request an object once.
+        """Request an object from the store once, without retries. Return None if the object does not exist.
 
         Raises:
             _Unanswered: When the store does not answer.
@@ -264,7 +264,7 @@ class Stored:
 
 
 def _try_lock(lock: IO[str], seconds: float) -> bool:
-    """Try for `seconds` to lock a file, and return whether it succeeded."""
+    """Try for at most `seconds` seconds to lock a file, and return whether that succeeded."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -282,7 +282,7 @@ def _waits() -> Iterator[float]:
 
 
 def _used(path: Path) -> tuple[float, int]:
-    """Return when a file was used last (Unix seconds), and its size in bytes."""
+    """Return the time of the last use of a cached file (Unix seconds), and its size in bytes."""
     with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         return status.st_mtime, status.st_size

@@ -22,7 +22,7 @@ TOO_SHORT = "no shard of {uri} is as long as one sequence of {length} tokens."
 
 @dataclasses.dataclass(frozen=True)
 class TokenShard:
-    """Shard of a data set."""
+    """One file of a data set, with its size, checksums and number of tokens."""
 
     file: str
     tokens: int
@@ -39,7 +39,7 @@ class TokenShard:
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFacts:
-    """Tokenizer that produced the tokens."""
+    """Facts about the tokenizer that produced the tokens."""
 
     name: str
     digest: str

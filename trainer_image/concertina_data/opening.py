@@ -90,7 +90,7 @@ class Threads:
         return future
 
     def end(self) -> None:
-        """End each thread after the work that it is doing, and cancel all queued work.
+        """Stop the threads: each finishes the work that it is doing, and queued work is cancelled.
 
         Queued work is cancelled rather than dropped, because other threads may be waiting for its result.
         """
@@ -145,9 +145,13 @@ class OpenShards(Generic[T]):
     """
 
     def __init__(self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads) -> None:
-        """Prepare to open shards, whose sizes in bytes are `sizes`.
+        """Prepare to open shards. None is opened yet.
 
-        The open shards have at most `most_bytes` bytes in total. A single shard that is larger is opened all the same.
+        Args:
+            sizes: Size of each shard in bytes.
+            most_bytes: Limit on the total size of the open shards. A larger single shard is opened all the same.
+            open_one: Function that opens the shard with a given index.
+            threads: Threads that call `open_one`.
         """
         self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
@@ -173,7 +177,7 @@ class OpenShards(Generic[T]):
         self._bytes -= self._sizes[index]
 
     def expect(self, indexes: Iterable[int]) -> None:
-        """Begin to open these shards in order, until the limit of this cache is reached."""
+        """Begin to open these shards in advance, in order, until the size limit of this cache is reached."""
         room = self._most
         for index in indexes:
             room -= self._sizes[index]

@@ -59,14 +59,14 @@ def half_bits(size: int) -> int:
 
 
 def mix(x: int) -> int:
-    """Return the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
+    """Return `x` with its bits mixed by the finalizer of SplitMix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
     return x ^ x >> 31
 
 
 def mixed(x: int) -> int:
-    """Return the result of one step of SplitMix64."""
+    """Return a pseudorandom 64-bit number for `x`: the result of one step of SplitMix64."""
     return mix(x + 0x9E3779B97F4A7C15 & _MASK)
 
 
@@ -81,7 +81,11 @@ class Order:
     """Order of the sequences of shards; shard number i has `counts[i]` sequences."""
 
     def __init__(self, counts: Sequence[int], seed: int) -> None:
-        """Prepare the order.
+        """Prepare the order in which the sequences of all shards are visited.
+
+        Args:
+            counts: Number of sequences in each shard.
+            seed: Seed of the order.
 
         Raises:
             ValueError: When no shard has a whole sequence.
@@ -97,7 +101,7 @@ class Order:
         return sum(self._counts)
 
     def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
-        """Return the shards in the order of this epoch, and the number of sequences before each of them."""
+        """Return the shards in the order of this epoch, and the number of sequences before each shard."""
         permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
         shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
         for shard in shards:

@@ -23,7 +23,7 @@ After that, the round fails and the next round waits again. spec.failurePolicy l
 
 
 def folder_on_node() -> Path:
-    """Return the folder with copies of stored files, one for each user of the machine."""
+    """Return the node's cache folder for copies of stored files. Each user of the machine has a separate one."""
     return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{_user()}")))
 
 
@@ -61,7 +61,7 @@ class DataPlace(Protocol):
 
     @property
     def waiting_for(self) -> str:
-        """Sentence about why a thread is waiting for a store at this moment, or "" if no thread waits."""
+        """Sentence for users about why a thread waits for a store at this moment, or "" if no thread waits."""
         ...
 
     def get(self, name: str, on_wait: OnWait = ...) -> bytes | None:

@@ -18,7 +18,7 @@ TORCH_TYPES = {1: "uint8", 2: "uint16", 4: "uint32"}
 
 
 class Rows(Protocol):
-    """Rows of int64 that are filled in pieces. `result` has the shape `[count, width]`."""
+    """Buffer for rows of int64 tokens that are copied in pieces. `result` has the shape `[count, width]`."""
 
     result: Any
 

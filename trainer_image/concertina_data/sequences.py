@@ -24,7 +24,7 @@ class Sequences:
     """
 
     def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings) -> None:
-        """Open a data set.
+        """Open a data set in a folder or a store, and read its manifest.
 
         Raises:
             InvalidInput: When the data set can't be used.
@@ -54,7 +54,7 @@ class Sequences:
 
     @property
     def waiting_for(self) -> str:
-        """Sentence about why a read waits for a store, or "" if none waits."""
+        """Sentence for users about why a read of training data waits for a store, or "" if none waits."""
         return self._place.waiting_for
 
     def rows(self, start: int, stop: int) -> Any:

@@ -131,7 +131,7 @@ class Connection:
         return self.writer.get_extra_info("peercert") or {}
 
     def write(self, message: Message) -> None:
-        """Write a message to the send buffer. This never waits."""
+        """Add a message to the send buffer, without waiting until it is sent."""
         if not self.writer.is_closing():
             self.writer.write(encode(message))
 
@@ -156,7 +156,7 @@ class Connection:
 
     @property
     def over(self) -> bool:
-        """Whether either side has closed the connection."""
+        """Whether this side or the other one has closed the connection."""
         return self.reader.at_eof() or self.writer.is_closing()
 
     def close(self) -> None:

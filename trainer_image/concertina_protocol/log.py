@@ -32,7 +32,10 @@ class LogFormat(enum.Enum):
 
 @dataclasses.dataclass
 class Served:
-    """Job that this process serves, and the job's progress. An agent serves one job; the operator serves several."""
+    """Job for which this process writes log lines, with the job's progress.
+
+    An agent serves one job, and the operator serves several.
+    """
 
     uid: str
     job: str
@@ -49,13 +52,13 @@ _served: Optional[Served] = None
 
 
 def write_as(format: LogFormat) -> None:
-    """Set the format of all later lines."""
+    """Set the format of the log lines that follow."""
     global _format
     _format = format
 
 
 def serve(uid: str, job: str) -> None:
-    """Write the job into all later lines, and the id of the round's trace into lines about a round.
+    """Set the job for the log lines that follow. Lines about a round also get the id of the round's trace.
 
     `job` is NAMESPACE/NAME.
     """
@@ -64,10 +67,9 @@ def serve(uid: str, job: str) -> None:
 
 
 def reached(round: int, step: int) -> None:
-    """Record the present round and step. Called after each step.
+    """Record the present round and step, so that later log lines about this round contain the step.
 
-    Later lines about the present round contain the step. If a line names no round, it is taken to be about the present
-    one.
+    This is called after each step. If a line names no round, it is taken to be about the present one.
     """
     if _served is not None:
         _served.round, _served.step = round, step

@@ -51,10 +51,10 @@ class Buffer:
 
 
 class Buffers:
-    """Contents of a shard: for each array, its place in the file and its memory."""
+    """Contents of a shard: the arrays in memory, and each array's place in the shard's file."""
 
     def __init__(self, layout: Layout, buffers: Sequence[Buffer]) -> None:
-        """Describe a shard that consists of `buffers`, in the same order as the chunks of `layout`."""
+        """Record the arrays of a shard. `buffers` has the same order as the chunks of `layout`."""
         self.layout, self._buffers = layout, buffers
 
     def views(self, file: mmap) -> list[memoryview]:
@@ -64,17 +64,17 @@ class Buffers:
         return [whole[begin : begin + chunk.size] for chunk, begin in begins]
 
     def copy_to(self, views: Sequence[memoryview]) -> Arrival:
-        """Copy the present contents of the arrays into the views.
+        """Copy the present contents of the arrays into the views of the file.
 
-        The copy is complete when this method returns. So the returned function has nothing to wait for, and returns 0
-        seconds.
+        The copy is complete when this method returns. So the returned function, with which a caller waits for the copy,
+        has nothing to wait for and returns 0 seconds.
         """
         for view, buffer in zip(views, self._buffers):
             view[:] = buffer.memory
         return lambda: 0.0
 
     def before_change(self) -> None:
-        """Do nothing. This method has to delay changes until copies are complete, and here they always are."""
+        """Do nothing. Other classes delay changes here until their copies are complete, and here copies always are."""
 
 
 class BufferCatalogue(LocalState[Buffer]):
@@ -87,11 +87,11 @@ class BufferCatalogue(LocalState[Buffer]):
     def __init__(
         self, arrays: Mapping[str, Buffer | ArrayShard], own: Mapping[str, Buffer], rank: int, world: int
     ) -> None:
-        """Describe the arrays of this rank.
+        """Record the arrays of this rank, and choose the parts that this rank saves.
 
         Args:
-            arrays: Arrays by names that all ranks know. Each Buffer is the same on all ranks.
-            own: Buffers that only this rank has, by names that are unique to this rank.
+            arrays: Arrays, keyed by names that are the same on all ranks. Each Buffer has the same content everywhere.
+            own: Buffers that only this rank has, keyed by names that no other rank uses.
             rank: This rank.
             world: Number of ranks.
 
@@ -113,9 +113,9 @@ class BufferCatalogue(LocalState[Buffer]):
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
-        """Return, for each array, the box to read and the array.
+        """Return the box to read and the array to read it into, keyed by the array's name.
 
-        It is the array's whole box (see `LocalState.wanted`).
+        The box is the array's whole box (see `LocalState.wanted`).
         """
         whole = (local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
@@ -147,10 +147,11 @@ def _local_array(name: str, array: Buffer | ArrayShard, everyone: Copies) -> Loc
 
 
 def _place_for(item: ReadItem, buffer: Buffer) -> Place:
-    """Return memory to read the bytes of `item` into, and a function that copies them into `buffer`, or None.
+    """Return memory to read the bytes of `item` into, and a function that copies them into `buffer` afterwards.
 
-    If the bytes have the same order in the buffer as in the file, the memory is that of the buffer, and no copy is
-    needed. Otherwise, the bytes are read into separate memory, and then copied one contiguous stretch at a time.
+    If the bytes have the same order in the buffer as in the file, the memory is that of the buffer, and the function is
+    None, because no copy is needed. Otherwise, the bytes are read into separate memory, and then copied one contiguous
+    stretch at a time.
     """
     found = stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
     first = list(itertools.islice(found, 2))
@@ -167,9 +168,9 @@ def _place_for(item: ReadItem, buffer: Buffer) -> Place:
 
 
 def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the contiguous stretches of the elements of `box`, which is part of two arrays.
+    """Yield the contiguous stretches of the elements of `box`, a region that two arrays both contain.
 
-    `box` is a part of two arrays. A stretch is contiguous in both of them.
+    A stretch is contiguous in both arrays, so it can be copied from one to the other in one piece.
 
     Args:
         box: Elements that are in both arrays.

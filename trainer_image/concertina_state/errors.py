@@ -27,9 +27,9 @@ class DamagedInput(InvalidInput):
     reason = FailureReason.DAMAGED
 
     def __init__(self, message: str, checkpoint: str = "") -> None:
-        """Set the message and the URI of the damaged checkpoint's own folder.
+        """Store the message, and the URI of the damaged checkpoint's folder.
 
-        The URI is empty if training data are damaged.
+        The URI is "" if training data are damaged.
         """
         super().__init__(message)
         self.checkpoint = checkpoint

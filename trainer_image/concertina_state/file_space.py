@@ -33,7 +33,7 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Spare:
-    """File that was allocated before it is needed.
+    """File whose space is allocated in advance, for the next snapshot.
 
     The file has no name yet. Its memory is freed when this object is destroyed or the process ends.
     """
@@ -113,9 +113,9 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 
 
 def unmap(mapped: mmap.mmap) -> None:
-    """Unmap the pages of a file. The file keeps its contents.
+    """Unmap a file's pages from this process's memory. The file keeps its contents.
 
-    Deleting the last reference to a mapping would unmap it too, but would hold the GIL meanwhile.
+    Deleting the last reference to a mapping would unmap the file too, but would hold the GIL meanwhile.
     """
     _advise(mapped, _MADV_DONTNEED)
 

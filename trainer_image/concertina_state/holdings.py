@@ -32,7 +32,7 @@ A = TypeVar("A", bound=Rows)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Set of ranks that have the same parts of some arrays."""
+    """Set of ranks that have identical parts of some arrays, so that each of these ranks has to save only a share."""
 
     ranks: tuple[int, ...]
     """Ranks in the order in which parts are assigned to them."""
@@ -124,11 +124,11 @@ class LocalState(Generic[A]):
     def __init__(
         self, held: Sequence[LocalArray[A]], own: Sequence[tuple[Chunk, A]], cut: str, whole_cut: str = ""
     ) -> None:
-        """Choose the parts that this rank saves, and lay out its shard.
+        """Choose the parts of the arrays that this rank saves, and assign each part a place in the shard file.
 
         Args:
             held: Arrays of the state of which this rank has a box.
-            own: Arrays that only this rank has, by names that are unique to this rank.
+            own: Arrays that only this rank has, keyed by names that no other rank uses.
             cut: Description of how ranks divide the whole state. It distinguishes states whose ranks have the same
                 arrays.
             whole_cut: Description of how all ranks divide each array. If it is empty, the descriptions of the arrays in
@@ -136,7 +136,7 @@ class LocalState(Generic[A]):
         """
         self.held = held
         self._parts: dict[str, tuple[Chunk, A]] = {}
-        """Parts of the arrays that this rank saves, by name."""
+        """Parts of the arrays that this rank saves, keyed by the array's name."""
         for copies, same_arrays in self._by_copies().items():
             self._parts |= {chunk.name: (chunk, array) for chunk, array in parts(same_arrays, copies, copies.mine)}
         saved = {**self._parts, **{chunk.name: (chunk, array) for chunk, array in own}}
@@ -156,14 +156,14 @@ class LocalState(Generic[A]):
         return True
 
     def wanted(self) -> dict[str, tuple[Chunk, A]]:
-        """Return the chunks that this rank reads from a saved state, and the arrays to read them into."""
+        """Return the chunk that this rank reads of each array, with the array to read it into, keyed by name."""
         return self._parts
 
     def plan(self, headers: Mapping[int, Header], instead: str) -> ReadPlan:
         """Plan which bytes of a saved state this rank reads.
 
         Args:
-            headers: Headers of the saved state's shards, by number.
+            headers: Headers of the saved state's shards, keyed by the shard's number.
             instead: Advice for the error message.
 
         Raises:

@@ -42,11 +42,11 @@ class Interval:
         self._wanted_at: float | None = None
 
     def saved(self, cost: float) -> None:
-        """Record that training waited `cost` seconds for a snapshot, which is now being uploaded."""
+        """Record that training has waited `cost` seconds for a checkpoint's snapshot. Its upload begins now."""
         self._cost, self._wanted_at = max(self._cost, cost), time.monotonic()
 
     def shipped(self) -> None:
-        """Record that the upload has ended."""
+        """Record that the upload of a checkpoint has ended, so that its duration is known."""
         if self._wanted_at is not None:
             self._shipping = max(self._shipping, time.monotonic() - self._wanted_at)
             self._wanted_at = None

@@ -30,5 +30,5 @@ class SnapshotSource(Protocol):
         ...
 
     def before_change(self) -> None:
-        """Make devices finish their copies before any work that is queued later, which may change the arrays."""
+        """Make devices finish their copies before they execute later work, which may change the arrays."""
         ...

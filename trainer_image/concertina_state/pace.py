@@ -37,7 +37,7 @@ class Pace:
     """
 
     def __init__(self, overhead: float = OVERHEAD) -> None:
-        """Set the share of the training time that snapshots may take."""
+        """Set the share of the training time that snapshots may take, for example 0.01."""
         self._overhead = overhead
         self._stall = self._step = 0.0
         self._plain, self._plain_seconds = 0, 0.0
@@ -81,10 +81,7 @@ class Pace:
             self._in_a_row += 1
 
     def _compare(self) -> None:
-        """Add the cost of the last snapshot to the average.
-
-        Nothing is added if that cost was added already.
-        """
+        """Add the measured cost of the last snapshot to the average, unless it was added already."""
         if self._before is None:
             return
         plain, self._before = self._before[0], None
@@ -93,7 +90,7 @@ class Pace:
         self._slower += weight * (self._behind_seconds - self._slower)
 
     def took(self, stall: float) -> None:
-        """Record that the training loop waited `stall` seconds for a snapshot."""
+        """Record that the training loop has waited `stall` seconds for a snapshot."""
         average = self._stall
         self._stall = average + SMOOTH * (min(stall, LEAP * average) - average) if average else stall
 

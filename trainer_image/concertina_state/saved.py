@@ -31,13 +31,13 @@ class SavedState(Protocol):
 
 
 class Requests(Protocol):
-    """Channel on which the agent answers requests."""
+    """Connection by which the agent answers a worker's requests for shards."""
 
     def request(self, message: Message, kind: type[T]) -> T: ...
 
 
 class LocalShard:
-    """Shard file on this machine, usually in memory. Methods raise RestoreFailed."""
+    """Shard file on this machine, usually in node memory. Methods raise RestoreFailed if the file can't be read."""
 
     batch_bytes = 16 << 20
 
@@ -100,16 +100,16 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Plan of what a rank reads from a saved state, and the opened shards to read from."""
+    """Result of `find`: the plan of what a rank reads from a saved state, and the opened shards to read from."""
 
     plan: ReadPlan
     shards: Mapping[int, ShardReader]
-    """Readers of the shards that the plan uses, by number."""
+    """Readers of the shards that the plan uses, keyed by the shard's number."""
     headers: Mapping[int, Header]
 
     @property
     def metadata(self) -> ShardMetadata:
-        """Metadata of the state. Every shard's header has them, so a rank without anything to read has them too."""
+        """Metadata of the saved state, which every shard's header contains."""
         return next(iter(self.headers.values())).metadata
 
 
@@ -120,7 +120,7 @@ def find(saved: SavedState, alone: int | None, plan: Callable[[Mapping[int, Head
         saved: The saved state.
         alone: Number of the only shard that this rank needs if the world was not resized. If None, `plan` receives the
             headers of all shards.
-        plan: Function that plans the reads, given the headers of the shards by number.
+        plan: Function that plans the reads, given the shards' headers, keyed by the shard's number.
 
     Raises:
         RestoreFailed: When a shard can't be read, or its header has changed.

@@ -73,9 +73,9 @@ class SavePolicy:
     """Number of steps between checkpoints, or None if they are not taken by steps."""
 
     def is_due(self, step: int, flags: StepFlags) -> bool:
-        """Return whether a checkpoint becomes due with this step.
+        """Return whether a checkpoint becomes due after this step.
 
-        `Saving` remembers this until the checkpoint begins.
+        `Saving` stores a True result until it begins the checkpoint.
         """
         every = self.checkpoint_every
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
@@ -129,7 +129,7 @@ class Saving:
         channel: AgentChannel,
         pace: Pace | None = None,
     ) -> None:
-        """Prepare the saves of one round.
+        """Prepare to save the state in one round.
 
         Args:
             policy: When to save.
@@ -187,7 +187,7 @@ class Saving:
         return SnapshotInterval(self._stretch, self._pace.share(self._stretch))
 
     def of_layout(self, layout: str, waited_for: bool) -> None:
-        """Set the layout of later snapshots, and whether a script waits for these snapshots.
+        """Set the layout of later snapshots, and whether a script waits for them.
 
         `layout` is a digest of the tensors and of how ranks divide them.
         """
@@ -226,7 +226,7 @@ class Saving:
         return self._metadata.shard == 0 and (self._snapshots.count == 0 or self._since + 1 >= self._pace.every)
 
     def _overdue(self, step: int | None) -> bool:
-        """Return whether a checkpoint is overdue.
+        """Return whether the next checkpoint is overdue.
 
         It is overdue if enough seconds have passed since the last one, or if an earlier round ended before its
         checkpoint was in storage.
@@ -273,9 +273,9 @@ class Saving:
             self._snapshots.make_room()
 
     def _after_step(self, now: float, decision: SaveDecision) -> None:
-        """Pass the duration of the last step to the Pace.
+        """Pass the duration of the last step to the Pace, which limits the cost of snapshots.
 
-        If the step includes a wait for a checkpoint, its duration is not passed on.
+        A step that includes a wait for a checkpoint is left out.
         """
         if self._pace is not None and self._began is not None:
             self._pace.stepped(now - self._began, self._saved, self._waited)
@@ -286,11 +286,11 @@ class Saving:
             self._stretch, self._since = self._since if self._snapshots.count else 0, 0
 
     def _after_snapshot(self, stall: float) -> None:
-        """Pass the cost of a snapshot to the Pace.
+        """Pass the cost of a snapshot to the Pace, which limits the cost of snapshots.
 
         `stall` is the duration of the call of `save`. The cost also includes the time for which the weight update had
-        to wait for a device's copy. That time is known only of the previous snapshot. The first snapshot is not
-        counted, because its memory has to be allocated.
+        to wait for a device's copy, which is known only of the previous snapshot. The first snapshot is not counted,
+        because its memory has to be allocated.
         """
         if self._pace is not None and self._snapshots.count > 1:
             self._pace.took(stall + max(0.0, self.device_seconds - self._beside))
@@ -302,9 +302,9 @@ class Saving:
         return self._snapshots.device_seconds
 
     def before_change(self) -> None:
-        """Make devices finish the copy of the last snapshot before changes of the state that are queued later.
+        """Make devices finish copying the last snapshot before they execute later work that may change the state.
 
-        The training work that was queued on a device before this call has finished by now.
+        Work that was queued on a device before this call has finished when the call returns.
         """
         if self._copying_since is not None:
             self._beside, self._copying_since = time.perf_counter() - self._copying_since, None
@@ -315,11 +315,11 @@ class Saving:
         self._snapshots.finish()
 
     def close(self) -> None:
-        """Commit the snapshot that has begun, if there is one, and end the snapshots of this round."""
+        """Finish a snapshot that has begun, and take no more snapshots in this round."""
         self._snapshots.close()
 
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
-        """Save the state if a drain arrives during the evaluation after step `step`.
+        """Save the state of step `step` if a drain arrives during the evaluation after that step.
 
         If the drain requests a checkpoint, the agents upload this snapshot.
         """

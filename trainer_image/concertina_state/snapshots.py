@@ -33,7 +33,7 @@ from concertina_state.live import Arrival, SnapshotSource
 
 
 class MappedShard:
-    """Shard file that is mapped into memory with all its pages, and a view of each array in it."""
+    """Shard file that is completely mapped into memory, with a view of each array in the file."""
 
     def __init__(self, path: Path, state: SnapshotSource, spare: Spare | None = None) -> None:
         """Map a new file at `path`. If `spare` is given, it is used as that file.
@@ -50,14 +50,17 @@ class MappedShard:
     def fill(self, state: SnapshotSource) -> Arrival:
         """Copy the present state into the file, or make a device start that copy.
 
-        From now until `commit`, the file counts as missing. A peer that is copying the file at this moment does not
-        report damage (decision "A drain may write over a running copy").
+        Until `commit`, the file counts as missing. A peer that is copying the file at this moment does not report
+        damage (decision "A drain may write over a running copy").
         """
         remove_sidecar(self.path)
         return state.copy_to(self._views)
 
     def commit(self, metadata: ShardMetadata, layout: Layout, threads: int = 1) -> None:
-        """Commit the contents, once they are complete. `threads` is the number of threads that compute the checksum."""
+        """Write the sidecar of the shard file, once the file's contents are complete. The file then counts as present.
+
+        `threads` is the number of threads that compute the checksum.
+        """
         self._map[: layout.data_begin] = layout.header(metadata)
         checksum = crc32(memoryview(self._map), threads)
         write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), checksum))
@@ -107,7 +110,7 @@ class Snapshots:
         self.make_room()
 
     def of_arrays(self, state: SnapshotSource) -> None:
-        """Save the arrays of `state` from now on. If their layout differs from the present one, allocate new files."""
+        """From now on, take snapshots of the arrays of `state`. If their layout is new, allocate new files."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:
             self._slots, self._making, self._ready = [None] * SNAPSHOT_SLOTS, None, -1
@@ -204,7 +207,7 @@ class Snapshots:
         return None
 
     def _spare(self) -> Spare | None:
-        """Wait for the file that `make_room` allocates, and return it, or None if there is none."""
+        """Return the file that `make_room` has allocated, after waiting for it, or None if none was requested."""
         future, self._making = self._making, None
         return future.result() if future is not None else None
 
@@ -219,7 +222,7 @@ class Snapshots:
         return min(free, key=self._holds.__getitem__)
 
     def before_change(self) -> None:
-        """Make devices finish their copies before changes that are queued later; see SnapshotSource."""
+        """Make devices finish their copies before they execute later work that may change the arrays."""
         self._state.before_change()
 
     @property
@@ -242,9 +245,9 @@ class Snapshots:
         self._slots, self._making = [None] * SNAPSHOT_SLOTS, None
 
     def link_for_shipping(self, snapshot: TakenSnapshot) -> Path:
-        """Give the file of a committed snapshot a second name, and return that name.
+        """Create a hard link to the file of a committed snapshot, for its upload, and return the link's path.
 
-        The file does not change as long as it has the second name.
+        The file does not change as long as the link exists.
         """
         name = self._folder / f"shipping-{snapshot.id.step}"
         name.unlink(missing_ok=True)

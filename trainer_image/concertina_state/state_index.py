@@ -41,7 +41,7 @@ BUCKET = 64 << 20
 
 
 class StateIndex(LocalState[Tensor]):
-    """Index of the tensors of a state on one rank, by name."""
+    """Index of the tensors that one rank has of a state, keyed by name."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class StateIndex(LocalState[Tensor]):
         whole_cut: str = "",
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Record the tensors of this rank.
+        """Record the tensors of this rank, and choose the parts that this rank saves.
 
         Args:
-            tensors: Tensors by names that all ranks know. Each is a whole tensor that is the same on all ranks, a
-                DTensor, an ArrayShard, or a RemoteArray.
-            own: Tensors that only this rank has, by names that are unique to this rank.
+            tensors: Tensors, keyed by names that are the same on all ranks. A value is a whole tensor with the same
+                content on all ranks, a DTensor, an ArrayShard, or a RemoteArray.
+            own: Tensors that only this rank has, keyed by names that no other rank uses.
             rank: This rank.
             world: Number of ranks.
             together: Whether ranks can communicate by torch.distributed. If not, each rank saves and reads all its
@@ -94,7 +94,7 @@ class StateIndex(LocalState[Tensor]):
 
     @torch.no_grad()
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
-        """Fill all tensors from a saved state. All ranks must call this method at the same time."""
+        """Read all tensors of this rank from a saved state. All ranks must call this method at the same time."""
         execute(plan, shards, {name: tensor for name, (_, tensor) in self._parts.items()})
         for copies, same_tensors in self._by_copies().items():
             if len(copies.ranks) > 1:
@@ -102,7 +102,7 @@ class StateIndex(LocalState[Tensor]):
 
 
 def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
-    """Send the parts that this rank has read to the other ranks, and receive theirs."""
+    """Among ranks with the same tensors, send the parts that this rank has read, and receive the other parts."""
     group = copies.group or dist.group.WORLD
     assert group is not None
     for number, source in enumerate(copies.ranks):
@@ -183,10 +183,10 @@ def _own(name: str, tensor: Tensor) -> Chunk:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Check that a tensor has ordinary memory that can be saved.
+    """Check that a tensor has a dtype and a memory layout that can be saved. A sparse tensor, for example, can't be.
 
     Raises:
-        InvalidInput: When it has not.
+        InvalidInput: When the tensor can't be saved.
     """
     if tensor.dtype not in NAMES:
         names = ", ".join(NAMES.values())
@@ -214,7 +214,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def live(array: Tensor | ArrayShard) -> Tensor:
-    """Return the local tensor itself, and not a view of it.
+    """Return the local tensor of a tensor, DTensor or ArrayShard itself, and not a view of it.
 
     For a thousand tensors, making views takes longer than reading their addresses.
     """

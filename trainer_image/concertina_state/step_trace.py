@@ -115,7 +115,7 @@ class StepTrace:
         self._put(step_traces.error_file(self._path), sentence.encode())
 
     def _put(self, path: Path, content: bytes) -> None:
-        """Write a file completely or not at all, and only if the trace is still wanted."""
+        """Write a file of the trace completely or not at all, and only if somebody still waits for the trace."""
         part = path.with_name(f"{path.name}.part")
         try:
             if step_traces.wanted_file(self._path).exists():

@@ -1,4 +1,4 @@
-"""Tensors of a shard: how they are copied into the shard's file, and filled from shards again. Requires torch."""
+"""Tensors of a shard: how tensors are copied into the shard's file, and read from shards again. Requires torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Tensors:
     """
 
     def __init__(self, layout: Layout, tensors: Sequence[Tensor]) -> None:
-        """Describe a shard that consists of `tensors`, in the same order as the chunks of `layout`."""
+        """Record the tensors of a shard. `tensors` has the same order as the chunks of `layout`."""
         self.layout, self.tensors = layout, tensors
         self._devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         self._places = {
@@ -54,7 +54,7 @@ class Tensors:
     def views(self, file: mmap) -> Views:
         """Return a view of each tensor's place in the mapped file.
 
-        If a GPU has tensors, the file's memory is pinned.
+        If tensors are on a GPU, the file's memory is pinned, so that the GPU can copy into it.
         """
         whole = torch.frombuffer(file, dtype=torch.uint8)
         views = Views(
@@ -95,7 +95,7 @@ class Tensors:
         return begin, end
 
     def before_change(self) -> None:
-        """Make devices finish their copies of tensors before any work that is queued later.
+        """Make devices finish copying the tensors before they execute later work, which may change the tensors.
 
         Only the devices wait. This method returns at once.
         """

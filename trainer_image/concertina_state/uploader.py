@@ -70,7 +70,7 @@ from concertina_state.objects.prefix import HELD, IMPATIENCE, ObjectPrefix, Stor
 
 @dataclasses.dataclass(frozen=True)
 class UploadedRun:
-    """Facts about the run that are not part of its state."""
+    """Facts about a run that are written into manifests but are not part of the saved state."""
 
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """spec.trainer with its defaults, or {} for a user's own script."""
@@ -118,7 +118,7 @@ def main(run: UploadedRun = UNKNOWN) -> NoReturn:
 
 
 def answer(request: object, destination: Destination, uid: str, run: UploadedRun = UNKNOWN) -> Message:
-    """Answer a request of the agent. If the request fails, the answer has the error as a sentence."""
+    """Answer a request of the agent. If the request fails, the answer contains the error as a sentence for users."""
     if isinstance(request, Ship):
         return _ship(request, destination, uid)
     if isinstance(request, Publish):
@@ -312,7 +312,10 @@ def _shipped(folder: ObjectPrefix, prefix: str, id: SnapshotId) -> list[StoredSi
 
 
 def _parallelism(ranks: int) -> dict[str, int]:
-    """Return the degree of each kind of parallelism. "data" is the number of parts into which a batch is divided."""
+    """Return the degree of each kind of parallelism, keyed by the name of the kind.
+
+    The degree of "data" is the number of parts into which a batch is divided.
+    """
     requested = json.loads(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
     counts = {
         kind: requested[kind] for kind in ("shard", "pipeline", "context", "tensor") if (requested.get(kind) or 1) > 1

@@ -18,7 +18,7 @@ LIBRARIES = ("concertina", "torch", "numpy", "transformers", "lightning", "accel
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """Description of a run."""
+    """Description of a run, which is sent to the tracking tool when the run starts."""
 
     parameters: Mapping[str, str]
     """Fields of the trainer's configuration. For a script: its command, and the names of its environment variables."""
@@ -41,7 +41,7 @@ def about(environment: Mapping[str, str]) -> About:
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each value of nested mappings with the dotted path of its field."""
+    """Yield the values of nested mappings, each with the dotted path of its field, such as `trainer.batchSize`."""
     for name, field in value.items():
         if isinstance(field, Mapping):
             yield from _flat(field, f"{before}{name}.")

@@ -25,7 +25,7 @@ class Backend(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Fields of `spec.tracking`, by their names in the manifest."""
+    """Fields of `spec.tracking`, under the names that they have in the manifest."""
 
     backend: str
     uri: Optional[str] = None  # noqa: UP045 (typed_json knows typing's form)

@@ -29,7 +29,7 @@ class Shipper:
         made_of: Callable[[str], Mapping[str, str]],
         environment: str = "",
     ) -> None:
-        """Initialize the shipper without contacting the tool.
+        """Prepare to send records. The tool is not contacted yet.
 
         Args:
             spool: Spool to read the records from.
@@ -50,9 +50,9 @@ class Shipper:
         return self._spool.behind == 0 and (newest is None or not newest.coordinates)
 
     def ship(self) -> bool:
-        """Send a batch of records, and return whether there may be more.
+        """Send a batch of records to the tool, and return whether there may be more records.
 
-        This method passes on the tool's errors. After an error, call it again to send the same records.
+        This method raises the tool's errors. After an error, call it again to send the same records.
         """
         self._spool.look()
         batch = self._spool.read(MOST_RECORDS)

@@ -15,7 +15,7 @@ class Tracker(Protocol):
     """Run in a tracking tool. The run is found by the job's uid, or created if the tool has none for this job."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
-        """Continue logging after `step`. Return the later steps that the tool already has.
+        """Prepare to log the steps after `step`, and return those of them that the tool already has.
 
         The returned steps must not be logged again. `latest` says whether this replica is still the newest coordinator.
         If so, a tool that can delete steps deletes those after `step`. Otherwise another replica has coordinated since
@@ -42,4 +42,4 @@ class Tracker(Protocol):
         """Record the outcome of the run: it succeeded, or it was stopped and may continue later."""
 
     def close(self) -> None:
-        """Close the connection to the tool, which keeps the data that were sent to it."""
+        """Close the connection to the tool. The tool keeps the data that were sent."""

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def __getattr__(name: str) -> object:
-    """Import `State` and `ArrayShard` on first use: that takes a tenth of a second.
+    """Import `State` and `ArrayShard` only when a script first uses them, because the import takes a tenth of a second.
 
     Raises:
         AttributeError: The module has no such attribute.
@@ -59,11 +59,11 @@ def __getattr__(name: str) -> object:
 
 
 def checkpoint_dir() -> Path:
-    """Return the folder for the script's own checkpoints, and create it if it does not exist.
+    """Return the folder for the script's own checkpoints, and create the folder if it does not exist.
 
     With `spec.checkpoint`, this is the folder of `spec.checkpoint.uri`, on a volume that every replica mounts. Without
-    it, this is a folder of the replica, which survives its workers and containers but not its pod. Outside of a job it
-    is `./checkpoints`.
+    `spec.checkpoint`, this is a folder in the replica's volume, which survives restarts of workers and containers but
+    not the deletion of the pod. Outside of a job, the folder is `./checkpoints`.
 
     Returns:
         The path of an existing folder.
@@ -99,10 +99,10 @@ def report(
     tokens: Optional[int] = None,
     metrics: Optional[Mapping[str, float]] = None,
 ) -> None:
-    """Report the progress of the run to the job.
+    """Report the progress of the training run to the job.
 
-    Call this function on every rank, after every step. The report of rank 0 becomes `status.progress`; a report of
-    another rank shows that the rank is alive. The call never waits. Outside of a job it does nothing.
+    Call this function on every rank, after every step. The report of rank 0 becomes `status.progress`. The reports of
+    other ranks only show that these ranks are alive. The call never waits. Outside of a job, the call does nothing.
 
     Args:
         step: Number of steps finished since the run began.
@@ -197,17 +197,17 @@ def run(main: Callable[[], T]) -> T:
 
 
 def should_checkpoint() -> bool:
-    """Return whether the script must save after this step because this world is about to end.
+    """Return whether the script must save after this step because the workers are about to be stopped.
 
-    A world ends when a replica receives a termination notice or a replica joins. Call this function on every rank, once
-    after every step. It returns True on all ranks at the same call (the n-th of this world on each of them), so all
-    ranks save the same step and none is lost.
+    All workers are stopped when a replica receives a termination notice or a new replica joins. Call this function on
+    every rank, once after every step. The result is True on all ranks at the same call: the n-th call on each rank. So
+    all ranks save the same step, and no step is lost.
 
-    After the save the script may exit. If the script continues, its next call of this function ends the process,
-    because the save is finished by then.
+    After the save, the script may exit. If the script continues instead, the next call of this function ends the
+    process, because the save is finished by then.
 
-    The call communicates with no other rank, so it may be anywhere in the loop. It waits only when the world is about
-    to end, for about one round trip in the network. Outside of a job it returns False.
+    The call does not communicate with other ranks, so you can place it anywhere in the loop. It waits only when the
+    workers are about to be stopped, for about one network round trip. Outside of a job, the result is False.
 
     Returns:
         True after the one step that must be saved.

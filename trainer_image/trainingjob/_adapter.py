@@ -7,36 +7,38 @@ from typing import Any, Protocol
 
 
 class StateAdapter(Protocol):
-    """One object of a script, as `State` saves and restores it.
+    """Interface by which `State` saves and restores one object of a script, such as a model or an optimizer.
 
-    Arrays are large: each is saved as boxes of a global array, and may be cut in another way when it is restored.
-    Values are everything else. Each rank saves its own, as text (see `_values`).
+    The object's content is divided into arrays and values. Arrays are large tensors: each is saved as boxes
+    (rectangular parts) of a global array, and another number of ranks can restore it. Values are all other content.
+    Each rank saves its own values, as text (see `_values`).
     """
 
     def arrays(self) -> Mapping[str, Any]:
-        """Return the object's arrays by name: live tensors, Buffers, and ArrayShards of these.
+        """Return the object's arrays, keyed by name. An array is a live tensor, a Buffer, or an ArrayShard of one.
 
         To restore the object, `State` writes into these arrays and then calls `load`.
         """
         ...
 
     def replicated_arrays(self) -> Mapping[str, Any]:
-        """Return those of the arrays that must have the same content on every rank."""
+        """Return the arrays that must have the same content on every rank, keyed by name."""
         ...
 
     def buffers(self) -> Mapping[str, Any]:
-        """Return live tensors that may differ between ranks, such as the running means of a module.
+        """Return live tensors that may differ between ranks, such as the running means of a module, keyed by name.
 
-        They belong to the state that the last call of `arrays` or `contents` read, and are not among its arrays.
+        These tensors are not in the result of `arrays`. They belong to the state that the last call of `arrays` or
+        `contents` has read.
         """
         ...
 
     def contents(self) -> tuple[Mapping[str, Any], Any]:
-        """Return the object's arrays, and this rank's values beside them."""
+        """Return the object's arrays, keyed by name, and this rank's other values."""
         ...
 
     def prepare(self, values: Any) -> None:
-        """Create the arrays that an object with these saved values had, so that they can be filled.
+        """Create the arrays that the saved object had, so that `State` can write the saved content into them.
 
         Raises:
             InvalidInput: The values are those of another kind of object.
@@ -44,7 +46,7 @@ class StateAdapter(Protocol):
         ...
 
     def load(self, values: Any) -> None:
-        """Restore the object from its arrays, which have been filled by now, and from its saved values.
+        """Restore the object's values, after `State` has written the saved content into the object's arrays.
 
         Raises:
             InvalidInput: The values do not fit the object.
@@ -53,7 +55,7 @@ class StateAdapter(Protocol):
 
 
 class StatefulAdapter:
-    """An object with `state_dict` and `load_state_dict`: a scheduler, a sampler, a data loader or a scaler."""
+    """Adapter for an object with `state_dict` and `load_state_dict`, such as a scheduler or a data loader."""
 
     def __init__(self, stateful: Any) -> None:
         self.stateful = stateful

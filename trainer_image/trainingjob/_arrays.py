@@ -16,7 +16,7 @@ from trainingjob._leaf import FORMATS, Leaf, numpy_leaf
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is saved as an array. A small array that can't be written to is saved as a value."""
+    """Return whether a value is saved as an array. A small read-only array is saved as a plain value instead."""
     if isinstance(value, ArrayShard):
         return True
     if (torch := sys.modules.get("torch")) and isinstance(value, torch.Tensor):
@@ -32,7 +32,7 @@ def is_array(value: Any) -> bool:
 
 
 def leaf(value: Any) -> Leaf:
-    """Return the leaf of a value for which `is_array` is true."""
+    """Return the `Leaf` of an array, which gives access to the array's memory. `is_array(value)` must be true."""
     if isinstance(value, ArrayShard):
         inner = leaf(value.array)
         shard = dataclasses.replace(value, array=inner.array)

@@ -1,4 +1,4 @@
-"""The script's side of the conversation with its agent (see `concertina_protocol.worker_channel.worker_messages`)."""
+"""The script's side of the connection to its agent (see `concertina_protocol.worker_channel.worker_messages`)."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class StepReport:
 
 
 class Tracer(Protocol):
-    """Traces steps on request (see `concertina_state.step_trace.Traces`)."""
+    """Writer of traces of training steps, on request (see `concertina_state.step_trace.Traces`)."""
 
     def ask(self, wish: w.TraceSteps) -> None:
-        """Trace the steps that a request names."""
+        """Trace the steps that the request `wish` names."""
         ...
 
     def after(self, step: int) -> None:
-        """Record that a step has finished."""
+        """Record that the step with this number has finished."""
         ...
 
 
@@ -113,7 +113,10 @@ class Channel:
 
     @property
     def in_own_process(self) -> bool:
-        """True in the worker itself, False in a process that it has forked, such as a data loader's."""
+        """Whether the caller is the worker process itself.
+
+        The result is False in a process that the worker has forked, such as a data loader's.
+        """
         return os.getpid() == self._pid
 
     @property
@@ -141,22 +144,23 @@ class Channel:
             return not self._rounds.closed and self._calls == self._stop_at
 
     def must_stop(self) -> bool:
-        """Return whether this world ends with the current commit.
+        """Return whether all workers are stopped after the step that is being committed.
 
-        This counts as a call of should_checkpoint(), but one whose result the caller may act on at a later commit.
+        The agents count this as a call of should_checkpoint(). Unlike a script that calls should_checkpoint(), the
+        caller may save and stop at a later commit.
         """
         return self.stops or self.should_checkpoint()
 
     def count_samples_by(self, samples: Callable[[], int]) -> None:
-        """Set the function that returns the number of consumed samples, for reports that do not say it."""
+        """Set the function that counts consumed samples, for reports in which the script gives no number of samples."""
         self._samples = samples
 
     def add_stall(self, seconds: float) -> None:
-        """Count seconds for which the script has waited for data."""
+        """Add to the seconds for which the script has waited for data. The next report contains the sum."""
         self._stalled_seconds += seconds
 
     def report_stall(self, reason: str, seconds: float) -> None:
-        """Report that the script waits for its data's store, so that the agents do not take it for a hang.
+        """Report that the script waits for the store of its training data, so that the agents do not assume a hang.
 
         Args:
             reason: A sentence that says what the script waits for.
@@ -172,11 +176,11 @@ class Channel:
             self._send(dataclasses.replace(self._last_message, phase=WorkerPhase.LOADING_DATA))
 
     def report_restored(self, step: int, source: str) -> None:
-        """Set the step at which this round begins, and where its state came from, for later reports."""
+        """Record the step at which this round begins and the source of its state, for later reports to the job."""
         self._restored_step, self._restored_from = step, source
 
     def report_commit(self, step: int, snapshot_step: Optional[int], seconds: float) -> None:
-        """Report a step that a script has committed, unless the script has reported it itself.
+        """Report that a script has committed a step, unless the script has already reported this step itself.
 
         Args:
             step: Number of finished steps.
@@ -230,7 +234,7 @@ class Channel:
             self._tracer.after(step)
 
     def _enter_phase(self, phase: str) -> None:
-        """Count the time since the last report as that report's phase, and begin another phase."""
+        """Add the time since the last report to the phase of that report, and begin another phase."""
         previous, since = self._phase
         now = time.monotonic()
         if previous in PARTS:
@@ -247,28 +251,31 @@ class Channel:
 
     @property
     def snapshots(self) -> Path:
-        """Folder for the snapshots of this round."""
+        """Folder in node memory for the snapshots of this round."""
         return Path(os.environ["CONCERTINA_SNAPSHOTS"])
 
     @property
     def history(self) -> JobHistory:
-        """Failures of the job so far, from which the interval between checkpoints follows."""
+        """Past failures of the job, from which the interval between checkpoints is computed."""
         return self.start().history
 
     @property
     def durable(self) -> Optional[Durable]:
-        """The checkpoint that LATEST names, or None if the job must not use it. The next checkpoint is due by it."""
+        """Checkpoint that LATEST names, or None if the job must not use it.
+
+        The time of the next checkpoint is counted from this one.
+        """
         start = self.start()
         durable = start.durable
         return None if durable and start.restore.bars(durable, start.uid) else durable
 
     @property
     def images(self) -> Tuple[str, ...]:
-        """Images of the round's containers."""
+        """Container images of the round's replicas."""
         return self.start().images
 
     def start(self) -> w.Start:
-        """Return the message that says where this round begins.
+        """Return the agent's first message, which says from which state this round continues.
 
         Raises:
             ChannelClosed: The agent is gone.
@@ -280,7 +287,7 @@ class Channel:
         return self._start
 
     def request(self, message: w.Message, kind: Type[T]) -> T:
-        """Send a message, and return the answer of this type.
+        """Send a message to the agent, wait for the answer of type `kind`, and return the answer.
 
         Raises:
             ChannelClosed: The agent is gone.
@@ -296,7 +303,7 @@ class Channel:
         return []
 
     def send(self, message: w.Message) -> None:
-        """Send a message. If the agent is gone, nothing happens."""
+        """Send a message to the agent. If the agent has exited, the message is dropped."""
         self._send(message)
 
     # --- the end of the round ---------------------------------------------------------------------------------------

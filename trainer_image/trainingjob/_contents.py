@@ -23,7 +23,7 @@ RESERVED = {"random": "random numbers are", "loaders": "positions of `batches` a
 
 
 class Contents:
-    """The objects that a script has given to its `State`, and what is saved beside them."""
+    """Objects that a script has given to its `State`, such as the model and the optimizer."""
 
     def __init__(self, world: World, ranks: Ranks) -> None:
         self._world, self._ranks = world, ranks
@@ -34,7 +34,7 @@ class Contents:
         self.sample_counters: list[SampleCounter] = []
 
     def add(self, objects: Mapping[str, Any]) -> None:
-        """Add objects by name. See `State.add`.
+        """Add objects, keyed by name. See `State.add`.
 
         Raises:
             NotSavable: An object has no state or can't be saved, or its name is reserved.
@@ -50,7 +50,7 @@ class Contents:
         self._adapters["random"] = StatefulAdapter(RandomNumbers())
 
     def _watch(self, objects: Mapping[str, Any], added: Mapping[str, StateAdapter]) -> None:
-        """Refuse tensors that can't be saved, and follow the steps of the optimizers."""
+        """Refuse tensors that can't be saved, and begin to count the steps of the optimizers among the objects."""
         if "torch" not in sys.modules:
             return
         from torch.optim import Optimizer
@@ -78,18 +78,21 @@ class Contents:
 
     @property
     def samples(self) -> int:
-        """Number of consumed samples, of all data that count them."""
+        """Number of samples that the script has consumed, summed over its data iterators that count them."""
         return sum(counter.samples for counter in self.sample_counters)
 
     @property
     def names_without_dicts(self) -> set[str]:
-        """Names of the objects that must have all arrays that were saved. A dict may have fewer."""
+        """Names of the objects that must still have every array that was saved.
+
+        Dicts are left out, because a dict may have fewer arrays than were saved.
+        """
         return {name for name, adapter in self._adapters.items() if not isinstance(adapter, DictAdapter)}
 
     # --- to save ----------------------------------------------------------------------------------------------------
 
     def current(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return all arrays by full name, and this rank's values by object."""
+        """Return all arrays, keyed by full name, and this rank's values, keyed by the object's name."""
         arrays: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for name, adapter in self._adapters.items():
@@ -98,20 +101,24 @@ class Contents:
         return arrays, values
 
     def arrays(self) -> dict[str, Any]:
-        """Return all arrays by full name."""
+        """Return all arrays of all objects, keyed by full name."""
         return self._collected({name: adapter.arrays() for name, adapter in self._adapters.items()})
 
     def buffers(self) -> dict[str, Any]:
-        """Return the buffers of modules by full name, as of the last call of `current` or `arrays`."""
+        """Return the buffers of all modules, keyed by full name.
+
+        The last call of `current` or `arrays` has read them.
+        """
         return self._collected({name: adapter.buffers() for name, adapter in self._adapters.items()})
 
     def check_replicated(self) -> None:
-        """Check that arrays which every rank holds whole have the same content on all ranks.
+        """Check that arrays which every rank holds in full have the same content on all ranks.
 
-        Each rank saves a part of such an array, so ranks that differ would save a mixture. All ranks make this call.
+        Each rank saves only a part of such an array. If ranks differed, the saved array would be a mixture. All ranks
+        must make this call.
 
         Raises:
-            InvalidInput: Some differ.
+            InvalidInput: An array differs between ranks.
         """
         if self._world.size == 1:
             return
@@ -131,14 +138,18 @@ class Contents:
         return collected
 
     def _with_full_names(self, name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arrays of one object by full name, in the form that an index takes."""
+        """Return the arrays of one object, keyed by full name, in the form that a state index requires."""
         named = {f"{name}.{key}": array for key, array in arrays.items()}
         return {path: self._ranks.array(array, path) for path, array in named.items()}
 
     # --- to restore -------------------------------------------------------------------------------------------------
 
     def check_names(self, values: Mapping[str, Any], step: int) -> None:
-        """Check that the saved state of this step has the same objects.
+        """Check that the saved state of this step has the same objects as this script.
+
+        Args:
+            values: Saved values, keyed by the object's name.
+            step: Step of the saved state, for the error message.
 
         Raises:
             InvalidInput: An object is missing on either side.
@@ -149,17 +160,17 @@ class Contents:
             raise InvalidInput(f"the saved state of step {step} has no {', '.join(missing)}: {INSTEAD}.")
 
     def prepare(self, values: Mapping[str, Any]) -> None:
-        """Create the arrays that the saved objects had, so that they can be filled."""
+        """Create the arrays that the saved objects had, so that the saved content can be written into them."""
         for name, adapter in self._adapters.items():
             adapter.prepare(values[name])
 
     def load(self, values: Mapping[str, Any]) -> None:
-        """Restore all objects from their filled arrays and their saved values."""
+        """Restore the values of all objects, after the saved content has been written into their arrays."""
         for name, adapter in self._adapters.items():
             adapter.load(values[name])
 
     def end_restore(self) -> None:
-        """Begin to follow loaders and optimizers from the restored state on."""
+        """Begin to track the positions of data loaders and the steps of optimizers, from the restored state on."""
         if self._loaders is not None:
             self._loaders.remember_random_numbers()
         if self.save_points is not None:

@@ -33,7 +33,7 @@ REPORT_SECONDS = 1.0
 
 
 class Data(SampleCounter):
-    """An endless iterator over this rank's rows of each step, as `trainingjob.data` returns it.
+    """Endless iterator over this rank's rows of each step's batch, which `trainingjob.data` returns.
 
     Each item is an int64 tensor of shape `[rows, length + 1]` on the CPU, or a memoryview of that shape without torch.
     """
@@ -41,7 +41,7 @@ class Data(SampleCounter):
     def __init__(
         self, uri: str, length: int, batch: int, seed: int, rank: int, size: int, cache_mebibytes: int
     ) -> None:
-        """Open the data. See `trainingjob.data` for the arguments and errors."""
+        """Open the training data. See `trainingjob.data` for the arguments and errors."""
         _storage.find_client()
         self._uri, self._length, self._batch, self._seed = uri, length, batch, seed
         self._begin, self._end = batch * rank // size, batch * (rank + 1) // size
@@ -64,26 +64,26 @@ class Data(SampleCounter):
 
     @property
     def digest(self) -> str:
-        """Digest of the data, which is the same wherever they lie."""
+        """Digest of the data's content. It does not depend on where the data are stored."""
         return self._sequences.digest
 
     @property
     def epoch_size(self) -> int:
-        """Number of sequences in the data. After that many, the next epoch begins, in another order."""
+        """Number of sequences in the data. After this many sequences, the next epoch begins in another order."""
         return self._sequences.epoch_size
 
     @property
     def vocab_size(self) -> int:
-        """Number of different tokens. Every token is below it."""
+        """Size of the vocabulary. Every token id is less than this."""
         return self._sequences.vocab_size
 
     def __iter__(self) -> Data:
         return self
 
     def __next__(self) -> Tensor:
-        """Return this rank's rows of the next step: int64 `[rows, length + 1]`, on the CPU.
+        """Return this rank's rows of the next step's batch: int64 `[rows, length + 1]`, on the CPU.
 
-        They are a memoryview, which `numpy.asarray` takes as it is, where torch is not installed.
+        If torch is not installed, the rows are a memoryview, which `numpy.asarray` takes without a copy.
 
         Raises:
             concertina_state.errors.InvalidInput: The data are damaged.
@@ -111,11 +111,13 @@ class Data(SampleCounter):
         self._threads.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the data, and what decides which sequence is at a position."""
+        """Return the position in the data, and the settings that determine which sequence is at each position."""
         return {"samples": self.samples, "data": self.digest, "length": self._length, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the sequences that were consumed, in any world and with any batch.
+        """Continue after the sequences that the saved run has consumed.
+
+        The number of ranks and the batch size may differ from those of the saved run.
 
         Args:
             state: The result of `state_dict`.
@@ -141,18 +143,18 @@ class Data(SampleCounter):
                 )
 
     def _reader(self, start: int) -> Callable[[], Tensor]:
-        """Return a function that reads this rank's rows of the batch that begins at sequence `start`."""
+        """Return a function that reads this rank's rows of the batch whose first sequence has the number `start`."""
         sequences, begin, end = self._sequences, start + self._begin, start + self._end
         return lambda: sequences.rows(begin, end)
 
     def _discard_ahead(self) -> None:
-        """Drop the batches that were read ahead."""
+        """Drop the batches that a thread has read in advance, because the position has changed."""
         for future in self._ahead:
             future.cancel()
         self._ahead.clear()
 
     def _wait(self, future: concurrent.futures.Future[Tensor]) -> Tensor:
-        """Wait for a batch, and report why if it takes long."""
+        """Wait for a batch that a thread reads. If the wait is long, report the reason to the agent."""
         channel, began = _connection.agent_channel(), time.perf_counter()
         while not concurrent.futures.wait([future], REPORT_SECONDS).done:
             reason = self._sequences.waiting_for

@@ -1,4 +1,4 @@
-"""Snapshots in a folder that outlasts the process, for a script that runs outside of a job."""
+"""Snapshots in a folder that outlives the process, for a script that runs outside of a job."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ LOCK_SECONDS = 2.0
 
 
 class Folder:
-    """A folder that takes the agent's place: a committed snapshot is safe at once.
+    """Replacement for the agent outside of a job, which keeps snapshots in a folder.
 
-    A shard's file is `<folder>/round-<r>/shard-<k>/slot-<n>`.
+    A committed snapshot counts as safe at once, because no peer copies it. The file of a shard is
+    `<folder>/round-<r>/shard-<k>/slot-<n>`.
     """
 
     durable: Durable | None = None
     images: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, world: World, same: Callable[[Any], Any]) -> None:
-        """Open a folder, and lock it for this script.
+        """Open a folder for snapshots, and lock it so that no other script saves to it.
 
         Args:
             folder: The folder. It is created if it does not exist.
             world: The world of this process.
-            same: Returns the value of rank 0, on all ranks.
+            same: Collective function that returns the value of rank 0 on all ranks.
 
         Raises:
             InvalidInput: Another script saves to this folder.
@@ -69,27 +70,30 @@ class Folder:
         return StateInFolder(newest, paths_by_id[newest]) if newest else None
 
     def send(self, message: Message) -> None:
-        """Take a message for the agent. A committed snapshot is answered as if a peer had copied it."""
+        """Handle a message that a `State` would otherwise send to the agent.
+
+        A committed snapshot is answered as if a peer had copied it.
+        """
         if isinstance(message, Committed):
             self._messages.append(CopiedUpTo(message.id.step))
 
     def poll(self) -> list[Message]:
-        """Return the answers since the last call."""
+        """Return the answers to messages since the last call."""
         messages, self._messages = self._messages, []
         return messages
 
     def must_stop(self) -> bool:
-        """Return False: without a job the world does not end."""
+        """Return False, because outside of a job nothing stops the workers."""
         return False
 
     def count_samples_by(self, samples: Callable[[], int]) -> None:
-        """Do nothing: there is no job to report to."""
+        """Do nothing, because there is no job to report to."""
 
     def report_restored(self, step: int, source: str) -> None:
-        """Do nothing: there is no job to report to."""
+        """Do nothing, because there is no job to report to."""
 
     def report_commit(self, step: int, snapshot_step: int | None, seconds: float) -> None:
-        """Remove the snapshots of earlier rounds once this round has a complete one."""
+        """Delete the snapshots of earlier rounds once this round has a complete snapshot."""
         if snapshot_step is None or self._rank != 0 or self._removed_older_rounds:
             return
         self._removed_older_rounds = True
@@ -104,9 +108,10 @@ class Folder:
 
 
 class Lock:
-    """A folder's lock, which rank 0 holds as long as it lives. A killed process releases it.
+    """Lock on a folder, which rank 0 holds until its process ends, also when the process is killed.
 
-    It is a POSIX record lock, so a forked process (a data loader's worker) does not keep it, and NFS supports it.
+    The lock is a POSIX record lock. So a forked process (a data loader's worker) does not inherit the lock, and NFS
+    supports it.
     """
 
     refusal = ""
@@ -126,7 +131,7 @@ class Lock:
             time.sleep(0.05)
 
     def _try(self) -> bool:
-        """Take the lock if it is free, and return whether this process has it.
+        """Take the lock if no other process has it, and return whether this process has the lock now.
 
         Raises:
             OSError: The file system has no locks.
@@ -141,7 +146,7 @@ class Lock:
 
 
 class StateInFolder:
-    """A complete snapshot in a folder (see `concertina_state.saved.SavedState`)."""
+    """Complete snapshot in a folder, from which a `State` can be restored (see `concertina_state.saved.SavedState`)."""
 
     def __init__(self, id: SnapshotId, paths: dict[int, Path]) -> None:
         self.id, self._paths = id, paths

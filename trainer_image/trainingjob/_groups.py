@@ -1,4 +1,4 @@
-"""Parameter groups of an optimizer, matched by the names of their parameters. Pure."""
+"""Parameter groups of an optimizer, matched to the saved groups by the names of their parameters. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainingjob._refusals import INSTEAD
 def match_groups(
     optimizer: str, saved: Sequence[tuple[Sequence[str], Mapping[str, Any]]], now: Sequence[Sequence[str]]
 ) -> list[int]:
-    """Return the number of the saved group whose options each group of today takes.
+    """Return, for each present parameter group, the index of the saved group whose options it takes.
 
-    A group of today may hold parameters of several saved groups if these have the same options.
+    A present group may hold parameters of several saved groups if these groups have the same options.
 
     Args:
         optimizer: Name of the optimizer in an error message.
         saved: Parameter names and options of each saved group.
-        now: Parameter names of each group of today.
+        now: Parameter names of each present group.
 
     Raises:
         InvalidInput: A parameter is missing on either side, or parameters that were saved with different options are in
@@ -47,7 +47,7 @@ def _source(
     number: int,
     group_by_name: Mapping[str, int],
 ) -> int:
-    """Return the number of the saved group whose options the group with these parameter names takes.
+    """Return the index of the saved group whose options a present group takes, given the group's parameter names.
 
     Raises:
         InvalidInput: The parameters were saved with different options.
@@ -67,7 +67,7 @@ def _source(
 
 
 def differing_options(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Return the names of options that are not the same."""
+    """Return the names of the options that differ between two parameter groups."""
     return sorted(
         key
         for key in one.keys() | other.keys()
@@ -80,9 +80,9 @@ def _list(names: Sequence[str]) -> str:
 
 
 def check_by_position(scheduler: str, state: Any, sources: Sequence[int], saved_count: int) -> None:
-    """Refuse a scheduler's state that has a value for each group, if groups have changed their places.
+    """Refuse a scheduler's state with one value per parameter group if the order of the groups has changed.
 
-    Schedulers keep such values (`base_lrs`) in lists, by position.
+    Schedulers keep such values (for example `base_lrs`) in lists, by the position of the group.
 
     Args:
         scheduler: Name of the scheduler in an error message.
@@ -91,7 +91,7 @@ def check_by_position(scheduler: str, state: Any, sources: Sequence[int], saved_
         saved_count: Number of saved groups.
 
     Raises:
-        InvalidInput: The state has such a list, and the groups are not where they were.
+        InvalidInput: The state has such a list, and the order of the groups has changed.
     """
     if list(sources) == list(range(saved_count)):
         return

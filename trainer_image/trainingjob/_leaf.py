@@ -1,4 +1,4 @@
-"""One array of a script's dict: its memory, and the value that takes its place once the memory has been filled."""
+"""One array in a script's dict: the array's memory, and the value to put into the dict after a restore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """An array in a dict, list or tuple."""
+    """Array in a dict, list or tuple of a script."""
 
     array: Any
     """A tensor, a Buffer, or an ArrayShard of one: the value itself, or a copy if the value can't be written to."""
@@ -29,7 +29,10 @@ class Leaf:
 
 
 def numpy_leaf(value: Any) -> Leaf:
-    """Return the leaf of a numpy array: of the array itself if it is contiguous and native, else of a copy."""
+    """Return the leaf of a numpy array.
+
+    If the array is not contiguous or not in native byte order, the leaf has a copy of it.
+    """
     if value.flags.c_contiguous and value.dtype.isnative:
         return Leaf(numpy_buffer(value), lambda: value)
     copy = value.astype(value.dtype.newbyteorder("="), order="C")

@@ -1,4 +1,4 @@
-"""The position of Lightning's loops, and of its loaders in their data."""
+"""Position of Lightning's training loops, and of the data loaders within their data."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class LightningLoops:
-    """The state of a fit, saved between two batches: the next one has been fetched, and is not begun.
+    """Position of a fit, saved between two batches: the next batch has been fetched, but its training has not begun.
 
-    After a restart, Lightning continues its count of batches, but begins its loaders at their first item. This class
-    continues them where they were. It counts the position in an epoch in items of all ranks, so that it holds in a
-    world of another size too.
+    After a restart, Lightning continues its count of batches, but its data loaders begin at their first item. This
+    class makes the loaders continue at their saved position. The position in an epoch is counted in items of all ranks,
+    so it stays valid when the number of ranks changes.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -52,7 +52,7 @@ class LightningLoops:
         self._fit.load_state_dict(values["loops"])
 
     def end(self) -> None:
-        """Record that no further batch comes."""
+        """Record that the fit has ended, so no further batch follows."""
         self._epoch_ends = self._fit.epoch_loop._num_ready_batches_reached()
 
     # --- the loaders ------------------------------------------------------------------------------------------------
@@ -64,11 +64,11 @@ class LightningLoops:
 
     @property
     def _are_stateful(self) -> bool:
-        """True if a loader saves its own position. Lightning saves and restores these loaders."""
+        """Whether a data loader saves its own position. Lightning saves and restores such loaders itself."""
         return any(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in self._loaders)
 
     def record_position(self) -> None:
-        """Record the states of the loaders after a batch. Further batches may have been fetched ahead."""
+        """Record the positions of the loaders after a batch, because further batches may already have been fetched."""
         if not self._are_stateful:
             return
         self._loader_states.append(self._fit._combined_loader._state_dicts())
@@ -77,7 +77,7 @@ class LightningLoops:
             self._loader_states.popleft()
 
     def follow_order(self) -> None:
-        """Begin to follow the order of the loaders, from the first item of this epoch."""
+        """Begin to record the order in which the loaders deliver items, from the first item of this epoch."""
         if self._are_stateful:
             return
         new = [order_of(loader) for loader in self._loaders if not isinstance(_sampler(loader), StatefulSampler)]
@@ -85,10 +85,10 @@ class LightningLoops:
             iter(self._fit._data_fetcher)
 
     def resume(self) -> None:
-        """Continue the loaders after the batches that were trained in this epoch.
+        """Make the loaders continue after the batches of this epoch that were trained before the restart.
 
         Raises:
-            InvalidInput: When the state has the positions of another number of loaders.
+            InvalidInput: The saved state has positions of more or fewer loaders.
         """
         saved, self._saved_positions = self._saved_positions, None
         if self._are_stateful:
@@ -128,7 +128,11 @@ def _sampler(loader: Any) -> Any:
 
 
 def _position(loader: Any) -> dict[str, Any]:
-    """Return the random state of the loader's order, and the items in a batch and in a pass of all ranks."""
+    """Return the position of a data loader, which is saved with the state.
+
+    It contains the random state of the loader's order, the number of items in a batch, and the number of items that all
+    ranks together consume in a pass.
+    """
     order, ranks = order_of(loader), world().size
     if order is None:
         return {"began": None}

@@ -1,4 +1,4 @@
-"""The position of a script's data loaders in their passes: `State.batches(loader)`."""
+"""Positions of a script's data loaders in their passes over the data, for `State.batches(loader)`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from trainingjob._refusals import NotSavable
 
 
 class Loaders:
-    """All loaders that a script has passed to `State.batches`, in the order of their first use."""
+    """Data loaders that a script has passed to `State.batches`, in the order of their first use."""
 
     def __init__(self) -> None:
         self._positions: list[LoaderPosition] = []
         self._saved: list[Mapping[str, Any]] = []
-        """Saved positions, by the number of the loader."""
+        """Saved positions, keyed by the number of the loader."""
         self._random: Mapping[str, Any] | None = None
         """Random numbers as they were saved."""
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return an iterator over the next pass of a loader, or after a restore over what remains of the saved pass.
+        """Return an iterator over the next pass of a loader.
+
+        After a restore, the first iterator covers the remaining part of the saved pass.
 
         Raises:
             NotSavable: The loader's order can't be followed.
-            InvalidInput: The loader's data, or the epoch of its sampler, are not those that were saved.
+            InvalidInput: The loader's data, or the epoch of its sampler, differ from the saved ones.
         """
         position = next((position for position in self._positions if position.loader is loader), None)
         if position is None:
@@ -48,12 +50,15 @@ class Loaders:
         self._saved = list(values["passes"])
 
     def remember_random_numbers(self) -> None:
-        """Remember the restored random numbers, because a pass that continues draws others when it begins."""
+        """Store the restored states of the random number generators.
+
+        They are set again later, because resuming a pass over the data draws additional numbers.
+        """
         self._random = RandomNumbers().state_dict() if self._saved else None
 
 
 class LoaderPosition:
-    """The position of one loader in its current pass, in items that all ranks together have consumed."""
+    """Position of one loader in its current pass, counted in items that all ranks together have consumed."""
 
     def __init__(self, loader: Any, number: int) -> None:
         order = order_of(loader)
@@ -69,7 +74,7 @@ class LoaderPosition:
         """Random numbers to restore once the first batch of a continued pass has been fetched."""
 
     def batches(self) -> Iterator[Any]:
-        """Yield the batches of one pass, and count them."""
+        """Yield the batches of one pass of the loader, and count them."""
         ranks = self._rank_count()
         begin, self._restored_items = self._restored_items // ranks * ranks, 0
         if begin and self._is_over(begin // ranks) and self._counts_next_epoch():
@@ -89,27 +94,33 @@ class LoaderPosition:
             self._items = 0  # also after `break`: the next pass is another one
 
     def _rank_count(self) -> int:
-        """Return the number of ranks that share a pass."""
+        """Return the number of ranks that divide the items of one pass among themselves."""
         return int(getattr(self._order, "num_replicas", 1))
 
     def _is_over(self, consumed: int) -> bool:
-        """Return whether no batch is left of a pass of which each rank has consumed this number of items."""
+        """Return whether a pass has no batch left after each rank has consumed this number of items."""
         batches, left = self.loader.batch_sampler, len(self._order) - consumed
         return bool(left < (batches.batch_size if batches.drop_last else 1))
 
     def _counts_next_epoch(self) -> bool:
-        """Return whether the script counts a pass before its last commit, or computes the epoch from the step."""
+        """Return whether the sampler is already at the epoch after the saved pass.
+
+        That is so if the script counts an epoch before its last commit, or computes the epoch from the step.
+        """
         saved, now = self._epochs()
         return saved is not None and now == saved + 1
 
     def _epochs(self) -> tuple[int | None, int | None]:
-        """Return the epoch of the saved pass and that of the sampler, None for a sampler without epochs."""
+        """Return the epoch of the saved pass and the sampler's present epoch.
+
+        Both are None if the sampler has no epochs.
+        """
         began = self._order.next_began
         saved = None if began is None else began["seeds"].get("epoch")
         return saved, getattr(self._order, "epoch", saved)
 
     def _check_epoch(self) -> None:
-        """Refuse a script that is at another epoch than the saved pass.
+        """Raise an error if the sampler's epoch differs from the epoch of the saved pass.
 
         Raises:
             InvalidInput: The epochs differ. The next ones would follow from the script's count, and repeat data.
@@ -130,11 +141,11 @@ class LoaderPosition:
         return {"items": self._items, "of": len(self.loader.dataset), "began": self._order.began}
 
     def load_state_dict(self, values: Mapping[str, Any], random: Mapping[str, Any] | None) -> None:
-        """Continue a saved pass.
+        """Make the next pass of the loader continue a saved pass.
 
         Args:
             values: The saved position.
-            random: Random numbers as they were saved.
+            random: Saved states of the random number generators.
 
         Raises:
             InvalidInput: The data have another length.

@@ -1,4 +1,4 @@
-"""Adapters for the objects of a script: those without torch here, torch's own in `_torch_objects`."""
+"""Adapters for objects of a script that do not need torch. `_torch_objects` has the adapters for torch's objects."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ ARRAY = "$array"
 
 
 class DictAdapter:
-    """A dict that holds arrays, also within dicts, lists and tuples.
+    """Adapter for a dict that holds arrays, also within nested dicts, lists and tuples.
 
-    When the dict is restored, arrays that can be written to are filled where they are, and everything else is replaced.
+    When the dict is restored, saved content is written into the existing arrays if they are writable. All other values
+    in the dict are replaced.
     """
 
     def __init__(self, tree: MutableMapping[str, Any]) -> None:
@@ -51,7 +52,9 @@ class DictAdapter:
         self._restored(self._tree, values, "")
 
     def _restored(self, tree: Any, values: Any, path: str) -> Any:
-        """Return what takes the place of `tree`: `tree` itself, with the saved values, if it can be changed.
+        """Return the restored value for `tree`, a part of the dict.
+
+        If `tree` can be changed, it is updated and returned.
 
         Raises:
             InvalidInput: An array was saved here, and there is none now.
@@ -84,7 +87,7 @@ class DictAdapter:
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Leaf]]:
-    """Yield the path and the leaf of each array in a tree."""
+    """Yield the path and the leaf of each array in a tree of dicts, lists and tuples."""
     if is_array(tree):
         yield path, leaf(tree)
         return
@@ -97,12 +100,12 @@ def _path(path: str, key: Any) -> str:
 
 
 def _children(tree: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the keys and values directly below a dict, list or tuple; nothing for a value of another kind."""
+    """Return the keys and values directly below a dict, list or tuple. For any other value, the result is empty."""
     return tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, (list, tuple)) else ()
 
 
 def _without_arrays(tree: Any) -> Any:
-    """Return a copy of a tree with ARRAY in the place of each array."""
+    """Return a copy of a tree of dicts, lists and tuples, in which ARRAY replaces each array."""
     if is_array(tree):
         return ARRAY
     if isinstance(tree, Mapping):
@@ -114,18 +117,21 @@ def _without_arrays(tree: Any) -> Any:
 
 
 def _has_array(values: Any) -> bool:
-    """Return whether saved values stand for a tree that holds an array."""
+    """Return whether the saved values describe a tree that contains an array."""
     return (isinstance(values, str) and values == ARRAY) or any(_has_array(value) for _, value in _children(values))
 
 
 class RandomNumbers:
-    """The states of the random number generators in this process and on its GPU.
+    """States of the random number generators in this process and on its GPU.
 
-    They are Python's, and those of numpy and torch if the script has imported these.
+    These are the generators of Python, and those of numpy and torch if the script has imported them.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generators' states, None for a library that the script has not imported."""
+        """Return the states of the generators, keyed by library.
+
+        The state is None if the script has not imported the library.
+        """
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
         version, numbers, gauss = random.getstate()
         return {
@@ -136,7 +142,7 @@ class RandomNumbers:
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Set the generators that this process has to these states."""
+        """Set the random number generators of this process to the saved states `values`."""
         version, numbers, gauss = values["python"]
         random.setstate((version, struct.unpack(f"<{len(numbers) // 4}I", numbers), gauss))
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
@@ -148,7 +154,10 @@ class RandomNumbers:
                 torch.cuda.set_rng_state(values["cuda"])
 
     def reseed(self, rank: int) -> None:
-        """Seed the generators of a new rank from the states that it took over, so that it draws other numbers."""
+        """Seed the generators of an additional rank, which has taken over the states of another rank.
+
+        So the two ranks draw different numbers.
+        """
         digest = hashlib.sha256(repr(random.getstate()).encode() + str(rank).encode()).digest()
         random.seed(digest)
         if numpy := sys.modules.get("numpy"):
@@ -160,11 +169,11 @@ class RandomNumbers:
 def adapters_of(
     objects: Mapping[str, Any], with_torch: bool, existing: Mapping[str, StateAdapter]
 ) -> dict[str, StateAdapter]:
-    """Return an adapter for each object, by name.
+    """Return an adapter for each object, keyed by the object's name.
 
     Args:
         objects: The objects that a script adds to its `State`.
-        with_torch: Whether tensors can be saved, because the ranks agree by torch.distributed.
+        with_torch: Whether the ranks communicate by torch.distributed, so that tensors can be saved.
         existing: The adapters of the objects that the `State` has already.
 
     Raises:
@@ -183,7 +192,7 @@ def adapters_of(
 
 
 def _check_supported(name: str, value: Any) -> None:
-    """Refuse objects of libraries that cut states in ways of their own.
+    """Refuse objects of libraries that divide states among ranks in ways that `State` does not support.
 
     Raises:
         NotSavable: The object is one of these.

@@ -1,4 +1,4 @@
-"""The order of a pass over a data set, so that another process can continue in the middle of the pass."""
+"""Order of the items in a pass over a data set, recorded so that another process can continue in the middle of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SEEDS = ("epoch", "seed", "initial_seed")
 
 
 class StatefulSampler:
-    """A sampler whose pass can be repeated from its middle. It takes the place of the sampler that it wraps.
+    """Wrapper around a sampler, with which a pass over the data can continue from its middle.
 
-    A sampler draws its order when a pass begins: from torch's random numbers, from a generator of its own, or from a
-    seed and an epoch. This class records their state at that time.
+    A sampler draws its order when a pass begins: from torch's random numbers, from its own generator, or from a seed
+    and an epoch. This class records the random state at that time, from which the same order can be drawn again.
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -53,19 +53,19 @@ class StatefulSampler:
 
     @property
     def next_began(self) -> Mapping[str, Any] | None:
-        """Random state from which the order of the next pass is drawn, if it continues a saved pass; else None."""
+        """Random state for the order of the next pass if that pass continues a saved one, otherwise None."""
         return None if self._resume_at is None else self._resume_at[0]
 
     def draw_anew(self) -> None:
-        """Let the next pass draw its own order."""
+        """Make the next pass draw a new order, instead of continuing a saved pass."""
         self._resume_at = None
 
     def resume(self, began: Mapping[str, Any], done: int) -> None:
-        """Let the next pass continue a saved one.
+        """Make the next pass continue a saved one.
 
         Args:
             began: Random state from which the order of the saved pass was drawn.
-            done: Number of its items that were consumed.
+            done: Number of items of the saved pass that were consumed.
         """
         self._resume_at = began, done
 
@@ -91,10 +91,10 @@ class StatefulSampler:
 
 
 def order_of(loader: Any) -> StatefulSampler | None:
-    """Return the order of a loader, and put it in the place of the loader's sampler.
+    """Replace the sampler of a data loader by one that records the order of items, and return the new sampler.
 
     Returns:
-        None for a loader that does not take items in batches by a sampler.
+        The sampler, or None if the loader does not form its batches from a sampler.
     """
     batches: Any = getattr(loader, "batch_sampler", None)
     batches = getattr(batches, "batch_sampler", batches)  # Accelerate deals batches out to ranks

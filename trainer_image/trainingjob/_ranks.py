@@ -1,4 +1,4 @@
-"""Interface by which the ranks of a world agree on what they save, and its implementation for `State(gather=...)`."""
+"""Interface by which the ranks of a job agree on what they save, and its implementation for `State(gather=...)`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Gather = Callable[[bytes], Sequence[bytes]]
 
 
 class StateIndex(Protocol):
-    """The arrays of a state as this rank holds them (see `concertina_state.holdings`)."""
+    """Arrays of a state that this rank holds, and the parts of them that it saves (see `concertina_state.holdings`)."""
 
     digest: str
 
@@ -36,38 +36,46 @@ class StateIndex(Protocol):
 
     @property
     def alone(self) -> bool:
-        """True if this rank reads only from the shard of its own number, as long as the world has not changed."""
+        """Whether this rank reads only the shard of its own number, as long as the number of ranks has not changed."""
         ...
 
     def still(self, arrays: Mapping[str, Any], /) -> bool:
-        """Return whether these are the very arrays that the index was made of."""
+        """Return whether `arrays` are the same array objects from which this index was made."""
         ...
 
     def plan(self, held: Mapping[int, Header], instead: str) -> ReadPlan:
-        """Return what this rank reads of a saved state. `instead` is advice for an error."""
+        """Return which parts of a saved state this rank reads.
+
+        Args:
+            held: Headers of the saved shards, keyed by the shard's number.
+            instead: Advice for an error message.
+        """
         ...
 
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
-        """Read the plan's arrays."""
+        """Read the parts that a plan lists, and write them into this rank's arrays."""
         ...
 
 
 class Ranks(Protocol):
-    """The ranks of this world. Every rank makes each call that communicates with other ranks, in the same order."""
+    """Communication between the ranks of this job.
+
+    Every rank must make the calls that communicate with other ranks, in the same order.
+    """
 
     with_torch: bool
     """Whether tensors of torch can be saved."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Return the sum of each number over all ranks."""
+        """Return the sum over all ranks of each number."""
         ...
 
     def same(self, value: Any) -> Any:
-        """Return the value of rank 0, on all ranks."""
+        """Return rank 0's value on all ranks."""
         ...
 
     def array(self, array: Any, name: str) -> Any:
-        """Return an array in the form that an index takes, with the same memory.
+        """Return an array in the form that a state index requires. The result shares the array's memory.
 
         Args:
             array: A tensor, a Buffer, or an ArrayShard of one.
@@ -76,24 +84,24 @@ class Ranks(Protocol):
         ...
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
-        """Return the names of the arrays that do not have the same content on all ranks."""
+        """Return the names of the arrays whose content differs between ranks."""
         ...
 
     def memory(self, data: bytearray) -> Any:
-        """Return an array of bytes with this memory."""
+        """Return `data` as an array of bytes that shares its memory."""
         ...
 
     def digest(self, buffers: Mapping[str, Any]) -> int:
-        """Return a checksum of names, shapes and contents, of DIGEST_BITS bits."""
+        """Return a checksum of DIGEST_BITS bits, computed from the names, shapes and contents of the buffers."""
         ...
 
     def fill_own(self, buffers: Mapping[str, Any], shard: ShardReader, prefix: str) -> None:
-        """Fill buffers that a rank has saved for itself.
+        """Read buffers that each rank has saved for itself, and write the saved content into this rank's buffers.
 
         Args:
             buffers: The buffers to fill, by name.
             shard: The shard in which the rank has saved them.
-            prefix: What stands before each name in the shard.
+            prefix: Prefix of each buffer's name in the shard.
 
         Raises:
             InvalidInput: A buffer was not saved, or has another shape or dtype.
@@ -101,38 +109,40 @@ class Ranks(Protocol):
         ...
 
     def index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]) -> StateIndex:
-        """Return the index of a state.
+        """Return the index of a state, which describes the arrays that this rank saves and reads.
 
         Args:
-            arrays: Arrays by names that all ranks know.
-            buffers: Buffers that all ranks hold alike.
-            own: Arrays of this rank alone, by names of its own.
+            arrays: Arrays that several ranks share, keyed by names that are the same on all ranks.
+            buffers: Buffers with the same content on all ranks, keyed by name.
+            own: Arrays that only this rank has, keyed by names that no other rank uses.
         """
         ...
 
 
 def all_alike(size: int, total: float, total_of_squares: float) -> bool:
-    """Return whether whole numbers are all the same.
+    """Return whether all ranks have the same whole number, given two sums over the ranks.
 
-    By the inequality of Cauchy and Schwarz, this holds if and only if their number times the sum of their squares is
-    the square of their sum.
+    By the Cauchy-Schwarz inequality, the numbers are the same if and only if `size * total_of_squares == total ** 2`.
 
     Args:
-        size: How many numbers there are.
-        total: Their sum.
-        total_of_squares: The sum of their squares.
+        size: Number of ranks.
+        total: Sum of the ranks' numbers.
+        total_of_squares: Sum of the squares of the ranks' numbers.
     """
     return size * round(total_of_squares) == round(total) ** 2
 
 
 def halves(digest: int) -> list[float]:
-    """Split a digest into two numbers, each with its square: small enough to sum exactly over thousands of ranks."""
+    """Split a digest into two numbers, and return each of them followed by its square.
+
+    The numbers are so small that their sums over thousands of ranks are exact (see `all_alike`).
+    """
     low, high = digest % (1 << DIGEST_BITS // 2), digest >> DIGEST_BITS // 2
     return [float(low), float(low**2), float(high), float(high**2)]
 
 
 class GatheringRanks:
-    """Ranks that agree by a function of the script, without torch."""
+    """Communication between ranks by the script's function `gather`, without torch."""
 
     with_torch = False
 
@@ -171,16 +181,18 @@ class GatheringRanks:
         return 0  # only torch's modules have buffers
 
     def fill_own(self, buffers: Mapping[str, Any], shard: ShardReader, prefix: str) -> None:
-        """Do nothing: only torch's modules have buffers."""
+        """Do nothing, because only torch's modules have buffers."""
 
     def index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], own: Mapping[str, Any]) -> BufferCatalogue:
         return BufferCatalogue(arrays, own, self._world.rank, self._world.size)
 
     def _gather(self, data: bytes, size: int | None = None) -> list[bytes]:
-        """Gather bytes, and check the answer of the script's function. `size` is that of each rank's bytes, if equal.
+        """Gather the bytes of all ranks by the script's function, and check the function's result.
+
+        If all ranks pass the same number of bytes, `size` is that number.
 
         Raises:
-            InvalidInput: The function has not returned the bytes of each rank.
+            InvalidInput: The function did not return the bytes of each rank.
         """
         answers = [bytes(answer) for answer in self._gather_bytes(data)]
         sizes = {len(answer) for answer in answers}

@@ -1,4 +1,4 @@
-"""Errors that keep a state or data from being read or saved, reported to the job before they end the script."""
+"""Errors in saving or reading a state or data. They are reported to the job before they end the script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USE_PREVIOUS = "UsePrevious"
 
 
 class NotSavable(InvalidInput, TypeError):
-    """An object has no state, or a state that can't be saved."""
+    """Error that an object of the script has no state, or a state that can't be saved."""
 
 
 def check_not_in_run(framework: str) -> None:
@@ -36,9 +36,9 @@ def check_not_in_run(framework: str) -> None:
 
 @contextlib.contextmanager
 def faults_reported() -> Iterator[None]:
-    """Report an error that the block raises to the agent, and raise it again.
+    """Report errors that the `with` block raises to the agent, and raise them again.
 
-    The operator then knows the reason of the failure before the process has ended.
+    So the operator knows why the script failed before the process ends.
 
     Raises:
         InvalidInput: The block has raised it.
@@ -65,10 +65,10 @@ def _report(error: Exception, reason: FailureReason, advice: str = "") -> None:
 
 
 def _with_rollback(damaged: DamagedInput) -> DamagedInput:
-    """Add the rollback that `checkpoint.onDamage` asks for.
+    """Add the rollback that `checkpoint.onDamage` requests to an error about a damaged checkpoint.
 
     Returns:
-        The same error, or the error that ends the run if no other checkpoint is left.
+        The same error. If no other checkpoint is left, an error that ends the job.
     """
     channel, checkpoint = _connection.agent_channel(), _connection.checkpoint_settings()
     if channel is None or not damaged.checkpoint or checkpoint.get("onDamage") != USE_PREVIOUS:
@@ -84,7 +84,7 @@ def _with_rollback(damaged: DamagedInput) -> DamagedInput:
 
 
 def _advice(damaged: DamagedInput) -> str:
-    """Return a sentence that names the checkpoint to use instead."""
+    """Return a sentence that names another checkpoint to use instead of the damaged one."""
     from concertina_state.checkpoints.catalogue import instead_of
 
     return instead_of(damaged)

@@ -1,4 +1,4 @@
-"""The restore of a `State`: find its newest saved state, read this rank's part of it, and fill it in."""
+"""Restore of a `State`: find the newest saved state, and read this rank's part of it into the script's objects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTHING_KNOWN = Restore(RestoreSource.FRESH)
 
 @dataclasses.dataclass(frozen=True)
 class RestorePoint:
-    """The saved state that this round begins with."""
+    """Saved state from which this round continues."""
 
     saved: SavedState
     begun_from: str = ""
@@ -45,16 +45,16 @@ class RestorePoint:
 
     @property
     def step(self) -> int:
-        """Finished steps."""
+        """Number of steps that were finished when the state was saved."""
         return self.saved.id.step
 
     @property
     def place(self) -> RestoreSource:
-        """The place of the state: memory or storage."""
+        """Where the state is stored: in memory or in durable storage."""
         return RestoreSource.MEMORY if isinstance(self.saved, InMemory) else RestoreSource.STORAGE
 
     def start_point(self, metadata: ShardMetadata) -> StartPoint:
-        """Return the start of this round. `metadata` is what the saved state says of itself."""
+        """Return the step and origin of this round, given the metadata of the saved state."""
         origin, continued = metadata.origin, metadata.continued
         if self.begun_from:
             origin, continued = origin.begun_with(self.begun_from), self.continued
@@ -63,7 +63,7 @@ class RestorePoint:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Result of a restore, for the first snapshot after it."""
+    """Result of a restore, which the first snapshot after the restore uses."""
 
     values: Mapping[str, Any]
     """This rank's values, by object."""
@@ -76,11 +76,11 @@ class Restored:
 
 
 def find_newest(session: Session, reading: contextlib.ExitStack) -> RestorePoint | None:
-    """Return the newest saved state, or None if nothing was saved. All ranks make this call.
+    """Return the newest saved state, or None if nothing was saved. All ranks must make this call.
 
     Args:
-        session: The session.
-        reading: Keeps a checkpoint in storage from being removed until it is closed.
+        session: World, agent and settings of this process.
+        reading: Exit stack. Until it is closed, a checkpoint in storage is not deleted.
 
     Raises:
         InvalidInput: The checkpoint belongs to another job, or is damaged.
@@ -105,7 +105,7 @@ def find_newest(session: Session, reading: contextlib.ExitStack) -> RestorePoint
 
 
 def _durable(session: Session, start: Start, reading: contextlib.ExitStack) -> Durable | None:
-    """Return the checkpoint to begin with, on rank 0: None if no checkpoint is newer than what memory holds.
+    """Return the checkpoint to continue from, or None if the snapshot in memory is at least as new. Rank 0 calls this.
 
     Raises:
         StorageError: Durable storage could not be read for STORAGE_SECONDS.
@@ -135,7 +135,7 @@ def _durable(session: Session, start: Start, reading: contextlib.ExitStack) -> D
 
 
 def _newer(start: Start, in_memory: SnapshotId) -> Durable | None:
-    """Return the checkpoint that LATEST names if it is this job's, and newer than the snapshot in memory."""
+    """Return the checkpoint that LATEST names if it belongs to this job and is newer than the snapshot in memory."""
     latest = start.durable
     if latest is None or latest.uid != start.uid or start.restore.bars(latest, start.uid):
         return None
@@ -145,12 +145,12 @@ def _newer(start: Start, in_memory: SnapshotId) -> Durable | None:
 def newest_in_storage(
     checkpoint: Mapping[str, Any], reading: contextlib.ExitStack, restore: Restore = NOTHING_KNOWN
 ) -> Durable | None:
-    """Return the newest checkpoint in the job's own folder, or else the one that the run is to begin with.
+    """Return the newest checkpoint in the job's own folder, or else the checkpoint that the spec names as the start.
 
     Args:
         checkpoint: `spec.checkpoint` of the job.
-        reading: Keeps the checkpoint from being removed until it is closed.
-        restore: What the operator says of checkpoints that were undone or are damaged.
+        reading: Exit stack. Until it is closed, the checkpoint is not deleted.
+        restore: The operator's message, which lists undone and damaged checkpoints.
 
     Raises:
         InvalidInput: The folder belongs to another job, or all checkpoints are damaged.
@@ -184,13 +184,13 @@ def newest_in_storage(
 
 
 def values_for(session: Session, source: RestorePoint) -> Mapping[str, Any]:
-    """Return the values that this rank takes over, by object."""
+    """Return the saved values that this rank takes over, keyed by the object's name."""
     shard, rank = _own_shard(session, source)
     return _own_values(shard, rank, source)
 
 
 def fill(session: Session, contents: Contents, own_shard: OwnShard, source: RestorePoint) -> Restored:
-    """Restore all objects from a saved state. All ranks make this call.
+    """Restore all objects of the script from a saved state. All ranks must make this call.
 
     Raises:
         InvalidInput: The state is of other objects, or its arrays have other shapes or dtypes.
@@ -220,7 +220,10 @@ def fill(session: Session, contents: Contents, own_shard: OwnShard, source: Rest
 
 
 def end_restore(session: Session, contents: Contents, source: RestorePoint) -> None:
-    """Begin to follow the restored objects, and log if the world has another size than the saved one."""
+    """Begin to track loaders and optimizers from the restored state on.
+
+    If the number of ranks has changed since the save, this is logged.
+    """
     rank, saved_size = session.world.rank, source.saved.id.shards
     if rank >= saved_size:
         RandomNumbers().reseed(rank)
@@ -229,17 +232,17 @@ def end_restore(session: Session, contents: Contents, source: RestorePoint) -> N
 
 
 def _own_shard(session: Session, source: RestorePoint) -> tuple[ShardReader, str]:
-    """Return the shard from which this rank takes its own values, and the prefix of their names.
+    """Return the shard with the values that this rank takes over, and the prefix of their names in the shard.
 
-    This is the shard of the rank of the same number. If there are more ranks now, a new rank takes the values of
-    another rank.
+    A rank takes over the values of the rank with the same number. If there are more ranks than at the save, an
+    additional rank takes over the values of another rank.
     """
     rank = session.world.rank % source.saved.id.shards
     return source.saved.open(rank), name_of(rank)
 
 
 def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[str, Any]:
-    """Return the values of the rank with this prefix, by object.
+    """Return the values in a shard that belong to one rank, keyed by the object's name. `rank` is the rank's prefix.
 
     Raises:
         InvalidInput: The state was not saved by a `State`.
@@ -256,10 +259,10 @@ def _own_values(shard: ShardReader, rank: str, source: RestorePoint) -> Mapping[
 def _check_nothing_lost(
     headers: Mapping[int, Header], names: Container[str], objects: Collection[str], rank: str
 ) -> None:
-    """Check that no object lacks an array that was saved, such as that of a layer that was removed.
+    """Check that the script's objects have all saved arrays. An array is missing if, for example, a layer was removed.
 
     Args:
-        headers: Headers of the saved shards, by number.
+        headers: Headers of the saved shards, keyed by the shard's number.
         names: Names of the arrays that the script has.
         objects: Names of the objects to check.
         rank: Prefix of the names of this rank's own arrays.
@@ -276,7 +279,7 @@ def _check_nothing_lost(
 
 
 def _log_other_size(session: Session, saved_size: int) -> None:
-    """Log where a new rank's own values come from, or which of them are left out, if the world has another size."""
+    """If the number of ranks has changed, log which ranks' own values are reused or left out."""
     rank, size = session.world.rank, session.world.size
     own = "for itself (buffers, values, positions in data)"
     if rank >= saved_size:

@@ -1,7 +1,8 @@
-"""The commits of a `State`: the contents of this rank's shard, and the snapshots that are taken of it.
+"""Commits of a `State`: the contents of this rank's shard, and the snapshots of the shard.
 
-The saving itself is the bundled trainer's (`concertina_state.saving`). A script only says when a step is finished, so
-its ranks agree only in the steps that are saved, and rank 0 decides how far apart these are.
+The code that saves is shared with the bundled trainer (`concertina_state.saving`). A script only says when a step is
+finished. So the ranks of a script communicate only at steps that are saved, and rank 0 decides the number of steps
+between two saves.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GROWTH = 1.5
 
 
 class OwnShard:
-    """The contents of this rank's shard file: an index of the live arrays, this rank's values, and the snapshots."""
+    """Contents of this rank's shard file: an index of the live arrays, this rank's values, and the snapshots."""
 
     def __init__(self, session: Session, contents: Contents) -> None:
         self._session, self._contents = session, contents
@@ -56,10 +57,10 @@ class OwnShard:
         """Snapshots so far, and the one before which ranks compare the arrays that they should hold alike."""
 
     def current(self) -> tuple[StateIndex, Snapshots]:
-        """Return the index of the objects as they are now, and the snapshots.
+        """Return the index of the script's objects in their present state, and the snapshots.
 
-        The ranks compare the arrays that they should hold alike, each time after twice as many snapshots, because
-        arrays may come to differ later.
+        The ranks also compare the arrays that must be the same on all of them, because arrays may come to differ later.
+        After each comparison, twice as many snapshots pass until the next one.
 
         Raises:
             InvalidInput: Arrays can't be saved, or differ between ranks.
@@ -75,7 +76,7 @@ class OwnShard:
     def update(
         self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], values: Mapping[str, Any]
     ) -> tuple[StateIndex, Snapshots]:
-        """Return the index of these arrays and the snapshots. If the arrays are new objects, so is the index."""
+        """Return the index of these arrays and the snapshots. A new index is made if the arrays are new objects."""
         text = _values.encode(values, "state")
         if len(text) > len(self._values_text):
             self._values_text = bytearray(int(len(text) * GROWTH) + 4096)
@@ -98,27 +99,34 @@ class OwnShard:
             self.snapshots.close()
 
     def new_index(self, arrays: Mapping[str, Any], buffers: Mapping[str, Any]) -> StateIndex:
-        """Make and return the index of these arrays."""
+        """Create the index of these arrays, and return it."""
         shared_buffers = {} if self.buffers_by_rank else buffers
         self.index = self._session.ranks.index(arrays, shared_buffers, self._own_arrays(buffers))
         return self.index
 
     def _own_arrays(self, buffers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arrays that this rank alone has, by names of its own."""
+        """Return the arrays that only this rank has, keyed by names that no other rank uses."""
         rank = self._session.rank_name
         own_buffers = {f"{rank}.{name}": buffer for name, buffer in buffers.items()} if self.buffers_by_rank else {}
         return {rank: self._values_array, **own_buffers}
 
     def buffers_digest(self) -> int:
-        """Return a checksum of the shared buffers, by which ranks see whether they are alike."""
+        """Return a checksum of the buffers. Ranks with the same checksum have the same buffers."""
         return self._session.ranks.digest(self._shared_buffers) if self._session.world.size > 1 else 0
 
 
 class Saver:
-    """Takes the snapshots of a `State`, as often as their cost allows."""
+    """Writer of the snapshots of a `State`. It limits their share of the training time."""
 
     def __init__(self, session: Session, contents: Contents, shard: OwnShard, overhead: float) -> None:
-        """Begin to count commits. `overhead` is the share of the training time that snapshots may take."""
+        """Prepare to save snapshots when the script commits steps.
+
+        Args:
+            session: World, agent and settings of this process.
+            contents: Objects to save.
+            shard: Contents of this rank's shard file.
+            overhead: Share of the training time that snapshots may take.
+        """
         self._session, self._contents, self._shard = session, contents, shard
         self.start_point = StartPoint()
         self.saving: Saving | None = None
@@ -160,10 +168,10 @@ class Saver:
             raise RoundEnded(0)
 
     def _note_overdue(self, finished: int, durable: bool) -> None:
-        """Count a commit that could not be saved, and tell the script if this goes on.
+        """Count a commit at which nothing could be saved, and warn the user if this happens repeatedly.
 
         Raises:
-            InvalidInput: Only an optimizer that the `State` does not have makes steps.
+            InvalidInput: The only optimizer that makes steps is not part of the `State`.
         """
         self._commits_overdue += 1
         save_points = self._contents.save_points
@@ -186,7 +194,7 @@ class Saver:
         write_line(f"trainingjob: {text}. {advice}.")
 
     def _save(self, finished: int, durable: bool, must_stop: bool) -> bool:
-        """Take a snapshot, unless gradients of some rank wait for an optimizer step. Return whether it was taken."""
+        """Take a snapshot and return True, or return False if gradients on a rank still wait for an optimizer step."""
         started = time.perf_counter()
         save_points = self._contents.save_points
         pending = save_points is not None and save_points.has_pending_gradients()
@@ -226,10 +234,11 @@ class Saver:
             saving.finish()  # the script may end at once
 
     def save_again(self, saved: ShardMetadata, layout: str) -> None:
-        """Save the restored state as a snapshot of this round.
+        """Save the restored state as a snapshot of this round, for a script that commits nothing more.
 
-        A script that had finished when its last round ended commits nothing more, and the agents of a round bring to
-        storage only what was committed in it (decision "A script's last step is saved again").
+        Agents upload only snapshots that were committed in the present round. A script that had finished when the
+        previous round ended makes no further commit, so its last state would not be uploaded (decision "A script's last
+        step is saved again").
         """
         arrays, values = self._contents.current()
         _, snapshots = self._shard.update(arrays, self._contents.buffers(), values)
@@ -243,7 +252,7 @@ class Saver:
         return self.saving
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
-        """Return the saving of this round's snapshots, which say what has led to them."""
+        """Return an object that saves this round's snapshots, together with the history of the state."""
         agent, checkpoint, world, start = (
             self._session.agent, self._session.checkpoint, self._session.world, self.start_point,
         )  # fmt: skip

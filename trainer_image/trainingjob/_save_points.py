@@ -29,7 +29,7 @@ Mark = Optional[tuple[int, int]]
 
 @dataclasses.dataclass
 class WatchedOptimizer:
-    """An optimizer, and the gradients of some of its parameters."""
+    """Optimizer, with the gradients of some of its parameters."""
 
     parameters: list[Tensor]
     marks: list[Mark]
@@ -38,9 +38,9 @@ class WatchedOptimizer:
     """Whether the optimizer has made a step since the last commit."""
 
     def has_new_gradients(self) -> bool:
-        """Return whether a backward pass has added to gradients since the last step.
+        """Return whether a backward pass has changed gradients since the optimizer's last step.
 
-        This reads from the device if gradients have changed.
+        This call reads from the device if gradients have changed.
         """
         changed = [
             gradient
@@ -51,10 +51,10 @@ class WatchedOptimizer:
 
 
 class SavePoints:
-    """The commits after which a `State` can be saved, by the steps of its optimizers.
+    """Commits after which a `State` can be saved. They follow from the steps of the optimizers.
 
-    If a `State` keeps no optimizer, all optimizers that step in this process are watched, because one may be part of an
-    object with a `state_dict` of its own. Until one of them steps, each commit of such a state is a save point.
+    If the `State` has no optimizer, all optimizers that make steps in this process are watched, because one of them may
+    be part of an object with its own `state_dict`. Until one of them makes a step, each commit is a save point.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class SavePoints:
         """Ends the watch."""
 
     def watch(self, optimizers: Iterable[Optimizer]) -> None:
-        """Watch optimizers that the state keeps."""
+        """Begin to count the steps of optimizers that are part of the state."""
         for optimizer in optimizers:
             if not self._keeps_optimizers:
                 self._keeps_optimizers = True
@@ -86,7 +86,10 @@ class SavePoints:
             self._watched[id(innermost(optimizer))] = _watched(optimizer)
 
     def pass_commit(self) -> bool:
-        """Record a commit, and return whether an optimizer has made a step since the last one, or none is watched."""
+        """Record a commit, and return whether an optimizer has made a step since the last commit.
+
+        The result is also True if no optimizer is watched.
+        """
         stepped = not self._watched or any(watched.stepped for watched in self._watched.values())
         self._idle = [watched for watched in self._watched.values() if not watched.stepped]
         for watched in self._watched.values():
@@ -94,11 +97,11 @@ class SavePoints:
         return stepped
 
     def has_pending_gradients(self) -> bool:
-        """Return whether gradients wait for a step, after a commit with one.
+        """Return whether gradients still wait for an optimizer step, at a commit after some optimizer's step.
 
-        These are the gradients of an optimizer that made no step, and those that were computed after the last step. A
-        GAN's generator leaves gradients in its discriminator, which has stepped before and drops them. So among several
-        optimizers that stepped, only the last one counts.
+        Such gradients belong to an optimizer that has made no step, or were computed after the last step. With a GAN,
+        the generator's backward pass leaves gradients in the discriminator, which has made its step before and drops
+        them. So if several optimizers made a step, only the last one is checked.
         """
         candidates = [*self._idle, *([self._last] if self._last is not None else [])]
         return any(watched.has_new_gradients() for watched in candidates)
@@ -119,7 +122,7 @@ class SavePoints:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer that a wrapper such as Accelerate's calls. torch calls its hooks with this optimizer."""
+    """Return the torch optimizer within a wrapper, such as Accelerate's. torch calls its hooks with this optimizer."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
@@ -135,16 +138,17 @@ def _count(optimizer: Optimizer) -> int:
 
 
 def _sample(optimizer: Optimizer) -> list[Tensor]:
-    """Return some of the parameters, evenly spread, with the last one among them."""
+    """Return some of an optimizer's parameters, evenly spread. The last parameter is always included."""
     parameters: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     count = min(SAMPLE, len(parameters))
     return [parameters[(number + 1) * len(parameters) // count - 1] for number in range(count)]
 
 
 def _mark(gradient: Tensor | None) -> Mark:
-    """Return a mark that changes when something is added to the gradient.
+    """Return a mark that changes when a backward pass adds to the gradient.
 
-    It has the version of the local tensor: FSDP adds to the local part of a DTensor, whose own version stays.
+    The mark contains the version of the local tensor: FSDP adds to the local part of a DTensor, and the version of the
+    DTensor itself does not change.
     """
     if gradient is None:
         return None

@@ -1,4 +1,4 @@
-"""The session of a `State`: its world, its agent and the job's settings, and the agreement of its ranks on a save."""
+"""World, agent and job settings of a `State`, and the collective by which its ranks agree on a save."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainingjob._world import World
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """The surroundings of a `State`, which stay the same for its life."""
+    """World, agent and settings of a `State`. They do not change while the process runs."""
 
     world: World
     ranks: Ranks
@@ -32,13 +32,13 @@ class Session:
 
     @property
     def rank_name(self) -> str:
-        """Prefix of the names of what this rank saves for itself."""
+        """Prefix of the names of arrays that this rank saves only for itself."""
         return name_of(self.world.rank)
 
 
 @dataclasses.dataclass(frozen=True)
 class StartPoint:
-    """The state that this round begins with, as later snapshots say it."""
+    """Step and origin of the state from which this round continues, as later snapshots record them."""
 
     step: int = 0
     """Finished steps."""
@@ -52,7 +52,7 @@ class StartPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Result of the collective of a save, the same on all ranks."""
+    """Result of the collective by which the ranks agree on a save. It is the same on all ranks."""
 
     flags: StepFlags
     every: int
@@ -66,10 +66,10 @@ class Agreement:
 
 
 def ranks_of(world: World, gather: Gather | None) -> Ranks:
-    """Return the ranks of this world, which agree by torch.distributed or by a function of the script.
+    """Return the communication between ranks, by torch.distributed or by the script's function `gather`.
 
     Raises:
-        InvalidInput: There are several ranks, and no way for them to agree.
+        InvalidInput: There are several ranks, and they have no way to communicate.
     """
     if gather is None and "torch" in sys.modules:
         from trainingjob._torch_ranks import TorchRanks
@@ -85,11 +85,11 @@ def ranks_of(world: World, gather: Gather | None) -> Ranks:
 
 
 def open_session(world: World, ranks: Ranks, folder: Path) -> Session:
-    """Return the session of this process.
+    """Return the session of this process, with its world, agent and settings.
 
     Args:
         world: The world of this process.
-        ranks: Its ranks.
+        ranks: Communication between the ranks of this world.
         folder: Folder for snapshots outside of a job.
 
     Raises:
@@ -100,21 +100,21 @@ def open_session(world: World, ranks: Ranks, folder: Path) -> Session:
 
 
 def name_of(rank: int) -> str:
-    """Return the prefix of the names of what a rank saves for itself."""
+    """Return the prefix of the names of arrays that the given rank saves only for itself."""
     return f"rank-{rank}"
 
 
 def agree(
     session: Session, flags: StepFlags, index: StateIndex, every: int = 0, digest: int = 0, pending: bool = False
 ) -> Agreement:
-    """Exchange what ranks must know to save a step: the one collective of a save, a sum of a few numbers.
+    """Exchange the facts that ranks need to save a step. This sum of a few numbers is the only collective of a save.
 
     Args:
         session: The session.
         flags: This rank's flags.
         index: Index of the arrays that this rank holds.
         every: Commits until the next snapshot. The value of rank 0 counts.
-        digest: Checksum of the buffers that all ranks may have alike.
+        digest: Checksum of this rank's buffers, which may be the same on all ranks.
         pending: Whether gradients of this rank wait for an optimizer step.
     """
     rank, size = session.world.rank, session.world.size

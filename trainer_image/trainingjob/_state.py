@@ -1,7 +1,7 @@
 """`trainingjob.State`: a script's state in node memory, on peers and in durable storage.
 
-`_restore` finds a saved state and fills it in; `_save` takes snapshots. A state is saved right after an optimizer step
-(see `_save_points`).
+`_restore` finds a saved state and restores the script's objects. `_save` takes snapshots. A state is saved right after
+an optimizer step (see `_save_points`).
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class State:
         _only = weakref.ref(self)
 
     def add(self, **objects: Any) -> None:
-        """Add objects to the state.
+        """Add objects to the state before it is restored.
 
-        Call this method before `restore`, for objects that a framework creates only once it knows where to continue.
-        Pass an optimizer together with the modules that it trains.
+        Call this method before `restore`, for objects that a framework creates only after it knows the step to continue
+        from. Pass an optimizer together with the modules that it trains.
 
         Args:
             **objects: The objects to save, by name.
@@ -90,11 +90,10 @@ class State:
             self._contents.add(objects)
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return an iterator over one pass of a data loader, whose position is saved with the state.
+        """Return an iterator over one pass of a data loader. The position in the pass is saved with the state.
 
-        After `restore`, the first call for a loader continues the pass in which the state was saved, in the same
-        order. A `DistributedSampler` is followed in a world of another size too. Use the loaders in the same order in
-        each run.
+        After `restore`, the first call for a loader continues the saved pass, in the same order. This also works with a
+        `DistributedSampler` if the number of ranks has changed. Use the loaders in the same order in each run.
 
         Args:
             loader: A `torch.utils.data.DataLoader` with a sampler and a batch size.
@@ -110,7 +109,7 @@ class State:
             return self._contents.batches(loader)
 
     def peek(self, name: str) -> Any:
-        """Return the saved state of one object, before that object exists. Call this method on all ranks.
+        """Return the saved state of one object, before the script creates that object. Call this method on all ranks.
 
         The next call of `restore` restores the same saved state.
 
@@ -133,10 +132,10 @@ class State:
             return values.get(name)
 
     def restore(self, default: int = 0) -> int:
-        """Fill all objects with the newest saved state. Call this method once before the loop, on all ranks.
+        """Restore all objects from the newest saved state. Call this method once before the loop, on all ranks.
 
-        The state comes from the memory of this rank's node, from a peer, or from `spec.checkpoint.uri`. A world of
-        another size and layout may have saved the state.
+        The state comes from the memory of this rank's node, from a peer, or from `spec.checkpoint.uri`. The number of
+        ranks, and the way in which they divide tensors, may have changed since the state was saved.
 
         Args:
             default: Step to return if nothing was saved.
@@ -166,12 +165,14 @@ class State:
         return source.step
 
     def commit(self, step: int, durable: bool = False) -> None:
-        """Finish a step. Call this method on all ranks, after every step or micro-batch.
+        """Record that a step is finished, and save the state if a snapshot is due.
 
-        A snapshot is taken as often as `overhead` allows, and only right after an optimizer step: within a gradient
-        accumulation, the gradients that were summed up would be lost. A State without a torch optimizer can be saved at
-        each commit. If this world is about to end, the first commit after an optimizer step saves the state and ends
-        the process.
+        Call this method on all ranks, after every step or micro-batch.
+
+        Snapshots are taken as often as `overhead` allows, and only right after an optimizer step. Within a gradient
+        accumulation, a snapshot would lose the gradients accumulated so far. A State without a torch optimizer can be
+        saved at each commit. If the workers are about to be stopped, the first commit after an optimizer step saves the
+        state and ends the process.
 
         Args:
             step: Number of the finished step, counted from 0.
@@ -212,10 +213,10 @@ def end_round() -> None:
 
 
 def _check_only() -> None:
-    """Refuse a second State in this process: it would write to the same files.
+    """Refuse a second State in this process, because both would write to the same files.
 
     Raises:
-        InvalidInput: This process has a State.
+        InvalidInput: This process already has a State.
     """
     if _only is not None and _only() is not None:
         raise InvalidInput(

@@ -1,6 +1,6 @@
-"""Commits for a framework that has a loop of its own.
+"""Commits for a framework that has its own training loop.
 
-A step is committed when the next one begins, so that what is due after it (a validation, a log) has been done.
+A step is committed when the next step begins, so that work after the step (a validation, a log) has been done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StepCommitter:
         """Random numbers to restore once the first batch has been fetched."""
 
     def restore(self) -> None:
-        """Restore the state, and take the number of committed steps from it."""
+        """Restore the state, and set the number of committed steps to the restored step."""
         self.committed = self._state.restore(default=0)
         self._random = RandomNumbers().state_dict() if self.committed else None
 
@@ -38,7 +38,7 @@ class StepCommitter:
         self.commit(finished)
 
     def commit(self, finished: int, durable: bool = False) -> None:
-        """Commit the last finished step, unless it has been committed.
+        """Commit the last finished step, unless it has been committed already.
 
         Args:
             finished: Number of finished steps.

@@ -8,9 +8,9 @@ import sys
 
 
 def find_client() -> None:
-    """Make obstore importable: the one in this image, or else the one that the agent's image brings.
+    """Make obstore importable, from this image or from the agent's image.
 
-    A folder needs no client, so a missing obstore is no error here.
+    A missing obstore is no error here, because a `file://` folder needs no client library.
     """
     if importlib.util.find_spec("obstore") is None:
         sys.path.append(os.path.join(os.environ.get("CONCERTINA_VOLUME") or "/concertina", "storage"))

@@ -50,17 +50,17 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def plain_names(module: Module, names: Iterable[str]) -> dict[str, str]:
-    """Return the names of a module's tensors without the parts that wrappers add.
+    """Return the names of a module's tensors without the parts that wrappers such as DDP add.
 
-    A module may call a child of its own `module`, as wrappers call theirs. If two tensors would have the same plain
-    name because of that, only the parts that torch's own wrappers have added are left out.
+    A module may itself have a child called `module`, the name that wrappers use. If two tensors would get the same
+    plain name because of that, only the parts that torch's own wrappers have added are removed.
 
     Args:
         module: The module.
         names: Full names of tensors in the module.
 
     Returns:
-        The plain name by full name.
+        Plain names, keyed by full name.
     """
     plain = {name: ".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names}
     count = Counter(plain.values())
@@ -68,7 +68,7 @@ def plain_names(module: Module, names: Iterable[str]) -> dict[str, str]:
 
 
 def _unwrapped(module: Module, name: str) -> str:
-    """Return a name without the parts that torch's own wrappers have added."""
+    """Return a tensor's name without the parts that torch's own wrappers have added."""
     parent: Module | None = module
     parts: list[str] = []
     for part in name.split("."):
@@ -80,7 +80,7 @@ def _unwrapped(module: Module, name: str) -> str:
 
 
 class ModuleAdapter:
-    """A module, whose parameters and buffers are saved as they are or as DTensors."""
+    """Adapter for a module. Its parameters and buffers are plain tensors or DTensors."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -113,7 +113,7 @@ class ModuleAdapter:
         }
 
     def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the parameters, and the extra state by plain name."""
+        """Return the parameters and the extra state, both keyed by plain name."""
         arrays: dict[str, Tensor] = {}
         self._take_apart()
         for full, value in self._tensors.items():
@@ -122,7 +122,7 @@ class ModuleAdapter:
         return arrays, {self._plain_names[full]: value for full, value in self._extra_state.items()}
 
     def _take_apart(self) -> None:
-        """Read the tensors and the extra state of the module. Of tied tensors, only the first is listed."""
+        """Read the tensors and the extra state of the module. Of tied tensors, only the first name is used."""
         # With keep_vars, these are the parameters themselves: to make a view of each takes longer than to copy it.
         state = self.module.state_dict(keep_vars=True) if self._has_keep_vars else self.module.state_dict()
         if state.keys() != self._plain_names.keys():
@@ -141,7 +141,7 @@ class ModuleAdapter:
             places.add(place)
 
     def _is_buffer(self, full: str, value: Tensor) -> bool:
-        """Return whether the ranks may hold different values of a tensor, such as a running mean."""
+        """Return whether a tensor may have different values on different ranks, such as a running mean."""
         return full not in self._parameter_names and not isinstance(value, (DTensor, ShardedTensor))
 
     def prepare(self, values: Any) -> None:
@@ -156,17 +156,17 @@ class ModuleAdapter:
 
 
 def _is_array(name: str, value: Any) -> bool:
-    """Return whether an entry of a module's state is an array.
+    """Return whether an entry of a module's state is saved as an array.
 
-    Extra state may be a tensor too. It is made for each call of `state_dict`, so it can't be filled in place; the
-    module's `load_state_dict` takes it back.
+    Extra state may be a tensor, but is not saved as an array. Each call of `state_dict` creates it anew, so it can't be
+    filled in place. It is passed to the module's `load_state_dict` instead.
     """
     return isinstance(value, Tensor) and name.rpartition(".")[2] != EXTRA_STATE
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerMoment:
-    """A tensor that an optimizer keeps for a parameter."""
+    """Tensor that an optimizer keeps for a parameter, such as Adam's running averages of the gradient."""
 
     key: str
     dtype: str
@@ -177,15 +177,15 @@ class OptimizerMoment:
 
 
 class OptimizerAdapter:
-    """An optimizer, whose moments are saved by the names of their parameters."""
+    """Adapter for an optimizer. Its moments are saved under the names of their parameters."""
 
     def __init__(self, name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]]) -> None:
-        """Adapt an optimizer.
+        """Create the adapter of an optimizer.
 
         Args:
             name: Name of the optimizer in the `State`.
             optimizer: The optimizer.
-            names: Returns the names of parameters by their ids.
+            names: Function that returns the parameters' names, keyed by `id(parameter)`.
         """
         self.name, self.optimizer, self._names = name, optimizer, names
         self._parameters: list[tuple[str, Tensor, dict[str, Any]]] = []
@@ -204,9 +204,10 @@ class OptimizerAdapter:
         }
 
     def replicated_arrays(self) -> dict[str, Tensor]:
-        """Return the moments that every rank has whole.
+        """Return the moments that every rank holds in full, keyed by name.
 
-        Ranks that step by their own gradients and average weights have the same weights, but different moments.
+        Moments can differ between ranks although the weights are the same, for example if ranks step by their own
+        gradients and then average the weights.
         """
         return {
             name: tensor for name, tensor in self.arrays().items() if not isinstance(tensor, (DTensor, ShardedTensor))
@@ -216,7 +217,7 @@ class OptimizerAdapter:
         return {}
 
     def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the moments, and the values from which `prepare` and `load` make the rest of the optimizer's state."""
+        """Return the moments, and the values from which `prepare` and `load` restore the optimizer's other state."""
         arrays = self.arrays()
         moments: list[tuple[list[tuple[Any, ...]], list[int]]] = []
         others: dict[int, dict[str, Any]] = {}
@@ -245,7 +246,7 @@ class OptimizerAdapter:
         }
 
     def _list_parameters(self) -> list[tuple[str, Tensor, dict[str, Any]]]:
-        """Return all parameters, with those that were added or replaced since the last call."""
+        """Return all parameters of the optimizer, including those that were added or replaced since the last call."""
         ids = [id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]]
         if ids != [id(parameter) for _, parameter, _ in self._parameters]:
             names = self._names()
@@ -285,7 +286,7 @@ class OptimizerAdapter:
 
 
 class SchedulerAdapter(StatefulAdapter):
-    """A learning-rate scheduler, which keeps a value for each group of its optimizer by position."""
+    """Adapter for a learning-rate scheduler, which keeps one value for each parameter group of its optimizer."""
 
     def __init__(self, name: str, scheduler: Any, optimizer: OptimizerAdapter | Fsdp1OptimizerAdapter) -> None:
         super().__init__(scheduler)
@@ -297,7 +298,7 @@ class SchedulerAdapter(StatefulAdapter):
 
 
 def _moment(path: str, key: str, value: Tensor, parameter: Tensor) -> OptimizerMoment:
-    """Describe a moment, so that an empty one can be made for it.
+    """Return the description of a moment, from which an empty moment can be created in a restore.
 
     Args:
         path: Name of the moment in an error message.
@@ -336,9 +337,10 @@ def _empty_moment(optimizer: str, moment: OptimizerMoment, parameter: Tensor, gr
 def _empty_subclass(
     optimizer: str, subclass: Mapping[str, Any], parameter: Tensor, shape: tuple[int, ...] | None
 ) -> Tensor:
-    """Put together an empty tensor of a subclass.
+    """Create an empty tensor of a tensor subclass.
 
-    The class must have been imported already, because a name in a saved state must not import anything.
+    The class must have been imported already. A class name in a saved state must not cause an import, which would run
+    code.
 
     Raises:
         InvalidInput: The class has not been imported.
@@ -359,10 +361,10 @@ def _empty_subclass(
 
 
 class Fsdp1ModuleAdapter:
-    """A module that is sharded by FSDP1.
+    """Adapter for a module that is sharded by FSDP1.
 
-    FSDP1 flattens parameters, so the part that a rank has is not a box of any of them. torch takes the module apart
-    into shards, which are copies, and puts it together again.
+    FSDP1 flattens parameters, so a rank's part is not a box (rectangular part) of any parameter. torch converts the
+    module to shards, which are copies, and back.
     """
 
     def __init__(self, module: Module) -> None:
@@ -377,7 +379,7 @@ class Fsdp1ModuleAdapter:
         return {}
 
     def buffers(self) -> dict[str, Tensor]:
-        """Return buffers and the parameters that FSDP1 has not cut."""
+        """Return the buffers, and the parameters that FSDP1 has not sharded, keyed by name."""
         return {
             name: value
             for name, value in self._state.items()
@@ -385,7 +387,7 @@ class Fsdp1ModuleAdapter:
         }
 
     def contents(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the shards of parameters, and the extra state."""
+        """Return the shards of the parameters, and the extra state."""
         return self.arrays(), {name: value for name, value in self._state.items() if not isinstance(value, Tensor)}
 
     def prepare(self, values: Any) -> None:
@@ -398,7 +400,7 @@ class Fsdp1ModuleAdapter:
 
 
 class Fsdp1OptimizerAdapter:
-    """An optimizer that trains a module that is sharded by FSDP1."""
+    """Adapter for an optimizer of a module that is sharded by FSDP1."""
 
     def __init__(self, name: str, optimizer: Optimizer, module: Module) -> None:
         self.name, self.optimizer, self.module = name, optimizer, module
@@ -457,12 +459,12 @@ def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """Return the name of the optimizer's class, without the wrapper of a framework."""
+    """Return the name of an optimizer's class. If a framework wraps the optimizer, the wrapper is ignored."""
     return type(innermost(optimizer)).__qualname__
 
 
 def _check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> None:
-    """Refuse saved values of another class of optimizer: its moments and options have other meanings.
+    """Refuse saved values of another optimizer class, because its moments and options have other meanings.
 
     Raises:
         InvalidInput: The values are those of another class.
@@ -472,14 +474,16 @@ def _check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> N
 
 
 def can_flatten(tensor: Tensor) -> bool:
-    """Return whether a tensor is of a subclass, other than DTensor, that torch can take apart into tensors."""
+    """Return whether torch can split a tensor of a subclass into plain tensors. DTensors are excluded."""
     return type(tensor) not in PLAIN and not isinstance(tensor, DTensor) and is_traceable_wrapper_subclass(tensor)
 
 
 def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that hold the content of `tensor`, by name: itself, or what its subclass consists of.
+    """Yield the plain tensors that hold the content of `tensor`, each with its name.
 
-    Quantized weights and 8-bit moments are subclasses of tensors that hold others (`__tensor_flatten__`)."""
+    For a plain tensor, this is the tensor itself. Quantized weights and 8-bit moments are subclasses that consist of
+    several tensors (`__tensor_flatten__`).
+    """
     if not can_flatten(tensor):
         yield name, tensor
         return
@@ -489,7 +493,7 @@ def flattened(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_kinds(adapters: Mapping[str, StateAdapter]) -> None:
-    """Check the types of all tensors that exist already.
+    """Check that all existing tensors of the objects have types that can be saved.
 
     Raises:
         InvalidInput: A tensor has a type that can't be saved.
@@ -503,11 +507,11 @@ def check_kinds(adapters: Mapping[str, StateAdapter]) -> None:
 
 
 def torch_adapters_of(objects: Mapping[str, Any], existing: Mapping[str, StateAdapter]) -> dict[str, StateAdapter]:
-    """Return adapters for those of the objects that are modules, optimizers or schedulers.
+    """Return adapters for the modules, optimizers and schedulers among the objects, keyed by the object's name.
 
     Args:
         objects: The objects that a script adds to its `State`.
-        existing: The adapters that the `State` has already. A new scheduler may belong to one of their optimizers.
+        existing: The adapters that the `State` already has. A new scheduler may belong to one of these optimizers.
     """
     modules = {name: value for name, value in objects.items() if isinstance(value, Module)}
 
@@ -539,7 +543,7 @@ def torch_adapters_of(objects: Mapping[str, Any], existing: Mapping[str, StateAd
 
 
 def _parameters(module: Module) -> Iterator[tuple[str, Tensor]]:
-    """Return the module's parameters with their plain names."""
+    """Return the parameters of a module with their plain names."""
     named = dict(module.named_parameters())
     plain = plain_names(module, named)
     return ((plain[name], parameter) for name, parameter in named.items())
@@ -552,7 +556,7 @@ def _is_fsdp1(module: Module) -> bool:
 def _optimizer_adapter(
     name: str, optimizer: Optimizer, names: Callable[[], Mapping[int, str]], fsdp1_modules: Sequence[Module]
 ) -> StateAdapter:
-    """Return an adapter for an optimizer, by whether it trains one of the FSDP1 modules."""
+    """Return an adapter for an optimizer. The class depends on whether it trains one of the FSDP1 modules."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     modules = (module for module in fsdp1_modules if any(id(parameter) in trained for parameter in module.parameters()))
     module = next(modules, None)

@@ -26,7 +26,7 @@ PIECE = 1 << 24
 
 
 class TorchRanks:
-    """Ranks that agree by collectives of the default process group. See `Ranks`."""
+    """Communication between ranks by collectives of torch's default process group. See `Ranks`."""
 
     with_torch = True
 
@@ -65,7 +65,9 @@ class TorchRanks:
         return ArrayShard(tensor, array.offsets, array.shape) if isinstance(array, ArrayShard) else tensor
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
-        """Compare the arrays by their sums, so that only the sums leave the device.
+        """Return the names of the arrays that differ between ranks. Only the sums of the arrays are compared.
+
+        So only sums must be copied from the device.
 
         Raises:
             InvalidInput: The ranks have arrays of other names.
@@ -90,7 +92,7 @@ class TorchRanks:
 
     @torch.no_grad()
     def digest(self, buffers: Mapping[str, Tensor]) -> int:
-        """Return a checksum of the buffers. Those that have not changed since the last call are not read again."""
+        """Return a checksum of the buffers. Buffers that have not changed since the last call are not read again."""
         changed = {
             name: tensor
             for name, tensor in buffers.items()
@@ -140,7 +142,10 @@ def _bits(first: int, second: int) -> int:
 
 
 def _sum(tensor: Tensor) -> Tensor:
-    """Return the sum in float64. It is computed in pieces, because torch copies what it sums in another dtype."""
+    """Return the sum of a tensor in float64.
+
+    The sum is computed in pieces, because torch copies a tensor to sum it in another dtype.
+    """
     return torch.stack([piece.double().sum() for piece in tensor.reshape(-1).split(PIECE)]).sum()
 
 
@@ -156,6 +161,6 @@ def _tensor(array: Any) -> Tensor:
 
 
 def _device() -> torch.device:
-    """Return the device on which collectives take numbers."""
+    """Return the device for the tensors of collectives."""
     backend = dist.get_backend()
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The values of a state beside its large tensors, as text: numbers, strings, lists, dicts and small arrays.
+"""Encoding of a state's small values as text: numbers, strings, lists, dicts and small arrays.
 
 The text is JSON, so that reading a checkpoint does not run code, as unpickling would.
 """
@@ -20,7 +20,7 @@ _PLAIN = {type(None), bool, int, float, str}
 
 
 class Unsaveable(InvalidInput, ValueError):
-    """A value has a type that can't be saved, or the values take too many bytes."""
+    """Error that a value has a type that can't be saved, or that the values of a rank are too large."""
 
 
 def encode(value: Any, name: str) -> bytes:
@@ -40,12 +40,15 @@ def encode(value: Any, name: str) -> bytes:
 
 
 def decode(text: bytes) -> Any:
-    """Return the value that `encode` has made a text of."""
+    """Return the value that `encode` has converted to text."""
     return _restored(json.loads(text))
 
 
 def _plain(value: Any, path: str) -> Any:
-    """Return a value as JSON has it. A type that JSON does not have becomes a dict with one key that begins with $."""
+    """Return a value in a form that JSON supports.
+
+    An unsupported type becomes a dict with one key that begins with $.
+    """
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict):
@@ -67,10 +70,10 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _array(value: Any, path: str) -> Any:
-    """Return a small array or a dtype as JSON has it.
+    """Return a small array or a dtype in a form that JSON supports.
 
     Raises:
-        Unsaveable: The value is neither.
+        Unsaveable: The value is neither an array nor a dtype.
     """
     package = type(value).__module__.partition(".")[0]
     if package == "torch" and hasattr(value, "untyped_storage"):
@@ -132,7 +135,7 @@ _READERS: Dict[str, Callable[[Any], Any]] = {
 
 
 def _restored(value: Any) -> Any:
-    """Return the value that JSON stands for."""
+    """Return the original value for a value in JSON form. This is the inverse of `_plain`."""
     if isinstance(value, list):
         return [_restored(inner) for inner in value]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The place of this process among the workers of its job. Standard library only, Python 3.9+."""
+"""Rank of this process among the workers of its job. Standard library only, Python 3.9+."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class World:
 
 
 def world() -> World:
-    """Return the place of this process among the workers of the job.
+    """Return the rank of this process and the number of workers of the job.
 
-    The values come from environment variables, so the call costs nothing. Under plain torchrun they are those that
-    torchrun sets. Outside of both, the world is one worker.
+    The values are read from environment variables, so the call is cheap. Under plain torchrun, these are the variables
+    that torchrun sets. Outside of a job and torchrun, the result describes a single worker.
     """
 
     def number(name: str, default: int) -> int:

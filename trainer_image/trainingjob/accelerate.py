@@ -30,7 +30,7 @@ __all__ = ["PreparedState", "register"]
 def register(
     accelerator: accelerate.Accelerator, *, folder: str = "checkpoints", overhead: float = 0.01, **objects: Any
 ) -> PreparedState:
-    """Return a state of all objects that an Accelerator has prepared or registered for checkpointing.
+    """Return a `State` of all objects that an Accelerator has prepared or registered for checkpointing.
 
     Args:
         accelerator: The Accelerator. Call this function after `prepare` and `register_for_checkpointing`.
@@ -80,7 +80,7 @@ class PreparedState(State):
         return step
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return an iterator over one pass of a prepared loader, or after a restore over the rest of the saved pass.
+        """Return an iterator over one pass of a prepared loader. After a restore, it covers the rest of the saved pass.
 
         Args:
             loader: A loader that the Accelerator has prepared.
@@ -89,7 +89,10 @@ class PreparedState(State):
 
 
 class PreparedLoader:
-    """A prepared loader, and its position in its pass, in items of all ranks so that it holds in any world."""
+    """Prepared data loader with its position in the pass, counted in items of all ranks.
+
+    So the position stays valid when the number of ranks changes.
+    """
 
     def __init__(self, accelerator: accelerate.Accelerator, loader: Any) -> None:
         self._accelerator, self.loader, self._order = accelerator, loader, order_of(loader)
@@ -101,7 +104,7 @@ class PreparedLoader:
         """Random numbers to restore once the first batch has been fetched."""
 
     def batches(self) -> Iterator[Any]:
-        """Yield the batches of one pass, and count their items."""
+        """Yield the batches of one pass of the loader, and count their items."""
         loader, size = self.loader, self.loader.total_batch_size
         restored_items, self._restored_items = self._restored_items, 0
         skipped_batches = restored_items // size
@@ -118,7 +121,11 @@ class PreparedLoader:
             self.loader.iteration += 1  # the loader that skipped has counted its own
 
     def _restore_random_numbers(self) -> None:
-        """Undo the draws of the fetch, which had been made before the step was saved."""
+        """Set the saved states of the random number generators, after the first batch of a resumed pass was fetched.
+
+        In the saved run, that batch had been fetched before the save. So the numbers that this fetch draws must not
+        count.
+        """
         if self.random is not None:
             RandomNumbers().load_state_dict(self.random)
             self.random = None
@@ -135,7 +142,7 @@ class PreparedLoader:
 
 
 class Accumulation:
-    """The number of batches that `Accelerator.accumulate` has counted."""
+    """Number of batches that `Accelerator.accumulate` has counted."""
 
     def __init__(self, accelerator: accelerate.Accelerator) -> None:
         self._accelerator = accelerator

@@ -23,7 +23,7 @@ __all__ = ["gather"]
 
 
 def gather(data: bytes) -> list[bytes]:
-    """Return the bytes of all processes: the value for `State(gather=...)`.
+    """Return the bytes of all processes. Pass this function to `State(gather=...)`.
 
     Call `jax.distributed.initialize` first, and this function on all processes.
 
@@ -42,12 +42,12 @@ def gather(data: bytes) -> list[bytes]:
 
 
 def leaf_of(value: jax.Array) -> Leaf:
-    """Return the leaf of a JAX array, which holds a copy because the array can't be written to.
+    """Return the leaf of a JAX array. The leaf holds a copy, because a JAX array can't be written to.
 
-    Once the copy has been filled, it becomes a new array with the sharding of this one.
+    After the copy has been filled in a restore, it becomes a new array with the same sharding.
 
     Raises:
-        InvalidInput: The array is distributed, and the part that this process has is not one box.
+        InvalidInput: The array is distributed, and this process's part is not one box (rectangular part).
     """
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         inner, kind = leaf_of(jax.random.key_data(value)), jax.random.key_impl(value)
@@ -61,7 +61,7 @@ def leaf_of(value: jax.Array) -> Leaf:
 
 
 def _placed(like: jax.Array, content: Any, offsets: tuple[int, ...]) -> jax.Array:
-    """Return an array with the sharding of `like`, of which `content` is the box that begins at `offsets`."""
+    """Return an array with the sharding of `like`, given this process's part `content` and its offsets in the array."""
 
     def shard(index: tuple[slice, ...]) -> Any:
         bounds = [axis.indices(length)[:2] for axis, length in zip(index, like.shape)]
@@ -71,13 +71,13 @@ def _placed(like: jax.Array, content: Any, offsets: tuple[int, ...]) -> jax.Arra
 
 
 def _box(value: jax.Array) -> tuple[Any, tuple[int, ...]]:
-    """Copy the part of a distributed array that this process has.
+    """Copy this process's part of a distributed array.
 
     Returns:
         A numpy array with the part, and the offsets of its first element in the global array.
 
     Raises:
-        InvalidInput: The part is not one box.
+        InvalidInput: The part is not one box (rectangular part) of the array.
     """
     bounds = [
         tuple(axis.indices(length)[:2] for axis, length in zip(shard.index, value.shape))

@@ -29,10 +29,10 @@ __all__ = ["Callback"]
 
 
 class Callback(base.Callback):
-    """Saves and restores a fit by `trainingjob.State`, and reports its progress.
+    """Lightning callback that saves and restores a fit by `trainingjob.State`, and reports its progress.
 
-    The callback keeps the model, the optimizers, the schedulers, the scaler, the positions of the loops and loaders,
-    the other callbacks, the data module and the random numbers. Pass it to the Trainer, and call `trainer.fit` as
+    The callback saves the model, the optimizers, the schedulers, the scaler, the positions of the loops and loaders,
+    other callbacks, the data module and the random numbers. Pass the callback to the Trainer, and call `trainer.fit` as
     usual.
 
     Args:
@@ -91,7 +91,7 @@ class Callback(base.Callback):
 
 
 class StatefulGroup:
-    """Objects with a state, saved together by name. An object may have an empty state."""
+    """Group of objects with `state_dict`, saved together under their names. An object may have an empty state."""
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self._objects = objects

@@ -30,11 +30,11 @@ __all__ = ["train"]
 
 
 def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.01) -> TrainOutput:
-    """Train from the newest saved step, or from the beginning if none was saved.
+    """Train from the newest saved step, or from the beginning if nothing was saved.
 
     The model, the optimizer, the scheduler, the scaler, `trainer.state` and the random numbers are saved by
-    `trainingjob.State`. The Trainer skips the batches that were trained: it resumes from a temporary folder that holds
-    only `trainer_state.json`, and the rest is restored once the Trainer has prepared it.
+    `trainingjob.State`. To skip batches that were trained before, the Trainer resumes from a temporary folder that
+    holds only `trainer_state.json`. All other state is restored after the Trainer has prepared its objects.
 
     Args:
         trainer: The Trainer, or an object of a class derived from it.
@@ -68,11 +68,11 @@ def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.
 
 
 class NothingLeft(Exception):
-    """All steps were trained before. Without this exception the Trainer would train one more."""
+    """Raised when all steps were trained before the restart. Otherwise the Trainer would train one more step."""
 
 
 class StateCallback(TrainerCallback):
-    """Restores a `State` when training begins, commits each step, and reports the progress."""
+    """Callback that restores a `State` when training begins, commits each step, and reports the progress."""
 
     def __init__(self, trainer: Trainer, state: State) -> None:
         self._trainer, self._state, self._steps = trainer, state, StepCommitter(state)
@@ -127,7 +127,7 @@ class StateCallback(TrainerCallback):
 
 
 class TrainerProgress:
-    """`trainer.state` with the states of the callbacks and of control, as in the Trainer's own checkpoints."""
+    """Progress of the Trainer: `trainer.state` with the states of callbacks, as in its own checkpoints."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -140,4 +140,4 @@ class TrainerProgress:
         return dataclasses.asdict(state)
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Do nothing: the Trainer has read these values from the temporary folder."""
+        """Do nothing, because the Trainer has already read these values from the temporary folder."""

@@ -25,7 +25,7 @@ class HeldLines:
         self._most_bytes = self._free_bytes = most_bytes
 
     def take(self, count: int) -> None:
-        """Reserve memory for `count` bytes.
+        """Reserve a part of the namespace's memory budget for `count` bytes of a line.
 
         Raises:
             ProtocolError: When less memory is free.
@@ -35,7 +35,7 @@ class HeldLines:
         self._free_bytes -= count
 
     def give_back(self, count: int) -> None:
-        """Return memory for `count` bytes to the budget."""
+        """Return `count` bytes of a line that was handled to the namespace's memory budget."""
         self._free_bytes += count
 
 
@@ -52,7 +52,7 @@ class BoundedConnection(Connection):
         most_line_bytes: Callable[[], int],
         held_lines: HeldLines,
     ) -> None:
-        """Wrap the streams of an open connection.
+        """Create the connection from the streams of an open TLS connection to an agent.
 
         Args:
             reader: Reader whose buffer limit is PIECE_BYTES.
@@ -85,7 +85,10 @@ class BoundedConnection(Connection):
         return b"".join(pieces)
 
     async def _read_piece(self) -> bytes:
-        """Read up to the end of the line or of the stream. Of a longer line, read what the reader has buffered."""
+        """Read up to the end of the line or of the stream.
+
+        If a line is longer than the reader's buffer, only the part in the buffer is read.
+        """
         try:
             return await self.reader.readuntil()
         except asyncio.LimitOverrunError as error:

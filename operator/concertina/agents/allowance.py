@@ -34,10 +34,11 @@ LOG_SECONDS, LOGGED_SECONDS = 60.0, 5.0
 
 
 class Allowance:
-    """Budget of processor time for the lines of one namespace's agents.
+    """Budget of processor time for the lines that the agents of one namespace send.
 
-    Each line is charged its cost, and the next line waits until that cost is covered. Lines are handled in the order in
-    which they arrive. Agents of one namespace wait for each other, but not for agents of other namespaces.
+    The time to handle a line is charged to the budget, and the next line waits until the budget covers that time. Lines
+    are handled in the order in which they arrive. Agents of one namespace wait for each other, but not for agents of
+    other namespaces.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Allowance:
 
     @property
     def untouched(self) -> bool:
-        """Whether the budget is in the same state as a new one."""
+        """Whether the budget is in its initial state, so that this object can be dropped."""
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     async def handle(self, line: Callable[[], T]) -> T:
@@ -120,7 +121,10 @@ class Allowance:
             self._paid_at = max(self._paid_at, self._clock() - SAVED_SECONDS) + spent_seconds / SHARE
 
     def _log_wait(self, seconds: float) -> None:
-        """Log a namespace whose lines have waited for a long time, because no metric is labelled with the namespace."""
+        """Log that lines of this namespace have waited for a long time.
+
+        No metric shows this, because no metric has the namespace as a label.
+        """
         if self._clock() - self._waits_since >= LOG_SECONDS:
             self._waits_since, self._waited_seconds = self._clock(), 0.0
         before = self._waited_seconds

@@ -39,7 +39,7 @@ class Authority:
     """Certificate authority of one job."""
 
     def __init__(self, master_key: bytes, uid: str, created: float) -> None:
-        """Derive the CA's key and sign its certificate.
+        """Derive the key of the job's CA from the master key, and sign the CA's certificate.
 
         Args:
             master_key: Master key of the operator.

@@ -98,7 +98,7 @@ class LineLimits:
 
 
 def line_limits(members: int) -> LineLimits:
-    """Return the limits for lines of an agent, given the largest number of members that its job has had."""
+    """Return the limits for lines of an agent, given the largest number of members that the agent's job has had."""
     return LineLimits(
         most_bytes=min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES),
         most_values=LINE_VALUES + members * MEMBER_VALUES,
@@ -110,9 +110,9 @@ LARGEST_LINE = line_limits(MOST_MEMBERS // 2)
 
 
 def cut(body: Any, limits: LineLimits) -> Any:
-    """Return the decoded JSON of a message with long lists cut to their limits.
+    """Return the decoded JSON of an agent's message, with long lists cut to their limits.
 
-    The entries are dropped before they are converted to objects.
+    The list entries beyond a limit are dropped before the JSON values are converted to objects.
 
     Raises:
         ProtocolError: When there are more values than the limits allow.

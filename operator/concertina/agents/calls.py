@@ -62,11 +62,11 @@ Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
 
 class CallError(Exception):
-    """There was no usable answer. The message says why."""
+    """Error that an agent gave no usable answer to a request. The message says why."""
 
 
 class ClosedError(CallError):
-    """The agent's host closed the connection."""
+    """Error that the agent's host closed the connection."""
 
 
 class IdleConnections:
@@ -119,11 +119,11 @@ class StreamCalls:
 
     @property
     def wait(self) -> bool:
-        """Whether an answer is expected."""
+        """Whether an answer to a call is still expected on this stream."""
         return bool(self._pending_answers)
 
     async def ask(self, request: Request) -> protocol.Message | None:
-        """Send the request and return the answer; None if the stream ends before the answer arrives."""
+        """Send a request to the agent and return the answer, or None if the stream ends before the answer arrives."""
         line = protocol.encode(request)
         future: asyncio.Future[protocol.Message | None] = asyncio.get_running_loop().create_future()
         self._pending_answers.append(future)
@@ -134,9 +134,9 @@ class StreamCalls:
         return await future
 
     def answered(self, message: protocol.Message) -> bool:
-        """Use the message as the answer to the oldest call. Return whether it was an answer.
+        """Use a message as the answer to the oldest open call. Return whether the message was such an answer.
 
-        If an answer is expected, every message that is not a report is an answer.
+        While an answer is expected, every message that is not a report is an answer.
         """
         if not self._pending_answers or isinstance(message, protocol.Report | protocol.ReportChange):
             return False
@@ -144,7 +144,7 @@ class StreamCalls:
         return True
 
     def end(self) -> None:
-        """Resolve all calls with None, because no more answers will arrive."""
+        """End all open calls with the result None, because the stream is closed and no more answers will arrive."""
         while self._pending_answers:
             self._answer(None)
 
@@ -256,7 +256,9 @@ def _close_unwanted(securing: asyncio.Task[Connection]) -> None:
 
 
 async def _socket(host: str) -> socket.socket:
-    """Create a socket. If this process has no file descriptor left, wait; the agent is not blamed for that time.
+    """Create a socket. If this process has no file descriptor left, wait until it has one.
+
+    The time of this wait does not count as silence of the agent.
 
     Raises:
         OSError: When the socket cannot be created for another reason.
@@ -380,9 +382,10 @@ def _check_may_act(identity: ConnectionIdentity) -> None:
 async def _asked(
     identity: ConnectionIdentity, address: str, opened: Connection, request: Request
 ) -> protocol.Message | None:
-    """Send a request over a connection and return the answer. Keep the connection for the next call.
+    """Send a request over a connection and return the answer. Keep the connection open for the next call.
 
-    The result is None if the connection is broken, because a kept connection may be older than the agent.
+    The result is None if the connection is broken: a connection that was kept open may be older than the agent's
+    process.
     """
     try:
         _check_may_act(identity)

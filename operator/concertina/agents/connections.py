@@ -95,7 +95,7 @@ Changed = Callable[[str, bool], None]
 
 @dataclass
 class AgentConnection:
-    """Connection to one agent: what is known about the agent, its report stream and its address."""
+    """Connection to one agent: what the operator knows about the agent, the report stream, and the agent's address."""
 
     view: AgentView = field(default_factory=AgentView)
     address: str = ""
@@ -109,10 +109,10 @@ class AgentConnection:
     """Arguments and result of the last call of `told`."""
 
     def told(self, offset: float) -> AgentView:
-        """Return the agent's view with all times moved later by `offset` seconds.
+        """Return what the operator knows about the agent, with all times moved later by `offset` seconds.
 
-        If nothing has changed, the result is the same object as before. Of a thousand agents, only a few change between
-        two passes.
+        If nothing has changed, the result is the same object as at the last call. Of a thousand agents, only a few
+        change between two passes.
         """
         if (
             self._last_told is None
@@ -161,7 +161,7 @@ class AgentConnections:
         wall: Callable[[], float] = time.time,
         may_act: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Start without jobs.
+        """Start without connections.
 
         Args:
             changed: Function to call after a change of a job's agents.
@@ -192,14 +192,14 @@ class AgentConnections:
         metrics.OPERATOR_ISOLATED.set(self.hearing.operator_isolated)
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
-        """Return what is known about each agent of the job, with times in Unix seconds."""
+        """Return what is known about each agent of the job, keyed by replica. Times are in Unix seconds."""
         self._take_out_stall()
         job = self._jobs.get(uid)
         unix_offset = self._wall() - self._clock()
         return {name: connection.told(unix_offset) for name, connection in job.connections.items()} if job else {}
 
     async def open(self, uid: str, created: float, master_key: bytes, namespace: str = "", members: int = 1) -> None:
-        """Register the job. If it is new, derive its keys in a thread, because that takes seconds for a thousand jobs.
+        """Prepare connections to a job's agents. For a new job, the keys are derived in a thread, because that is slow.
 
         Args:
             uid: Uid of the job.
@@ -256,7 +256,7 @@ class AgentConnections:
 
         Args:
             uid: Uid of the job.
-            addresses: Address of the agent by replica.
+            addresses: Addresses of the agents, keyed by replica.
             waits: Whether the job has no round yet (decision "Rare reports from jobs without a round").
         """
         job = self._jobs.get(uid)
@@ -303,7 +303,7 @@ class AgentConnections:
         task.add_done_callback(job.calls.discard)
 
     def _begin(self, job: _JobConnections, send: Send) -> Call | None:
-        """Add the call to the agent's view and return it; None if the call must not be made now."""
+        """Record a call to an agent and return the call, or None if the call must not be made now."""
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
         kind = CALLS[type(message)]
@@ -347,7 +347,10 @@ class AgentConnections:
         self._deriving.shutdown(wait=False, cancel_futures=True)
 
     async def notice_stalls(self) -> None:
-        """Check periodically whether this operator stood still, until the coroutine is cancelled."""
+        """Check periodically whether this process stood still, so that the time does not count as silence of agents.
+
+        The coroutine runs until it is cancelled.
+        """
         self._stalls = StallDetector(self._clock())
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -372,7 +375,10 @@ class AgentConnections:
             self._end(job, send, under_way, error=str(error))
 
     async def _relay(self, job: _JobConnections, line: str, part: list[tuple[Send, Call]]) -> None:
-        """Ask the first replica of the part to pass the message on. Call replicas directly that have not answered."""
+        """Ask the first replica of `part` to pass a message on to the others, and record the answers.
+
+        Replicas that have not answered are then called directly.
+        """
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
         silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
@@ -382,7 +388,7 @@ class AgentConnections:
         await asyncio.gather(*(self._call(job, *entry) for entry in waiting.values()))
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
-        """Record for the calls of one connection whether the connection waits for its handshake."""
+        """Record whether the connection for these calls is waiting for its turn to make a handshake."""
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
@@ -397,7 +403,10 @@ class AgentConnections:
             self._tell(job, at_once=is_last)
 
     def _tell(self, job: _JobConnections, at_once: bool) -> None:
-        """Announce an urgent change, at once or together with later changes."""
+        """Report that a job's agents have changed, so that the job is planned again.
+
+        The report is made at once, or together with later changes.
+        """
         if job.tell_timer is not None:
             if not at_once:
                 return
@@ -410,9 +419,9 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Change the call in the replica's view, and return whether the view still has that call.
+        """Update the recorded call to a replica, and return whether the call was still recorded.
 
-        The call is missing if the replica's pod is gone, or if a later call of the same kind was made.
+        The call is not recorded any more if the replica's pod is gone, or if a later call of the same kind was made.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
@@ -557,7 +566,7 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
-    """Return whether more than progress numbers have changed."""
+    """Return whether anything except progress numbers has changed, so that the job must be planned soon."""
     if before.report is None or after.report is None:
         return True
     return not (

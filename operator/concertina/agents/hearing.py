@@ -20,7 +20,7 @@ With fewer jobs, the failure of one node with two coordinators would look like a
 
 @dataclass
 class _HeardJob:
-    """Whether one job's agents are connected. The job has a vote once it has trained."""
+    """Whether the agents of one job are connected. The job has a vote on the operator's network once it has trained."""
 
     namespace: str = ""
     """Namespace of the job; empty until the job has trained and so has a vote."""
@@ -46,7 +46,7 @@ class AgentConnectivityMonitor:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _HeardJob] = {}
-        """State of each job, by uid."""
+        """State of each job, keyed by the job's uid."""
         self._votes: Counter[tuple[str, bool]] = Counter()
         """Number of jobs with a vote, by namespace and by whether they are silent."""
         self.operator_isolated = False
@@ -64,14 +64,14 @@ class AgentConnectivityMonitor:
             del self._jobs[uid]
 
     def has_trained(self, uid: str, namespace: str) -> None:
-        """Give the job a vote, because it has trained."""
+        """Give a job a vote on whether the operator's network works, because the job has trained."""
         job = self._jobs.setdefault(uid, _HeardJob())
         if not job.namespace:
             job.namespace = namespace
             self._count(job, None)
 
     def forget(self, uid: str) -> None:
-        """Remove the job and its vote."""
+        """Remove a job and its vote on whether the operator's network works."""
         if job := self._jobs.pop(uid, None):
             before = job.votes_silent
             job.heard, job.lost = set(), set()

@@ -28,7 +28,7 @@ class StallDetector:
 
 
 def later(view: AgentView, seconds: float) -> AgentView:
-    """Return an agent's view with all times moved later by `seconds`."""
+    """Return what is known about an agent, with all times moved later by the `seconds` of a stall."""
     return dataclasses.replace(
         view,
         wanted_at=_later(view.wanted_at, seconds),
@@ -44,9 +44,9 @@ def later(view: AgentView, seconds: float) -> AgentView:
 
 
 def begun(view: AgentView, now: float) -> AgentView:
-    """Return an agent's view at the time when its report stream is being opened.
+    """Return what is known about an agent at the time when its report stream is being opened.
 
-    The time for which the stream waited in the operator does not count as silence.
+    The time for which the stream waited in the operator does not count as silence of the agent.
     """
     waited = 0.0 if view.queued_at is None else now - view.queued_at
     wanted_at = now if view.wanted_at is None else view.wanted_at + waited
@@ -54,9 +54,9 @@ def begun(view: AgentView, now: float) -> AgentView:
 
 
 def is_same_call(viewed: Call | None, sent: Call) -> bool:
-    """Return whether a call in a view is the call that was sent.
+    """Return whether a recorded call is the call that was sent.
 
-    The time of sending may differ, because `later` may have moved it.
+    The recorded time of sending may differ, because `later` may have moved it.
     """
     return viewed is not None and dataclasses.replace(viewed, sent_at=sent.sent_at) == sent
 

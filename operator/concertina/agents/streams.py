@@ -68,7 +68,7 @@ metrics.begin_at_zero(metrics.AGENT_STREAM_ENDS, StreamEnd)
 
 @dataclass(frozen=True)
 class Lost:
-    """End of a stream, with a sentence for the log."""
+    """End of a report stream, with the reason as a sentence for the log."""
 
     sentence: str
     end: StreamEnd
@@ -219,7 +219,7 @@ class _Silence:
 
     @contextlib.contextmanager
     def broken(self) -> Iterator[None]:
-        """Context manager for handling a line. While a line is handled, the stream does not count as silent.
+        """Context manager around the handling of a line from an agent, in which the stream does not count as silent.
 
         A line may wait in this operator, and that is not silence of the agent.
         """
@@ -231,7 +231,7 @@ class _Silence:
             self._broken_at = self._loop.time()
 
     def may_last(self, seconds: float) -> None:
-        """Set the number of seconds that the stream may be silent."""
+        """Set the number of seconds for which the report stream may be silent."""
         if seconds < self._longest:
             self._timer.cancel()
             self._timer = self._loop.call_later(seconds, self._look)

@@ -78,7 +78,7 @@ class Goodput(StatusModel):
 
     @property
     def by_class(self) -> dict[str, float]:
-        """Seconds of each class of time, by the name of the class without `_seconds`."""
+        """Seconds of each class of time, keyed by the name of the class, such as `productive`."""
         return {name.removesuffix(SUFFIX): getattr(self, name) for name in CLASSES}
 
 

@@ -7,19 +7,20 @@ from concertina.api.status import JobStatus, unix_seconds
 
 
 def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None:
-    """Return the planned seconds between checkpoints: the shorter of the intervals in seconds and in steps.
+    """Return the planned seconds between two checkpoints of the job.
 
-    The result is None if the job has no checkpoints, or if the interval is not known yet. The length of a step is that
-    of the last reported step. For `Auto`, the interval is the one that the workers have chosen.
+    This is the shorter of the intervals that follow from `everySeconds` and from `everySteps`. The result is None if
+    the job has no checkpoints, or if the interval is not known yet. The duration of a step is that of the last reported
+    step. For `Auto`, the interval is the one that the workers have chosen.
     """
     return min(filter(None, _intervals(spec, status)), default=None)
 
 
 def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float | None:
-    """Return the seconds since the newest checkpoint that count towards the next one; None without a checkpoint.
+    """Return the seconds since the newest checkpoint that count towards the next one.
 
-    If the next checkpoint is due after a number of steps, only the time of the steps since the newest checkpoint
-    counts. Time in which the job was suspended therefore does not count.
+    The result is None if there is no checkpoint. If the next checkpoint is due after a number of steps, only the time
+    of the steps since the newest checkpoint counts. Time in which the job was suspended therefore does not count.
 
     Args:
         spec: Spec of the job; None if it is invalid.

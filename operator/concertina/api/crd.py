@@ -116,10 +116,7 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mappin
 
 
 def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Return the keys that the schema of an object has in addition to common keys.
-
-    They describe its fields, its required fields, and whether unknown fields are stored.
-    """
+    """Return the schema keys that only objects have: fields, required fields, and whether unknown fields are stored."""
     result: Schema = {}
     required = node.get("required", [])
     if properties := node.get("properties"):
@@ -241,7 +238,10 @@ def job_schema() -> Schema:
 
 
 def _at(schema: Schema, path: str) -> Schema:
-    """Return the schema of the field at a path such as `.spec.elastic`. An empty path returns the whole schema."""
+    """Return the part of a schema that describes the field at a path such as `.spec.elastic`.
+
+    An empty path returns the whole schema.
+    """
     for name in path.split(".")[1:]:
         schema = schema["properties"][name]
     return schema
@@ -305,7 +305,7 @@ def text(annotations: Mapping[str, str]) -> str:
 
 
 def files() -> dict[pathlib.Path, str]:
-    """Return the paths and contents of the CRD files: one for kubectl, and one for the chart's template."""
+    """Return the contents of the CRD files, keyed by path: one file for kubectl, and one for the chart's template."""
     return {ROOT / "crds" / FILE: text({}), ROOT / "charts" / "concertina" / "crd" / FILE: text(KEEP)}
 
 

@@ -39,9 +39,9 @@ class LossHistory:
     points: tuple[Point, ...] = ()
 
     def with_point(self, new: Point) -> LossHistory:
-        """Return the history with a new point.
+        """Return the history with a new point added.
 
-        If the point comes too soon after the last one, return the same object.
+        If the new point is too close in time to the last one, the point is dropped, and the same object is returned.
         """
         last_points = self.points
         if last_points and 0 <= new.at - last_points[-1].at < self.every:

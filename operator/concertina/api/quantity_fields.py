@@ -9,7 +9,7 @@ from concertina_protocol.quantities import parse_quantity
 
 
 def amounts_of(container: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return the container's `limits` or `requests` by resource; empty if that field is not a mapping.
+    """Return the container's `limits` or `requests`, keyed by resource. The result is empty if the field is invalid.
 
     The CRD has no types for the resources in a template, so any value may be stored there.
     """

@@ -102,7 +102,7 @@ def packed_restarts(entries: Sequence[Restart]) -> str:
 
 
 def unpacked_restarts(text: str) -> tuple[Restart, ...]:
-    """Return the entries from their packed text; empty if the text is invalid."""
+    """Return the recorded failures of a job from their packed text; empty if the text is invalid."""
     try:
         return tuple(map(Restart.model_validate, unpack(text)))
     except (ValueError, TypeError):

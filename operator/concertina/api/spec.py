@@ -646,11 +646,11 @@ class JobSpec(Model):
 
     @property
     def standby_replicas(self) -> int:
-        """Number of replicas that the spec asks for beyond a full round."""
+        """Number of replicas that the spec requests in addition to the members of a full round."""
         return self.elastic.standby_replicas if self.elastic else 0
 
     def packed(self) -> JobSpec:
-        """Return a copy whose template is stored as compact JSON."""
+        """Return a copy of the spec whose pod template is stored as compact JSON, to save memory."""
         return self.model_copy(update={"template": PackedTemplate.of(self.template)})
 
     @property
@@ -675,7 +675,7 @@ class JobSpec(Model):
 
     @property
     def replica_step(self) -> int:
-        """Number of which each valid number of replicas is a multiple."""
+        """Divisor of each valid number of replicas, which the parallel layout requires."""
         return self._replicas_of(self.parallelism.block)
 
     @property

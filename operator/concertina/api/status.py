@@ -408,7 +408,7 @@ class JobStatus(StatusModel):
 
     @property
     def trouble(self) -> Condition | None:
-        """Condition that says why a person must act; None if nobody must."""
+        """Condition that says why a person must act, or None if nobody has to act."""
         return next(filter(None, map(self.true_condition, ACTION_NEEDED)), None)
 
     @property

@@ -134,9 +134,9 @@ class World(StatusModel):
 
     @property
     def latest_round(self) -> int:
-        """Number of the round that is being formed, or else of the last round; 0 before the first.
+        """Number of the round that is being formed. If none is, the number of the last round; 0 before the first round.
 
-        A claim that no round follows counts as committed, so it is not being formed.
+        A claim that ends the job or its round has no round after it, so no round is being formed.
         """
         return self.claim.round if self.claim and not self.claim.committed else self.round
 

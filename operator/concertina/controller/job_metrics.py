@@ -119,7 +119,7 @@ def _avoided(job: JobView, now: float) -> Values:
 
 
 def _one(value: Callable[[JobView, float], float | None]) -> Callable[[JobView, float], Values]:
-    """Return a function that yields a single sample, or no sample if the value is None."""
+    """Return a function that yields the single sample of a metric, or nothing if the value is None."""
 
     def values(job: JobView, now: float) -> Values:
         number = value(job, now)
@@ -138,7 +138,7 @@ def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]
 
 
 def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> JobFamily:
-    """Return a metric family without a series for jobs that have reported no step."""
+    """Return a metric family that has a series only for jobs that have reported a step."""
     return _gauge(name, help, lambda job, _: value(job.status.progress) if job.status.progress else None)
 
 
@@ -303,7 +303,7 @@ class JobCollector(Collector):
     """Collector for the metrics of a fixed list of jobs. It may be used in any thread."""
 
     def __init__(self, jobs: Sequence[JobView], now: float | None = None) -> None:
-        """Store the jobs.
+        """Create a collector for the metrics of these jobs.
 
         Args:
             jobs: Jobs to report.

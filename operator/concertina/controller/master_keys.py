@@ -47,9 +47,9 @@ class MasterKeys:
     """Keys by id, the active one first."""
 
     def of(self, id: str) -> bytes | None:
-        """Return the key with the given id, or the active key if the id is empty. None if the key is unknown.
+        """Return the master key with the given id, or None if the key is unknown.
 
-        A job has no id in its status before it has pods.
+        An empty id means the active key, because a job has no key id in its status before it has pods.
         """
         return self.by_id.get(id or next(iter(self.by_id)))
 

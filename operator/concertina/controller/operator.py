@@ -179,7 +179,7 @@ class Operator:
         keys: MasterKeys,
         trace: tracing.Export | None,
     ) -> None:
-        """Create and connect the components.
+        """Create the components of the operator, and connect them with each other. Nothing runs yet.
 
         Args:
             settings: Settings of the operator.
@@ -282,7 +282,7 @@ class Operator:
             await asyncio.gather(*parts, return_exceptions=True)
 
     def _parts(self) -> dict[str, Part]:
-        """Return the background tasks by name. They run for as long as the operator leads."""
+        """Return the background tasks, keyed by name. They run for as long as this process is the leader."""
         parts: dict[str, Part] = {
             **{f"pods/{namespace or '*'}": pods.run for namespace, pods in self._pods.items()},
             "events": self._events.run,
@@ -363,7 +363,7 @@ class Operator:
         return 0 if done <= {stopped} else 1
 
     def look(self) -> JobCollector:
-        """Update the gauges of the current state, and return the collector of the jobs' metrics."""
+        """Return the collector of the jobs' metrics for a scrape, after updating the operator's own gauges."""
         metrics.LEADER.labels(LEASE).set(self._lease.held)
         self._queue.set_gauges()
         self._connections.set_gauges()
@@ -376,7 +376,7 @@ class Operator:
     # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _lane(self, uid: str) -> Hashable:
-        """Return the key that groups a job with others for fair turns."""
+        """Return the job's key for fair scheduling: jobs with different keys take turns."""
         job = self._cache.job(uid)
         return job.lane if job else None
 
@@ -433,7 +433,10 @@ class Operator:
             del self._checks[uid]
 
     async def _check(self, uid: str) -> None:
-        """Look the job up until the API server answers. Nothing else would request a job that needs no work."""
+        """Look up a job until the API server answers, and remove the job from the cache if it is gone.
+
+        Without this, a job that needs no work would never be looked up again.
+        """
         for failures in itertools.count():
             try:
                 if not await self._reconciler.check(uid):

@@ -43,7 +43,7 @@ class _Entry:
     """
 
     def want(self) -> None:
-        """Mark the key as waiting for a run."""
+        """Record that the key must run, now or after its present run."""
         if self.wanted_at is None:
             self.wanted_at = time.perf_counter()
             metrics.QUEUE_ADDS.inc()
@@ -71,7 +71,7 @@ class KeyedQueue:
         self._open = False
 
     def start(self) -> None:
-        """Start to run keys, including those that were added before."""
+        """Start the workers, which run the keys that were or will be added."""
         self._open = True
         for key in list(self._entries):
             self.add(key)

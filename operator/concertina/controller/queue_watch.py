@@ -44,7 +44,7 @@ class QueueWatch:
         namespaces: Sequence[str | None],
         may_act: Callable[[], bool],
     ) -> None:
-        """Prepare the watches.
+        """Prepare the watches of Kueue's objects. They start in `run`.
 
         Args:
             client: Client of the API server.

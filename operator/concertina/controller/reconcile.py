@@ -57,10 +57,11 @@ class _Decision:
 
 
 def _most_members(job: CachedJob) -> int:
-    """Return the number of members in the largest round that an agent of the job can report.
+    """Return the largest number of members in a round that the job's agents may report.
 
-    Pods without an IP address do not count. Otherwise, a job with one running pod could request a thousand replicas,
-    and its agent could send as much data as a thousand.
+    The number limits the amount of data that the operator accepts from an agent. Pods without an IP address do not
+    count: otherwise, a job with one running pod could request a thousand replicas, and its agent could send the reports
+    of a thousand members.
     """
     return max(sum(bool(pod.ip) for pod in job.pods.values()), len(job.view.status.world.members))
 
@@ -223,7 +224,7 @@ class Reconciler:
         return _Decision(observed, plan, change, observed_at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
-        """Send the plan's calls to agents and its events, in the order of plan/actions.py.
+        """Send the plan's calls to agents and its events, in the order that plan/actions.py defines.
 
         They are sent in the background, outside of the passes.
         """
@@ -241,7 +242,10 @@ class Reconciler:
             self.trace(uid, plan.trace)
 
     def _give_up_silent(self, job: CachedJob, plan: Plan) -> None:
-        """Add one silent pod to those that count as dead, if the limit allows it. The next pass replaces the pod."""
+        """Treat one pod whose agent is silent as dead, if the limit on such pods allows it.
+
+        The next pass replaces the pod.
+        """
         job.given_up &= frozenset(plan.silent)
         waiting = [uid for uid in plan.silent if uid not in job.given_up]
         if not waiting:

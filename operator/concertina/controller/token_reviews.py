@@ -48,7 +48,7 @@ class _Answer:
 
 
 class TokenReviews:
-    """Cache of the API server's answers about tokens. Only hashes of the tokens are stored."""
+    """Reviews of tokens by the API server, with a cache of the results. Only hashes of the tokens are stored."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client

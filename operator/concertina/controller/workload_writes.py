@@ -273,7 +273,10 @@ def _without_finalizer(workload: Raw) -> Raw:
 
 
 def _with_counts(workload: Raw, request: Request) -> list[Raw]:
-    """Return all pod sets of a Workload with new counts, because a merge patch replaces the whole list."""
+    """Return all pod sets of a Workload with new pod counts.
+
+    A merge patch must contain all of them, because it replaces the whole list.
+    """
     counts = {str(pod_set): count for pod_set, count in request}
     pod_sets: Iterable[Raw] = workload["spec"]["podSets"]
     return [{**pod_set, "count": counts.get(pod_set["name"], pod_set.get("count", 1))} for pod_set in pod_sets]
@@ -285,9 +288,10 @@ def _conditions(workload: Raw) -> dict[str, Raw]:
 
 
 def _merged(conditions: dict[str, Raw], changed: Iterable[Raw]) -> list[Raw]:
-    """Return all conditions, with changes applied, because a merge patch replaces the whole list.
+    """Return all conditions of a Workload, with the changed ones applied.
 
-    A condition whose status does not change keeps its transition time.
+    A merge patch must contain all of them, because it replaces the whole list. A condition whose status does not change
+    keeps its transition time.
     """
     result = dict(conditions)
     for condition in changed:

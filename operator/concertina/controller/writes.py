@@ -70,7 +70,7 @@ metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in 
 
 @dataclass
 class _Window:
-    """Background writes of one job."""
+    """Background writes of one job that are in progress or waiting."""
 
     wanted: Mapping[Hashable, Action] = field(default_factory=dict)
     """Writes that the last pass planned."""
@@ -164,7 +164,7 @@ class WriteQueue:
         self._drop_idle(job.view.uid, window)
 
     def _drop_idle(self, uid: str, window: _Window) -> None:
-        """Remove a job's window if the window is in its initial state."""
+        """Remove a job's record of writes if nothing is in progress or waiting, to free memory."""
         if not window.under_way and window.size >= FIRST and self._windows.get(uid) is window:
             del self._windows[uid]
 

@@ -56,7 +56,7 @@ class Access:
         return self._configuration.proxy or None
 
     async def authorization(self) -> str:
-        """Return the Authorization header; empty if the client authenticates with a certificate only.
+        """Return the value of the Authorization header, or "" if the client authenticates with a certificate only.
 
         Tokens that expire are renewed when needed.
         """

@@ -68,10 +68,10 @@ class _PageTooLarge(Exception):
 
 
 async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `ask`. While the API server is unreachable, wait.
+    """Return the result of the request `ask`. Repeat the request while the API server is unreachable.
 
     Callers that can do nothing without the result use this function. Waiting is better than a process that is restarted
-    with increasing delays. Other errors are raised.
+    with increasing delays. Errors other than Unreachable are raised.
     """
     failures = 0
     while True:
@@ -523,7 +523,7 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
 
 
 def _why(lost: Exception) -> str:
-    """Return a description of a connection error.
+    """Return a description of a connection error, for an error message.
 
     The text of aiohttp's exception is not used for a response, because it contains the proxy's URL with the password.
     """
@@ -537,7 +537,7 @@ def _why(lost: Exception) -> str:
 
 
 def _passes(status: int) -> bool:
-    """Return whether another try of the request may succeed."""
+    """Return whether a request that got this HTTP status may succeed if it is repeated."""
     return status == 429 or status >= 500
 
 

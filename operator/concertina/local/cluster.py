@@ -30,7 +30,7 @@ _NODE_BINDING = {
 
 
 def silent(_: str) -> None:
-    """Show no progress. This is a `Say` without output."""
+    """Discard a progress message, for callers that show no progress."""
 
 
 class LocalCluster:
@@ -140,7 +140,10 @@ class LocalCluster:
         )
 
     def running(self) -> dict[str, ProcessIdentity | None]:
-        """Return the processes of the control plane and the nodes by name, with None for those that do not run."""
+        """Return the processes of the control plane and the nodes, keyed by name.
+
+        The value is None if the process does not run.
+        """
         component_processes = {name: lifetime.find(self.directory, name) for name in components.COMPONENTS}
         return component_processes | {name: nodes.process(self.record, name) for name in self.nodes()}
 

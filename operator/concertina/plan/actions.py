@@ -308,7 +308,7 @@ class Plan:
     status: JobStatus
     actions: tuple[Action, ...] = ()
     watch: Mapping[str, str] = field(default_factory=dict)
-    """Agents to which a status stream should be open: the agent's address by replica."""
+    """Addresses of the agents to which a status stream should be open, keyed by replica."""
     events: tuple[Event, ...] = ()
     recheck_after: float | None = None
     """Seconds until the job must be planned again even if nothing happens."""

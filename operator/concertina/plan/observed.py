@@ -429,13 +429,13 @@ class JobObservation:
     """Pods of this job (by owner uid), in the order of `PodView.order`."""
     nodes: Mapping[str, NodeView]
     agents: Mapping[str, AgentView]
-    """What is known about each agent, by pod name."""
+    """What is known about each agent, keyed by pod name."""
     fresh_claim: str
     """A random id, which plan() uses if it makes a claim."""
     seen_for: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which this operator has known each pod, by uid, measured with a monotonic clock."""
     started_again_for: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since this operator noticed a container restart, by uid of the pods with a restart."""
+    """Seconds since this operator noticed a container restart, keyed by the uid of the restarted pod."""
     counted_for: float | None = None
     """Seconds since `status.goodput.at` by a monotonic clock; None if another operator wrote that value."""
     secret_made: bool = True

@@ -174,9 +174,10 @@ def _unreadable(observed: JobObservation, now: float) -> Plan:
 
 
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
-    """Return the status streams that should be open: the agent's address by replica.
+    """Return the addresses of the agents to which status streams should be open, keyed by replica.
 
     These streams should be open:
+
     - the stream to the coordinator, even while its pod is being deleted;
     - streams to replicas outside of the round, which report when they are ready. This includes a replica that counts as
       dead because it is silent, until its pod is gone. Without a stream, its silence would prove nothing;

@@ -87,7 +87,7 @@ class AgentState:
 
     @property
     def reported(self) -> OwnState:
-        """State as in the Report that the operator receives.
+        """State of this agent as its Report to the operator gives it.
 
         The state `starting` is reported as `running`. A coordinator reports the end of a round only when every member
         has ended and the checkpoint that this end requires is in storage. A coordinator reports a failure only when the
@@ -202,7 +202,7 @@ class AgentState:
 
     @property
     def latest(self) -> Optional[p.Durable]:
-        """Checkpoint that LATEST names, unless it was undone."""
+        """Checkpoint that LATEST names in durable storage, or None if a rollback has undone that checkpoint."""
         return self.uploads.latest
 
     # --- exit of this agent -----------------------------------------------------------------------------------------
@@ -210,9 +210,10 @@ class AgentState:
     def at_rest(self) -> bool:
         """Return whether this agent can exit without losing a state that a later round may need.
 
-        It must stay in two cases, unless the state is also in storage:
-        - It has taken part in Prepare, and the operator has not sent it a Release yet.
-        - The replica that keeps copies of its state departs too.
+        The agent must not exit in two cases, unless the state is also in storage:
+
+        - The agent has taken part in Prepare, and the operator has not sent it a Release yet.
+        - The replica that keeps copies of the agent's state departs too.
         """
         r = self.round
         if r is None:
@@ -251,10 +252,7 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the whole round has succeeded. If so, the agent exits with 0, which tells the operator.
-
-        A member knows this from the coordinator.
-        """
+        """Return whether the whole round has succeeded, as the coordinator reports. Agents then exit with code 0."""
         r = self.round
         is_outcome_known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
         return is_outcome_known and self.reported is OwnState.SUCCEEDED

@@ -222,16 +222,17 @@ class Warm:
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """Event: this agent begins, or has ended, to ask another replica which modules to import before workers start."""
+    """Event: this agent has begun, or stopped, asking another replica which modules to import for warm starts."""
 
     under_way: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
-    """Event: it is known why the user's command has no warm start, or what each of its warm starts imports again.
+    """Event: the agent now knows how well warm starts work for the user's command.
 
-    A new event of this kind replaces the previous one.
+    The event says why the command has no warm start, or which modules each warm start has to import again. A new event
+    of this kind replaces the previous one.
     """
 
     warm_start_disabled_reason: str = ""
@@ -248,7 +249,7 @@ class WarmStartKnown:
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """Event: it is known whether each worker of this round trains in a world of its own."""
+    """Event: the agent knows whether each worker of this round trains separately, without the other workers."""
 
     round: int
     mismatch: str
@@ -293,7 +294,7 @@ class Tick:
 
 @dataclasses.dataclass(frozen=True)
 class StacksCollected:
-    """Event after CollectStacks: the stacks of this agent's workers, as a limited number of lines by rank."""
+    """Event after CollectStacks: the stacks of this agent's workers, keyed by rank, as a limited number of lines."""
 
     round: int
     stacks: Mapping[int, tuple[str, ...]]
@@ -358,11 +359,11 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Effect: start the workers of this agent. `members[me]` of the round is this agent.
+    """Effect: start the workers of this replica for a round. `members[me]` of the round is this replica.
 
-    If `coordinator` is set, this agent serves the c10d store at the port that was bound. Otherwise, this agent closes
-    the port and sends a Join to the coordinator (members[0]). The Join is repeated until the coordinator accepts it or
-    the round is over.
+    If `coordinator` is set, this agent serves the round's c10d store at the port that was bound. Otherwise, this agent
+    closes the port and sends a Join to the coordinator (members[0]). The Join is repeated until the coordinator accepts
+    it or the round is over.
     """
 
     assign: p.Assign
@@ -460,7 +461,7 @@ class CollectStacks:
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """Effect: send this agent's new report to the operator, and its new `member_state` to the coordinator.
+    """Effect: send this agent's new Report to the operator, and its new MemberState to the coordinator.
 
     This effect occurs at most once per event, as the last one.
     """

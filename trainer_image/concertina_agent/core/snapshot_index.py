@@ -15,25 +15,28 @@ COPY_SLOTS = 2
 
 
 class SnapshotIndex:
-    """Index of the shards that this agent has, by the id of their snapshot. It has the same slots as the volume."""
+    """Index of the shards that this agent has, keyed by the id of their snapshot.
+
+    Like the volume, it has a fixed number of slots for each shard.
+    """
 
     def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:
         self._shards: dict[SnapshotId, set[int]] = {}
         self.replace(snapshots)
 
     def replace(self, snapshots: Iterable[HeldSnapshot]) -> None:
-        """Replace the contents of the index by the snapshots that were found in the volume."""
+        """Replace the contents of the index by the snapshots that a scan of the volume has found."""
         self._shards = {h.id: set(h.shards) for h in snapshots}
 
     def committed(self, id: SnapshotId, shard: int) -> None:
-        """Record that a worker of this agent has committed a snapshot."""
+        """Record that a worker of this agent has completely written its shard of a snapshot."""
         self._add(id, shard, OWN_SLOTS)
 
     def copied(self, id: SnapshotId, shard: int) -> None:
         self._add(id, shard, COPY_SLOTS)
 
     def newest(self, round: int, shard: int) -> Optional[int]:
-        """Return the step of the newest snapshot of this shard in this round."""
+        """Return the step of the newest snapshot of this shard in this round, or None if there is none."""
         return max((id.step for id in self._ids_of_shard(round, shard)), default=None)
 
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
@@ -46,10 +49,10 @@ class SnapshotIndex:
         return max(older, key=lambda id: (id.round, id.step), default=None)
 
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
-        """Remove all snapshots of earlier rounds except `ids`, and return the removed ones.
+        """Remove the snapshots of rounds before `round`, except those in `ids`, and return the removed ones.
 
-        The memory that a job requests has no space for all snapshots of an earlier round in addition to those of
-        `round` (plan/state/snapshot_memory.py).
+        The job's memory request has no space for all snapshots of an earlier round beside those of `round`
+        (plan/state/snapshot_memory.py).
         """
         dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:

@@ -22,7 +22,7 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """What has been recorded of one round so far."""
+    """Which facts about one round have already been recorded for the tracking tool."""
 
     round: int
     restored: bool = False
@@ -45,10 +45,7 @@ class TrackingRecorder:
     """
 
     def __init__(self, every_steps: int) -> None:
-        """Initialize the recorder.
-
-        One in `every_steps` steps is recorded, and each step with an evaluation.
-        """
+        """Prepare to record one in `every_steps` steps, and each step with an evaluation."""
         self._every_steps = every_steps
         self._round_record = RoundRecord(-1)
 

@@ -13,10 +13,11 @@ class UploadState:
     """State of durable storage and of the uploads of this agent's shards."""
 
     def __init__(self, storage: Optional[Storage], *, is_named: bool = False) -> None:
-        """Initialize the state.
+        """Record which durable storage the job has.
 
-        `storage` is None if the job does not use durable storage. Set `is_named` if the job specifies storage that its
-        script may start to use.
+        Args:
+            storage: State of storage, or None if the job does not use durable storage.
+            is_named: Whether the job specifies storage that its script may start to use.
         """
         self.storage, self._is_named = storage, is_named
         self.parts: tuple[Part, ...] = ()
@@ -29,9 +30,9 @@ class UploadState:
         """Shards of this round whose upload was requested, including those that are uploaded."""
 
     def use(self) -> bool:
-        """Start to use the storage that the job specifies.
+        """Start to use the storage that the job specifies, and return True.
 
-        The result is False if storage is used already, or the job specifies none.
+        If the storage is already used, or if the job specifies none, the result is False.
         """
         if self.storage is not None or not self._is_named:
             return False
@@ -63,7 +64,7 @@ class UploadState:
         return storage.round is None or storage.round < round - 1
 
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
-        """Begin a round as its member. From now on, the coordinator reports changes of LATEST."""
+        """Record that this agent is a member of a new round. From now on, the coordinator reports changes of LATEST."""
         self.undone = undone
         if self.storage is not None and not self.outdated(round):
             self.storage = dataclasses.replace(self.storage, round=round)
@@ -73,7 +74,7 @@ class UploadState:
         self._wanted.clear()
 
     def wanted(self, message: WantDurable) -> None:
-        """Record that a shard must be uploaded. This replaces an earlier request for the same shard."""
+        """Record that a shard must be uploaded. A new request replaces an earlier request for the same shard."""
         self._unshipped = {waiting for waiting in self._unshipped if waiting[1] != message.shard}
         self._unshipped.add((message.id, message.shard))
         self._wanted.add((message.id, message.shard))

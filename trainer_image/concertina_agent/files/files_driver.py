@@ -18,7 +18,7 @@ class FilesDriver:
     """Driver of the files in the agent's volume. It carries out effects of the state machine."""
 
     def __init__(self, volume: Path) -> None:
-        """Read the volume, which is created if it does not exist.
+        """Read the volume's contents. The volume's folder is created if it does not exist.
 
         Raises OSError if that fails.
         """

@@ -1,6 +1,6 @@
-"""Highest round and claim that this replica's agent has seen.
+"""File in the volume with the highest round and claim that this replica's agent has seen.
 
-A file in the volume keeps them when the container restarts.
+The file remains when the container restarts.
 """
 
 from __future__ import annotations

@@ -86,7 +86,10 @@ class Shard:
 
 
 def part_of(size: int, number: int, parts: int) -> range:
-    """Return the range of bytes of part `number` of `parts` parts. Their lengths differ by at most one byte."""
+    """Return the byte range of part `number` if a shard is divided into `parts` parts of nearly equal length.
+
+    The lengths of the parts differ by at most one byte.
+    """
     return range(size * number // parts, size * (number + 1) // parts)
 
 

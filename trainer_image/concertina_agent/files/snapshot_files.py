@@ -75,10 +75,7 @@ class SnapshotFiles:
         return name
 
     def newest(self, round: int, number: int, after_step: int) -> Optional[Shard]:
-        """Return the newest shard that this agent's workers have committed, or None.
-
-        The result is None if they have committed none after step `after_step`.
-        """
+        """Return the newest shard that this agent's workers have committed after step `after_step`, or None."""
         shard = self._newest.get((round, number))
         return shard if shard is not None and shard.id.step > after_step else None
 
@@ -97,9 +94,9 @@ class SnapshotFiles:
     def discard(self, shard: Shard) -> None:
         """Delete a shard whose bytes are damaged, so that no later round uses it.
 
-        If the slot has no sidecar or another one by now, a writer has begun to write a newer snapshot into it, and the
-        slot is not deleted. See decisions "A damaged snapshot is forgotten by its holder" and "A drain may write over a
-        running copy".
+        The slot is not deleted if it has no sidecar or another sidecar by now, because a writer has then begun to write
+        a newer snapshot into it. See decisions "A damaged snapshot is forgotten by its holder" and "A drain may write
+        over a running copy".
         """
         if committed_shard(shard.path) == shard:
             log_event(
@@ -112,7 +109,7 @@ class SnapshotFiles:
         self.free(self._fetched)
 
     def free(self, path: Path) -> None:
-        """Delete a file or folder: move it out of the way now, and free its memory a little later."""
+        """Delete a file or folder. The path is free at once, and the memory is freed a little later."""
         if path.exists():
             self._freed.mkdir(exist_ok=True)
             aside = Path(tempfile.mkdtemp(dir=self._freed))
@@ -121,7 +118,7 @@ class SnapshotFiles:
             self._freeing.submit(_empty, aside)
 
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path for the next copy of this shard. The newest copy is not overwritten."""
+        """Return the path for the next copy of a peer's shard. The newest copy of that shard is not overwritten."""
         folder = self._folder_of(self._copies, id.round) / f"shard-{number}"
         steps = dict.fromkeys((folder / f"slot-{index}" for index in range(COPY_SLOTS)), -1)
         for path in steps:
@@ -164,7 +161,10 @@ class SnapshotFiles:
 
 
 def _empty(folder: Path) -> None:
-    """Delete a folder, and free the memory of its files. A file with another name keeps its contents."""
+    """Delete a folder and free the memory of its files.
+
+    A file that has a second hard link elsewhere keeps its contents.
+    """
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         with contextlib.suppress(OSError), path.open("r+b") as file:
             path.unlink()

@@ -36,7 +36,7 @@ class Endpoint:
     """HTTP server for the metrics of this pod."""
 
     def __init__(self, host: str, port: int, token: Optional[str], text: Callable[[], Awaitable[bytes]]) -> None:
-        """Initialize the server without listening.
+        """Prepare the server. It begins to listen in `start`.
 
         Args:
             host: Address to listen on.

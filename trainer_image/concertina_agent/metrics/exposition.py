@@ -26,7 +26,7 @@ class Histogram:
         self._sum += value * times
 
     def parts(self) -> Iterable[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Yield the name's suffix, the label `le` and the value of each series of the histogram."""
+        """Yield each series of the histogram as the suffix of its name, its labels and its value."""
         below = 0
         for bound, count in zip((*self._bounds, math.inf), self._counts):
             below += count

@@ -62,12 +62,12 @@ class MetricsDriver:
         running: Callable[[], Mapping[int, tuple[int, ...]]],
         shipping: Shipping,
     ) -> None:
-        """Initialize the collection without serving metrics.
+        """Prepare to collect metrics. They are served after `start`.
 
         Args:
             settings: Settings of the agent.
             agent: State of the agent, which is only read.
-            running: Function that returns the process ids of each running worker, by the worker's rank.
+            running: Function that returns the process ids of each running worker, keyed by the worker's rank.
             shipping: Counters of the uploads.
         """
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
@@ -96,7 +96,7 @@ class MetricsDriver:
         return self._gpus.start()
 
     def on_event(self, event: e.Event) -> None:
-        """Record what the metrics need to know about an event that the agent has handled."""
+        """Record the facts for the metrics from an event that the agent has handled."""
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress) and self._loop is not None:
             r = self._agent.current(event.round)
             if r is not None and r.workers.progress is event.message:

@@ -81,9 +81,11 @@ class Training:
             self._tokens += max(0, progress.tokens - last.tokens)
 
     def _add(self, key: Hashable, seconds: float) -> None:
-        """Update a counter.
+        """Update a counter that the worker reports as a total since the beginning of the round.
 
-        `seconds` is its value since the beginning of this round, as the worker reports it.
+        Args:
+            key: Name of the counter.
+            seconds: Present value of the worker's total.
         """
         more = seconds - self._of_round.get(key, 0.0)
         if 0.0 <= more < math.inf:

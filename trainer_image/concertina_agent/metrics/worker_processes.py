@@ -77,7 +77,7 @@ class WorkerProcesses:
         """For each local rank, the last worker's process and start time, and the usage that was counted for it."""
 
     def look(self, workers: Iterable[WorkerProcess]) -> Mapping[int, ProcessUsage]:
-        """Read the usage of the running workers, and return it by local rank."""
+        """Return the resource usage of the running workers, keyed by local rank."""
         for use in self._uses.values():
             use.running, use.resident_bytes, use.peak_bytes, use.threads = False, 0, 0, 0
         by_pid = {worker.pids[0]: worker for worker in workers}
@@ -106,7 +106,7 @@ class WorkerProcesses:
         return self._uses
 
     def _families(self, workers: Mapping[int, WorkerProcess]) -> tuple[dict[int, _Family], dict[int, int]]:
-        """Return the sums of each worker's processes, and the start time of each worker."""
+        """Return two mappings keyed by local rank: sums over each worker's processes, and each worker's start time."""
         families: dict[int, _Family] = {pid: _Family() for pid in workers}
         started: dict[int, int] = {}
         names = [name for name in os.listdir(self._proc) if name.isdigit()]
@@ -130,7 +130,7 @@ class WorkerProcesses:
 
 
 def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, int]) -> Optional[int]:
-    """Return the worker's process to which a process belongs by its group or its parents, or None if there is none."""
+    """Return the worker's main process to which a process belongs, by its group or its parents, or None."""
     seen: set[int] = set()
     while pid in stats and pid not in seen:
         seen.add(pid)
@@ -142,7 +142,7 @@ def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, in
 
 
 def own(proc: str = "/proc") -> tuple[float, int]:
-    """Return the CPU seconds and the resident bytes of this process."""
+    """Return the CPU time in seconds and the resident memory in bytes of the agent's own process."""
     stat = _stat(f"{proc}/self/stat")
     return (sum(map(int, stat[_UTIME : _UTIME + 2])) / _TICKS, int(stat[_RSS]) * _PAGE) if stat else (0.0, 0)
 

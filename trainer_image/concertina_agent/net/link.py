@@ -171,14 +171,21 @@ class MemberStreams:
     def __init__(
         self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: TaskGroup
     ) -> None:
-        """Initialize without streams. `connections` are used to ask members' agents whether they are alive."""
+        """Prepare to accept the members' streams.
+
+        Args:
+            state: Function that returns the coordinator's own state, for its heartbeats.
+            connections: Connections by which members' agents are asked whether they are alive.
+            emit: Function that passes events to the state machine.
+            tasks: Group of the background tasks.
+        """
         self._state, self._connections, self._emit, self._tasks = state, connections, emit, tasks
         self._never = Notifier()
         self._wires: dict[str, Connection] = {}
         self._addresses: dict[str, str] = {}
 
     def coordinator(self, assign: p.Assign) -> None:
-        """Prepare for the members of this round to join."""
+        """Record that this agent coordinates a round, so that the members of the round may join."""
         self._addresses = {member.replica: member.address for member in assign.members}
 
     def add(self, join: p.Join, wire: Connection) -> None:

@@ -54,7 +54,7 @@ class ShardHolder(Protocol):
 
 
 class Learns(Protocol):
-    """Interface to the part of the agent that knows which modules the script imports."""
+    """Interface to the part of the agent that finds out which modules the user's script imports."""
 
     def answer(self) -> p.Message: ...
 
@@ -78,7 +78,7 @@ class NetworkDriver:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """Initialize without listening. `agent` is only read, for the reports of this agent.
+        """Prepare the agent's connections. The agent begins to listen in `start`.
 
         Raises OSError or ssl.SSLError if the certificates are missing or invalid.
         """
@@ -164,7 +164,7 @@ class NetworkDriver:
     async def relay(self, message: p.Relay, wire: Connection) -> None:
         """Pass a request of the operator on to other agents, and send their answers to the operator.
 
-        The request is passed on as a line that only its recipients decode.
+        The request is passed on as an encoded line, which only the receiving agents decode.
         """
         line = message.line.encode() + b"\n"
 

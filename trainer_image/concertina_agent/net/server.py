@@ -61,7 +61,7 @@ class Handler(Protocol):
     async def relay(self, message: p.Relay, wire: Connection) -> None: ...
 
     async def join(self, message: p.Join, wire: Connection) -> None:
-        """Serve the stream of a member that has joined.
+        """Serve the stream of a member that has joined the round.
 
         Raises ProtocolError if the member sends an invalid message.
         """

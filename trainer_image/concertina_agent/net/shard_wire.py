@@ -125,7 +125,7 @@ class ShardWire:
     def gone(self) -> bool:
         """Return whether the other end has closed the connection.
 
-        Call this only when the other end has nothing to send.
+        Call this method only when the other end has nothing to send.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -134,7 +134,7 @@ class ShardWire:
     def close(self) -> None:
         """Close the connection at once.
 
-        An operation that runs in a thread ends with an error, which is not reported.
+        If an operation on the connection is in progress in a thread, it ends with an error, which is not reported.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -23,7 +23,7 @@ S = TypeVar("S", p.MemberState, p.Report)
 
 @dataclasses.dataclass(frozen=True)
 class Lines(Generic[S]):
-    """Functions that define which lines a stream has."""
+    """Functions that define the content and the pace of a stream of states."""
 
     only_numbers: Callable[[S, S], bool]
     """Function that returns whether two states differ only in numbers. The change can then be sent `pace` seconds

@@ -21,7 +21,7 @@ class TaskGroup:
     """
 
     def __init__(self, failed: Optional[Callable[[BaseException], None]] = None) -> None:
-        """Initialize an empty group.
+        """Create an empty group.
 
         The function `failed` is called with an unexpected error of a task. It can be left out if an error concerns only
         the task itself, such as a task that serves one connection.
@@ -41,7 +41,7 @@ class TaskGroup:
 
     @contextlib.contextmanager
     def alongside(self, name: str, work: Coroutine[Any, Any, None]) -> Iterator[None]:
-        """Run a task as long as the `with` block runs."""
+        """Run a task in the background until the `with` block ends."""
         task = self.start(name, work)
         try:
             yield

@@ -49,7 +49,7 @@ class ChannelServer:
         emit: Callable[[e.Event], None],
         latest: Callable[[], Optional[Durable]],
     ) -> None:
-        """Initialize the server without listening.
+        """Prepare the server for the processes of this replica. It does not listen yet.
 
         Args:
             path: Path of the socket.

@@ -51,7 +51,7 @@ class Peers:
         tasks: TaskGroup,
         even: bool = False,
     ) -> None:
-        """Initialize without a round.
+        """Prepare transfers with the agents of other replicas. No round has begun yet.
 
         Set `even` if ranks hold parts of the state of equal size, in the order of the ranks.
         """
@@ -117,7 +117,7 @@ class Peers:
             return self._fetched[id, number]
 
     async def _fetch_early(self, id: Optional[p.SnapshotId], number: int) -> None:
-        """Verify or fetch a shard before a worker of this replica requests it."""
+        """Verify a local shard, or fetch it from a peer, before a worker of this replica requests it."""
         with contextlib.suppress(OSError, Damaged):  # when a worker requests the shard, it gets the error
             if id is not None:
                 await self.fetch(id, number)
@@ -324,10 +324,7 @@ def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
 
 
 def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
-    """Return the other members that hold a shard, the nearest first.
-
-    Members on the same node come first, then members in the same zone, then all others.
-    """
+    """Return the other members that hold a shard, sorted by distance: same node, then same zone, then all others."""
     own_member = next((member for member in assign.members if member.replica == replica), None)
     holders = assign.restore.holders.get(str(number), ())
     holding_members = [

@@ -1,7 +1,8 @@
-"""Exchange of the names of modules that the script imports, which a warm start imports in advance.
+"""Exchange, between replicas, of the names of modules that a user's script imports.
 
-A replica that has learned them tells the other replicas. Otherwise a new pod would learn them only at its own first
-start, and the other replicas would wait for that slow start.
+A warm start imports these modules before the script begins. A replica finds out the names at its first start of the
+script, and then tells the other replicas. Otherwise each new pod would have a slow first start, for which the other
+replicas would wait.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MOST_TIMES = 60
 
 
 class ModuleLearning:
-    """Exchange of learned modules with other replicas."""
+    """Exchange, with other replicas, of the names of modules that the user's script imports."""
 
     def __init__(
         self,
@@ -35,7 +36,7 @@ class ModuleLearning:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """Initialize the exchange. `warm` is None if there are no warm starts."""
+        """Prepare the exchange. `warm` is None if the user's command has no warm starts."""
         self._uid, self._warm, self._connector, self._emit, self._tasks = uid, warm, connector, emit, tasks
         self._asking: Optional[asyncio.Task[None]] = None
 
@@ -44,10 +45,10 @@ class ModuleLearning:
         return learned or p.Refused("nothing is learned here yet", 0, "")
 
     def hear_of(self, address: str) -> None:
-        """Ask another agent for the modules that it has learned, if this agent has learned none.
+        """Ask another agent which modules the script imports, if this agent does not know any yet.
 
-        The caller does this before it sends this agent's next report. While there are modules to import, the report
-        must not say that this agent is ready.
+        Call this method before the agent sends its next Report: while modules are still to be imported, the Report must
+        not say that this agent is ready.
         """
         if self._warm is None or self._warm.has_learned:
             return

@@ -36,7 +36,7 @@ class TrackingDriver:
     def __init__(
         self, folder: Path, tracking: TrackingRecorder, start: Callable[[], Process], emit: Callable[[e.Event], None]
     ) -> None:
-        """Initialize without starting the process.
+        """Prepare to record the run. The tracking process is not started yet.
 
         Args:
             folder: Folder of the spool.
@@ -59,11 +59,11 @@ class TrackingDriver:
 
     @property
     def behind(self) -> int:
-        """Number of records that have not been sent."""
+        """Number of records that have not been sent to the tracking tool."""
         return self._spool.next - self._shipped
 
     def record(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> None:
-        """Write the records that an event yields (see `TrackingRecorder`) to the spool."""
+        """Write the records that follow from an event into the spool, the folder that the tracking process reads."""
         for record in self._tracking.records(agent, event, effects, at):
             if isinstance(record, RoundBegan) and not record.coordinates and self._spool.next == self._shipped:
                 continue  # such a record is only sent if others are to be sent too
@@ -73,7 +73,7 @@ class TrackingDriver:
             self._news.notify()
 
     async def keep_running(self) -> None:
-        """Start the process whenever there are records to send, and restart it if it dies."""
+        """Start the tracking process whenever there are records to send, and restart the process if it dies."""
         deaths = 0
         while True:
             count = self._news.count
@@ -93,13 +93,13 @@ class TrackingDriver:
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
 
     async def watch(self) -> None:
-        """Emit an event when records can no longer be sent, and when they can be sent again."""
+        """Emit an event when the tracking tool stops accepting records, and when it accepts records again."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._report_trouble()
 
     async def serve(self, end: AgentEnd) -> None:
-        """Handle messages of the process until its connection ends."""
+        """Handle messages of the tracking process until it closes its connection."""
         self._end = end
         try:
             while (message := await end.receive()) is not None:
@@ -114,7 +114,7 @@ class TrackingDriver:
             self._end = None
 
     async def ship_all(self, seconds: float) -> None:
-        """Wait until all records are sent, but at most `seconds` seconds. Called before the agent exits."""
+        """Before the agent exits, wait until all records are sent, but at most `seconds` seconds."""
         until = time.monotonic() + min(seconds, SHIP_ALL_SECONDS)
         while self.behind and (remaining_seconds := until - time.monotonic()) > 0:
             count = self._news.count

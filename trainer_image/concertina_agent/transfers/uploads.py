@@ -66,7 +66,7 @@ class UploadDriver:
     # --- requests for the uploader ----------------------------------------------------------------------------------
 
     def begin(self, effect: e.StartRound) -> None:
-        """Make this job the owner of the folder, before it writes any state of the round."""
+        """At the start of a round, make this job the owner of its checkpoint folder before any state is written."""
         self._living = effect.assign.living
         if not self._owned:
             self.probe(e.ProbeStorage())
@@ -85,18 +85,21 @@ class UploadDriver:
         self._news.notify()
 
     def undo(self, effect: e.Undo) -> None:
-        """Queue an Undo. It is sent before any publication, and remains queued when its round ends."""
+        """Queue an Undo request, which makes LATEST name no checkpoint that a rollback has undone.
+
+        The request is sent before any checkpoint is published. It stays in the queue when the round ends.
+        """
         if effect.undone not in self._undo:
             self._undo.append(effect.undone)
         self._news.notify()
 
     def probe(self, effect: e.ProbeStorage) -> None:
-        """Check storage and LATEST before any other request is sent."""
+        """Check whether storage is reachable and what LATEST names, before any other request is sent."""
         self._healthy, self._probe_requested, self._probe_at = False, True, 0.0
         self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
-        """Drop all requests, because the round is over.
+        """Drop all requests of the round, because the round is over.
 
         An upload in progress ends early, because its file is truncated.
         """
@@ -109,7 +112,7 @@ class UploadDriver:
     # --- the process ------------------------------------------------------------------------------------------------
 
     async def keep_running(self, start: Callable[[], Awaitable[Process]], ready: Callable[[], Awaitable[str]]) -> None:
-        """Start the uploader as soon as processes can be started, and restart it when it dies."""
+        """Start the uploader process as soon as processes can be started, and restart it when it dies."""
         if await ready():
             return  # processes can never be started
         deaths = 0
@@ -194,7 +197,7 @@ class UploadDriver:
         self._failures, self._failing, self._part_goes_first = 0, False, False
 
     def _fail(self, message: str) -> None:
-        """Send no further requests until a check has shown that storage works."""
+        """Pause all requests after an error, until a check has shown that storage works again."""
         self._healthy, self._failing = False, True
         self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
         self._schedule_probe(message)

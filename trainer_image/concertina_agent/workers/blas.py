@@ -1,7 +1,7 @@
-"""Number of threads of OpenBLAS in a worker that is forked.
+"""Number of threads of the OpenBLAS library in a forked worker.
 
 OpenBLAS starts its threads when it is loaded. A process that forks workers must have only one thread, so it loads
-OpenBLAS with one. After the fork, the worker sets the number that OpenBLAS would have chosen by itself.
+OpenBLAS with one thread. After the fork, the worker sets the number of threads that OpenBLAS would have chosen.
 """
 
 from __future__ import annotations

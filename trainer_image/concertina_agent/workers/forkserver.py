@@ -43,7 +43,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def unfit() -> str:
-    """Return the reason why this process must not be forked, or "" if it may be."""
+    """Return the reason why this warm process must not fork a worker now, or "" if it may fork."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"it has {threads} threads"
@@ -56,7 +56,7 @@ def unfit() -> str:
 
 
 def run_target(target: str, arguments: Sequence[Any]) -> int:
-    """Call "module:function" with the arguments, and return the exit code.
+    """Call the function "module:function" with the arguments, and return the exit code for this process.
 
     If the function raises an exception, a traceback is printed on stderr.
     """
@@ -78,10 +78,10 @@ def run_target(target: str, arguments: Sequence[Any]) -> int:
 
 
 def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]) -> None:
-    """Set up a new child process.
+    """Set up a new process that was forked from a warm process.
 
-    The child gets a process group of its own, its output files and environment variables, and the default handling of
-    signals. The kernel kills it when its parent dies.
+    The new process gets its own process group, output files and environment variables, and the default handling of
+    signals. The kernel kills it when the warm process dies.
     """
     os.setpgid(0, 0)
     die_with_parent(parent)
@@ -95,14 +95,17 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
 
 
 def reset_signals() -> None:
-    """Restore the default handling of signals that the parent has changed."""
+    """In a forked process, restore the default handling of signals that the warm process has changed."""
     signal.set_wakeup_fd(-1)
     for number in (*STOPPING, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
 
 
 def become_worker(environment: Mapping[str, str]) -> None:
-    """Set up a worker of the bundled trainer: flush its output at each line, and let the agent request its stacks."""
+    """Set up a process as a worker of the bundled trainer.
+
+    Its output is flushed at each line, and the agent can request its stacks.
+    """
     from concertina_agent.workers import stacks
 
     for stream in (sys.stdout, sys.stderr):
@@ -112,7 +115,7 @@ def become_worker(environment: Mapping[str, str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Forked:
-    """Request for which this child process was forked."""
+    """Request of the agent for which this child process was forked."""
 
     request: Mapping[str, Any]
     fds: Sequence[int]
@@ -125,13 +128,15 @@ def _refused() -> Mapping[str, str]:
 
 
 class Forkserver:
-    """Server in a parent process: it forks workers when the agent requests them."""
+    """Server in a warm process, which has imported the workers' modules. It forks workers on request."""
 
     def __init__(self, control: socket.socket, refused: Callable[[], Mapping[str, str]] = _refused) -> None:
-        """Initialize the server.
+        """Prepare to serve the agent's requests.
 
-        `refused` returns the answer to a request if this process must not be forked now, or an empty mapping if it may
-        be.
+        Args:
+            control: Socket that is connected to the agent.
+            refused: Function that returns the answer to a request if this process must not fork now. It returns an
+                empty mapping if this process may fork.
         """
         self._control, self._refused = control, refused
         self._wakeup, wake = socket.socketpair()
@@ -142,10 +147,10 @@ class Forkserver:
         signal.set_wakeup_fd(wake.fileno())
 
     def serve(self) -> Optional[Forked]:
-        """Serve requests of the agent.
+        """Serve the agent's requests to fork workers.
 
-        The method returns in each forked child, with the request that the child has to run. In the parent, it returns
-        None when the agent closes its end.
+        In each forked child, the method returns the request that the child has to run. In the warm process itself, it
+        returns None when the agent closes the socket.
         """
         selector = selectors.PollSelector()  # PollSelector has no file descriptor, which a child would have to close
         selector.register(self._control, selectors.EVENT_READ)
@@ -196,7 +201,7 @@ class Forkserver:
         return True
 
     def _leave(self, parent: int, request: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """Separate a new child from its parent: give it a process group, output files and variables of its own."""
+        """In a new child, set up its own process group, output files and environment variables."""
         leave_parent(parent, request["environment"], fds)
 
     def _reap(self) -> None:

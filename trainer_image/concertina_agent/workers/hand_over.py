@@ -79,9 +79,9 @@ def interpreter() -> dict[str, Any]:
 
 
 def _asked(start: int, path: str) -> str:
-    """Describe this interpreter to the agent, and return if the script has to start in this process.
+    """Describe this interpreter to the agent. Return the file for the record of imports, or "" for no record.
 
-    The result is the path of the file into which imports are recorded, or "".
+    The function returns only if the script has to start in this process.
 
     Raises:
         OSError: If the agent cannot be reached.
@@ -124,7 +124,10 @@ def _runs_file_or_module() -> bool:
 
 
 def _is_installed() -> bool:
-    """Return whether the program is an installed one: a module of a package, or a script beside the interpreter."""
+    """Return whether this interpreter runs an installed program.
+
+    That is a module of an installed package, or a script beside the interpreter.
+    """
     target = sys.argv[0] if sys.argv else ""
     if target == "-m":
         word = _command_line()[-len(sys.argv)]
@@ -151,7 +154,7 @@ def _inherited_files() -> list[int]:
 
 
 def _stand_in(agent: socket.socket, pid: int, group: int, files: Iterable[int]) -> NoReturn:
-    """Stand in for the script's process: forward signals to it, and end in the same way when it ends."""
+    """Stand in for the process that runs the script: forward signals to it, and end in the same way when it ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     # A signal to this process's group reaches the script directly, because the script is in the same group.
     with contextlib.suppress(OSError):
@@ -173,7 +176,7 @@ def _forward(pid: int, number: int) -> None:
 
 
 def _release(files: Iterable[int]) -> None:
-    """Close the inherited files here, so that the reader of a pipe sees its end when the script closes the pipe."""
+    """Close the inherited files here, so that a pipe's reader sees the end when the script closes the pipe."""
     null = os.open(os.devnull, os.O_RDWR)
     for file in files:
         if file <= 2:

@@ -29,7 +29,7 @@ MOST_PATH = 100
 
 @dataclasses.dataclass
 class Start:
-    """One start of a worker's command, and the Python interpreters that the command has started."""
+    """One start of a worker's command, with the Python interpreters that the command has started."""
 
     process: Process
     record: bool
@@ -45,7 +45,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Answer to an interpreter that it must run its script itself."""
+    """Answer to a Python interpreter of a worker's command: run your script yourself."""
 
     record: str = ""
     """File into which the interpreter records imports, or ""."""
@@ -77,7 +77,7 @@ class HandOvers:
     """The agent's socket to which Python interpreters of workers' commands connect."""
 
     def __init__(self, path: str, decide: Callable[[Interpreter], Awaitable[Union[Plain, Taken]]]) -> None:
-        """Initialize without a socket. The function `decide` returns where the script of an interpreter runs."""
+        """Prepare the socket for Python interpreters. `decide` returns where an interpreter's script runs."""
         self.path, self._decide = path, decide
         self._listening: Optional[socket.socket] = None
         self._starts: dict[int, Start] = {}
@@ -108,7 +108,10 @@ class HandOvers:
 
     @property
     def silent_since(self) -> float:
-        """Time of the oldest start whose interpreters have not connected yet, or infinity if there is none."""
+        """Time of the oldest start of a command whose interpreters have not connected yet.
+
+        If there is no such start, the value is infinity.
+        """
         return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
 
     def close(self) -> None:
@@ -122,14 +125,17 @@ class HandOvers:
                 os.unlink(self.path)
 
     def next_value(self) -> str:
-        """Return the value of `hand_over.VARIABLE` for the next start of a command."""
+        """Return the value of the environment variable that identifies the next start of a command.
+
+        The command's Python interpreters send this value, from which the agent knows to which worker they belong.
+        """
         self._number += 1
         return f"{self._number}:{self.path}"
 
     def add(self, process: Process, record: bool) -> Start:
-        """Add a start of a command, and return it. The command has the environment variable `next_value`.
+        """Record that a worker's command was started with the environment variable `next_value`, and return the record.
 
-        The command's interpreters are answered until `process` ends.
+        Until `process` ends, the agent answers the Python interpreters that the command starts.
         """
         number, now = self._number, asyncio.get_running_loop().time()
         start = self._starts[number] = Start(process, record, now)

@@ -89,14 +89,14 @@ class LocalWorkers:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """Initialize without workers.
+        """Prepare to start workers.
 
         `tasks` is for these workers only. The tasks end with the workers, because a half-started process cannot be
         killed.
         """
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}
-        """Workers by rank."""
+        """Workers, keyed by rank."""
         self._staying: dict[int, LocalWorker] = {}
         """Workers by local rank that have left their round, and wait for the next one.
 
@@ -120,7 +120,14 @@ class LocalWorkers:
     # --- start ------------------------------------------------------------------------------------------------------
 
     def start(self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]) -> None:
-        """Start the workers of members[me] in the background; `store` is a bound socket to be served here."""
+        """Start this replica's workers for a round, in the background.
+
+        Args:
+            assign: The round. This replica is members[me].
+            me: Index of this replica among the members.
+            store: Bound socket on which to serve the round's c10d store, or None if another replica serves the store.
+            environment: Additional environment variables of the workers.
+        """
         self._over, self._must_end = asyncio.Event(), asyncio.Event()
         self._started, self._signal = asyncio.Event(), None
         self._started_at, self._next_look, self._mismatch = time.monotonic(), 0.0, ""
@@ -153,7 +160,7 @@ class LocalWorkers:
                 store.close()
 
     def _report_not_started(self, assign: Assign, me: int) -> None:
-        """Report workers that were sent a signal before they had a process as ended by that signal."""
+        """Report workers that got a signal before their process existed as ended by that signal."""
         if self._signal is None or self._over.is_set():
             return
         member = assign.members[me]
@@ -176,9 +183,9 @@ class LocalWorkers:
             ) from None
 
     async def _until_warm(self) -> bool:
-        """Wait until workers can be started. Return False if the workers have to end first.
+        """Wait until workers can be started. Return False if the workers have to end before that.
 
-        The modules that a parent still imports, which can take seconds, are then no longer needed.
+        Importing modules in the warm process can take seconds, and those modules are then no longer needed.
         """
         ends = asyncio.ensure_future(self._must_end.wait())
         futures: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), ends}
@@ -195,7 +202,7 @@ class LocalWorkers:
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """Start a worker, or let one that stays enter. Return False if the caller has to try again."""
+        """Start a worker, or make a process of the last round enter this one. Return False to be called again."""
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
@@ -225,7 +232,7 @@ class LocalWorkers:
         return True
 
     def _enter(self, worker: LocalWorker, assign: Assign, me: int, base: dict[str, str]) -> None:
-        """Let a worker that stays enter the round."""
+        """Make a worker process that has stayed from the last round enter this round."""
         member = assign.members[me]
         rank = member.first_rank + worker.local_rank
         base[VARIABLE] = worker.heartbeat.path
@@ -260,9 +267,9 @@ class LocalWorkers:
     # --- while they run ---------------------------------------------------------------------------------------------
 
     async def of(self, pid: int) -> Optional[LocalWorker]:
-        """Return the worker to which a process belongs, or None.
+        """Return the worker to which a process id belongs, or None if it belongs to no worker.
 
-        A fork may use the channel before its parent's answer has been read.
+        A forked worker may connect before the agent has read its process id in the answer to the fork request.
         """
         await self._started.wait()
         pids = {pid, _group(pid), *ancestors(pid)}  # a user's own command may be a shell that runs the script
@@ -270,14 +277,14 @@ class LocalWorkers:
         return next((worker for worker in workers if not pids.isdisjoint(worker.process.pids)), None)
 
     def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool) -> None:
-        """Open the channel of a worker, in each of its rounds."""
+        """Record the connection of a worker to the agent, at the beginning of each of its rounds."""
         worker.channel, worker.stays, worker.in_round = channel, stays, True
         for message in worker.waiting:
             channel.send(message)
         worker.waiting.clear()
 
     def left(self, worker: LocalWorker, message: w.Left) -> None:
-        """Handle the end of a round in a worker that stays. To the core it is the end of the worker."""
+        """Handle a worker that has left its round while its process continues. The state machine sees it as ended."""
         if message.round != worker.round or worker.has_left.is_set():
             return
         worker.in_round = False
@@ -305,7 +312,7 @@ class LocalWorkers:
     # --- how they are -----------------------------------------------------------------------------------------------
 
     def poll(self) -> e.Tick:
-        """Return the heartbeats of the workers, and the workers that are stopped."""
+        """Return an event with the present heartbeats of the workers, and the workers that are stopped (SIGSTOP)."""
         now, running = time.monotonic(), self._at_work()
         heartbeats = (heartbeat for worker in running if (heartbeat := worker.heartbeat.read(now)) is not None)
         stopped = ((worker.rank, stacks.stopped(worker.process.pids[-1])) for worker in running)
@@ -334,14 +341,17 @@ class LocalWorkers:
             self._emit(e.WorldsSeen(assign.round, mismatch))
 
     def running(self) -> dict[int, tuple[int, ...]]:
-        """Return the pids of each running worker by its rank: those that are not below each other."""
+        """Return the ids of each running worker's top-level processes, keyed by the worker's rank."""
         return {worker.rank: worker.process.pids for worker in self._at_work()}
 
     def _at_work(self) -> list[LocalWorker]:
         return [worker for worker in self._workers.values() if worker.running and not worker.has_left.is_set()]
 
     def collect_stacks(self, round: int) -> None:
-        """Collect stacks and emit StacksCollected. Complete stacks go to stderr, which is the pod's log."""
+        """Collect the workers' stacks, and emit StacksCollected with the most relevant frames.
+
+        The complete stacks are written to stderr, which is the pod's log.
+        """
         running = self._at_work()
         self._collecting.start("collect stacks", self._collect_stacks(round, running))
 
@@ -370,13 +380,13 @@ class LocalWorkers:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def halt(self) -> tuple[Replaced, ...]:
-        """End the current round, and return when its workers have left it or have written their last byte.
+        """End the current round. Return why workers were killed that could have stayed for the next round.
 
-        Return why those that had not ended were killed.
+        The call returns when all workers have left the round or have written their last byte.
 
-        Workers that stay leave within LEAVE_SECONDS; all other processes of the round get SIGKILL. A process with a GPU
-        then still takes a quarter of a second to end. Only the next processes of this replica wait for that (decision
-        "A killed worker is waited for by its successor alone").
+        Worker processes that can stay have LEAVE_SECONDS to leave the round. All other processes of the round get
+        SIGKILL. A process with a GPU then takes a quarter of a second to end. Only the next processes of this replica
+        wait for that (decision "A killed worker is waited for by its successor alone").
         """
         async with self._ending:
             await self._stop_starting()
@@ -390,7 +400,7 @@ class LocalWorkers:
             return tuple(why for why in reasons if why is not None)
 
     async def kill(self) -> None:
-        """Kill all processes, and return when they and all strays have been reaped."""
+        """Kill all worker processes, and return when they and all their orphans have been reaped."""
         async with self._ending:
             await self._stop_starting()
             await self._kill([*self._workers.values(), *self._staying.values()])
@@ -407,7 +417,10 @@ class LocalWorkers:
             process.send_signal(signal.SIGKILL)
 
     async def _leave(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Ask a worker to leave its round. If it does not, kill it and return the reason, or None if it has ended."""
+        """Ask a worker to leave its round while its process continues. Return None if it has left or ended.
+
+        If the worker does not leave in time, it is killed, and the reason is returned.
+        """
         why = await self._stands_in_the_way(worker)
         if why is not None:
             log_event("worker_replaced", round=worker.round, rank=worker.rank, pid=worker.process.pid, why=why.value)
@@ -415,7 +428,7 @@ class LocalWorkers:
         return why
 
     async def _stands_in_the_way(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Return the reason why a worker that has not ended can't enter the next round, or None."""
+        """Return why a worker process that has left its round can't enter the next round, or None if it can."""
         if not worker.running:
             return None
         if worker.channel is None:
@@ -477,7 +490,7 @@ def _remove(path: str) -> None:
 
 
 def _prefix(rank: int, workers: int) -> str:
-    """Return the beginning of each line of a worker's output, if the replica has several."""
+    """Return the prefix of a worker's lines in the pod's log. It is empty if the replica has one worker."""
     return f"[rank {rank}] " if workers > 1 else ""
 
 

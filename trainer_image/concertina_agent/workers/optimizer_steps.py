@@ -160,7 +160,7 @@ def install(path: str) -> None:
 
 
 def _run_after_import(spec: ModuleSpec, register: Any) -> None:
-    """Make the loader of a module call `register` with the module after it has executed it."""
+    """Arrange that `register(module)` is called as soon as the module of `spec` has been imported."""
     loader: Any = spec.loader
     execute = loader.exec_module
 

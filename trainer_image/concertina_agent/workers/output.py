@@ -71,7 +71,7 @@ class Tail:
         """Last line of stderr that is not blank."""
 
     def start(self, prefix: str) -> None:
-        """Begin to read. Each copied line starts with `prefix`."""
+        """Begin to read the output, and copy each line to the agent's output with `prefix` before it."""
         self.started = True
         self._prefix = prefix.encode()
         for fd in self._streams:
@@ -79,7 +79,7 @@ class Tail:
         self.resume()
 
     def start_anew(self, prefix: str) -> None:
-        """Forget the lines so far, because they are from an earlier round. Further lines start with `prefix`."""
+        """Forget the lines of an earlier round. Further lines are copied with the new `prefix`."""
         self._prefix, self.last_error = prefix.encode(), ""
         self._lines.clear()
 

@@ -47,7 +47,7 @@ class Program:
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
     def to_json(self, base: Mapping[str, str], names: Optional[Collection[str]] = None) -> str:
-        """Return the program as one line of JSON.
+        """Return the program as one line of JSON, which `from_json` reads.
 
         Args:
             base: Environment variables that the reader of the line has too. Only differences from them are written.

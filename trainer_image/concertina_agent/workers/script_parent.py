@@ -107,10 +107,10 @@ def run(text: str, initial_modules: Iterable[str]) -> None:
 
 
 class ScriptForkserver(Forkserver):
-    """Server that imports the modules of a script, and forks workers that run the script."""
+    """Server in a warm process that has imported a user's script's modules. It forks workers that run the script."""
 
     def __init__(self, control: socket.socket, config: ParentConfig, own: Mapping[str, Any]) -> None:
-        """Initialize the server. `own` has the properties of this process's interpreter."""
+        """Prepare the server. `own` has the properties of this process's Python interpreter, such as its version."""
         super().__init__(control, self._refusal)
         self._config, self._own = config, own
         self._files: dict[str, tuple[int, ...]] = {}
@@ -162,7 +162,7 @@ class ScriptForkserver(Forkserver):
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
-    """Undo, in a fork, what a worker must not share with other workers, such as random seeds."""
+    """After the fork, undo what a worker must not share with other workers of the same warm process, such as seeds."""
     importlib.invalidate_caches()
     threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})

@@ -1,4 +1,4 @@
-"""Start of workers: the bundled trainer as a fork of its parent, and a user's own command warm or without a parent."""
+"""Start of workers: as a fork of a warm process that has imported their modules, or as an ordinary process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Starter(Protocol):
     """Interface that starts workers."""
 
     async def until_warm(self) -> None:
-        """Wait until a worker can be started without further waiting."""
+        """Wait until workers can be started at once, without waiting for imports."""
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
         """Start a worker, or return None if the caller must wait (`until_warm`) and try again.
@@ -95,7 +95,7 @@ class CommandStarter:
             self.warm.stop()
 
     def _report_state(self, warm: WarmStart) -> None:
-        """Report why the command starts without a parent, and what workers import although they have one."""
+        """Report why the user's command has no warm start, or which modules its workers still import themselves."""
         state = e.WarmStartKnown(warm.why, warm.warm_start_skipped_modules)
         if state != self._reported_state:
             self._reported_state = state

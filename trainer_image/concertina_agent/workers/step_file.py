@@ -15,7 +15,7 @@ SUFFIX = ".steps"
 
 @dataclasses.dataclass(frozen=True)
 class StepFile:
-    """File with the count of one worker in one round."""
+    """File in which the optimizer steps of one worker's script are counted, in one round."""
 
     rank: int
     path: str

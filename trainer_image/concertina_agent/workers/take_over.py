@@ -37,7 +37,10 @@ HIGH = 256
 
 
 class Unlike(RuntimeError):
-    """Error that this process cannot take on a property of an interpreter. The text is a clause."""
+    """Error that a forked process cannot take on a property of the interpreter whose script it should run.
+
+    The error's text is a clause.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _ignored(pid: int) -> tuple[int, ...]:
 
 
 def _become(report: Mapping[str, Any]) -> None:
-    """Take on all properties of an interpreter except its files.
+    """Take on all properties of an interpreter, such as its working directory and limits, except its open files.
 
     Raises:
         Unlike: If this process cannot take on a property.
@@ -151,7 +154,7 @@ def _take_limits(pid: int) -> None:
 
 
 def _take_files(received: Mapping[int, int]) -> None:
-    """Give each received file the number that it has in the interpreter."""
+    """Move each file that was received from the interpreter to the number that the file has there."""
     for number in range(3):
         if number not in received:
             with contextlib.suppress(OSError):
@@ -162,7 +165,7 @@ def _take_files(received: Mapping[int, int]) -> None:
 
 
 def _raised(file: int) -> int:
-    """Duplicate a file to a number from HIGH on, close the original, and return the new number."""
+    """Move an open file to a free file descriptor of at least HIGH, and return that descriptor."""
     import fcntl
 
     high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, HIGH)

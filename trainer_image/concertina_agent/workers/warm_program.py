@@ -54,14 +54,14 @@ AnyChild = TypeVar("AnyChild", bound=Child)
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Result of a start that the caller has to repeat, because a new parent process is being prepared."""
+    """Result of a start that the caller must repeat, because a new warm process is being prepared."""
 
 
 class ScriptParent(WorkerParent):
-    """Parent process of a program: it has imported the program's modules, and forks workers."""
+    """Warm process of a program: it has imported the program's modules, and forks workers."""
 
     def __init__(self, program: Program, reaper: Reaper, size: int) -> None:
-        """Initialize the parent process.
+        """Prepare a warm process without starting it.
 
         `size` is the size of the file with the recorded modules when its imports begin.
         """
@@ -85,9 +85,9 @@ class ScriptParent(WorkerParent):
         self.lost = self.stale = False
 
     async def import_more(self, size: int) -> str:
-        """Make the parent process import the modules recorded since its last imports.
+        """Make the warm process import the modules that were recorded since its last imports.
 
-        If the parent process has exited, return the reason, otherwise "".
+        The result is "", or the reason if the warm process has exited.
         """
         if self._control is None:
             return "it has ended"
@@ -115,7 +115,7 @@ class ScriptParent(WorkerParent):
 
 
 class WarmProgram:
-    """Program that workers run, its recorded modules, and the parent processes that have imported them."""
+    """Program that workers run, its recorded modules, and the warm processes that have imported these modules."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class WarmProgram:
         preload: Sequence[str],
         memory: Callable[[], int],
     ) -> None:
-        """Initialize without a parent process.
+        """Prepare warm starts of a program. No warm process is started yet.
 
         Args:
             program: The program.
@@ -171,20 +171,20 @@ class WarmProgram:
 
     @property
     def learning(self) -> bool:
-        """Whether the program's first worker still runs.
+        """Whether the program's first worker still runs, so that its imports are still being recorded.
 
-        Other workers of its round then do not wait for a parent process.
+        Other workers of its round then do not wait for a warm process.
         """
         return self.learner is not None and not self.learner.ended.done()
 
     @property
     def dispensable(self) -> bool:
-        """Whether the program needs no parent process, as far as is known."""
+        """Whether the program needs no warm process, as far as is known."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property
     def skipped(self) -> list[str]:
-        """Modules that each worker imports again although it was forked, with the reasons."""
+        """Modules that each worker imports again although it was forked from a warm process, with the reasons."""
         if self.parent is None:
             return []
         reasons = {**self.parent.failed, **self.left_out}
@@ -199,7 +199,7 @@ class WarmProgram:
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
 
     def _store(self) -> None:
-        """Store the program in the volume, so that the agent in the next container can start a parent process."""
+        """Store the program in the volume, so that a restarted agent can start a warm process for it."""
         with contextlib.suppress(OSError), open(self._stored, "w", opener=_private) as file:
             file.write(self.program.to_json(self._base))
 
@@ -221,7 +221,10 @@ class WarmProgram:
             self.renew()
 
     def renew(self) -> None:
-        """Make a parent process import the recorded modules. If it has children, a new one is started for that."""
+        """Make a warm process import the newly recorded modules.
+
+        A warm process with children is not changed. A new warm process is started instead.
+        """
         if self._next is None:
             self._next = asyncio.ensure_future(self._renew())
 
@@ -231,7 +234,7 @@ class WarmProgram:
             await asyncio.wait({self._next})
 
     def adopt(self, program: Program) -> None:
-        """Start a new parent process for an interpreter whose properties differ from those of the present one."""
+        """Start a new warm process for an interpreter whose properties differ from those of the present one."""
         self.program, self._tried_size = program, 0
         if self.parent is not None:
             self._retired.append(self.parent)
@@ -274,7 +277,7 @@ class WarmProgram:
             self._next = None
 
     async def _more(self, parent: ScriptParent) -> str:
-        """Make a parent process import more modules. If it has exited, return the reason, otherwise ""."""
+        """Make a warm process import more modules. The result is "", or the reason if the warm process has exited."""
         why = await parent.import_more(self.size)
         if not why:
             log_event("script_parent", learned=parent.size, left_out=self.left_out, why="")
@@ -372,7 +375,10 @@ class WarmProgram:
     async def _forked(
         self, parent: ScriptParent, fork: Awaitable[Union[AnyChild, ForkRefused]]
     ) -> Union[AnyChild, Again, str]:
-        """Wait for a fork that was requested, and return the child, Again, or the reason why there is none."""
+        """Wait for a requested fork, and return the child.
+
+        If the caller has to repeat the request, the result is Again. If there is no child, the result is the reason.
+        """
         try:
             forked = await fork
         except StartError as error:
@@ -380,7 +386,7 @@ class WarmProgram:
         return self._again(parent, forked) if isinstance(forked, ForkRefused) else forked
 
     def unlike(self, parent: ScriptParent, report: Mapping[str, Any]) -> str:
-        """Return the reason why forks of a parent process cannot take over the script of an interpreter, or ""."""
+        """Return why forks of a warm process cannot take over the script of an interpreter, or "" if they can."""
         if name := difference(report["interpreter"], parent.interpreter):
             return f"its {name} differs from the warm process's"
         if name := differing_variable(report["environment"], parent.program.environment, parent.reads):

@@ -102,9 +102,9 @@ class WarmStart:
         return p.Learned(text, left_out) if 0 < len(text) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
-        """Import the modules that another replica has recorded. Return when they are imported or can't be.
+        """Import the modules that another replica has recorded. Return when the imports are done or have failed.
 
-        The caller ensures that this replica has not recorded any.
+        The caller ensures that this replica has not recorded any modules itself.
         """
         for program, lines in self._sections(learned.modules):
             warm = self._add(program)
@@ -140,9 +140,9 @@ class WarmStart:
         return "; ".join(clauses)[:MOST_CHARACTERS]
 
     def begin(self) -> None:
-        """Start parent processes for the programs that are known.
+        """Start warm processes for the programs that are known.
 
-        `settled` returns when they are ready to fork or are known to be impossible.
+        `settled` returns when these processes can fork workers, or when they are known to be impossible.
         """
         self._begun = asyncio.ensure_future(self._begin())
 
@@ -187,7 +187,7 @@ class WarmStart:
         return self._programs[program.key]
 
     def _memory(self, key: str) -> int:
-        """Return the maximum bytes of memory that a parent process of one program may use for imports."""
+        """Return the maximum memory in bytes that the warm process of one program may use for imports."""
         others = (warm.parent for name, warm in self._programs.items() if name != key)
         taken = sum(anonymous_memory(parent.pid) for parent in others if parent is not None)
         return max(0, container_memory() // MEMORY_SHARE - taken)
@@ -211,7 +211,7 @@ class WarmStart:
             warm.stop()
 
     async def settled(self) -> None:
-        """Wait until a worker can be started without further waiting."""
+        """Wait until workers can be started at once, without waiting for imports."""
         if self._begun is not None:
             await asyncio.wait({self._begun})
         if (direct := self._direct) is not None and not direct.learning:
@@ -220,9 +220,9 @@ class WarmStart:
 
     @property
     def _direct(self) -> Optional[WarmProgram]:
-        """Program of the user's command if the command does nothing but run Python, and the program is known.
+        """Program of the user's command if a worker for it can be forked without starting an interpreter, or None.
 
-        Otherwise None.
+        That is possible if the command does nothing but run Python, and the program is known.
         """
         programs = self._programs.values()
         return next((warm for warm in programs if warm.program.line == tuple(self._line)), None)
@@ -301,7 +301,7 @@ class WarmStart:
         return Plain(record)
 
     def _forget(self) -> bool:
-        """Forget the oldest program that needs no parent, and return whether there was one."""
+        """Forget the oldest program that needs no warm process. Return whether there was one."""
         key = next((key for key, warm in self._programs.items() if warm.dispensable), None)
         if key is not None:
             del self._programs[key]

@@ -1,6 +1,7 @@
 """Processes of workers: their start, their end and their output.
 
-A worker is forked from a parent process that has imported its modules already, or is started as an ordinary process.
+A worker is forked from a warm process that has already imported the worker's modules, or is started as an ordinary
+process.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ disappear.
 
 
 class Child:
-    """Process that the agent has started. `ended` has the exit code as soon as the process is reaped."""
+    """Process that the agent has started. `ended` is set to the exit code as soon as the process is reaped."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -60,7 +61,7 @@ class Child:
 
 
 class Process(Child):
-    """Process with a process group of its own."""
+    """Child process that leads its own process group."""
 
     def __init__(self, pid: int, lines: output.Tail) -> None:
         super().__init__(pid)
@@ -166,7 +167,7 @@ def start_command(
 
 @dataclasses.dataclass(frozen=True)
 class ForkRefused:
-    """Refusal of a parent process to fork a worker."""
+    """Answer of a warm process that it can't fork a worker now."""
 
     why: str
     changed: str = ""
@@ -182,10 +183,10 @@ def _refusal(answer: Mapping[str, Any]) -> ForkRefused:
 
 
 class WorkerParent:
-    """Parent process that forks workers, as the agent sees it."""
+    """Warm process: it has imported the workers' modules, and forks workers when the agent requests it."""
 
     def __init__(self, imports: str, reaper: Reaper) -> None:
-        """Initialize without starting the process. `imports` describes in words what the parent imports."""
+        """Prepare a warm process without starting it. `imports` describes in words which modules it imports."""
         self._imports, self._reaper = imports, reaper
         self._children: dict[int, Child] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
@@ -205,19 +206,19 @@ class WorkerParent:
 
     @property
     def idle(self) -> bool:
-        """Whether no child of the parent is running."""
+        """Whether no worker that was forked from this process is running."""
         return not self._children and not self._answers
 
     def begin(
         self, command: Callable[[int], tuple[Sequence[str], Mapping[str, str]]], directory: Optional[str] = None
     ) -> None:
-        """Start the parent.
+        """Start the warm process.
 
-        `command` returns the command line and the environment variables, given the file descriptor of the parent's
-        socket. `directory` is its working directory. If None, it is the agent's.
+        `command` returns the command line and the environment variables, given the file descriptor of the process's
+        socket. `directory` is the working directory. If it is None, the agent's working directory is used.
 
         Raises:
-            StartError: If the parent cannot be started.
+            StartError: If the warm process cannot be started.
         """
         own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own_end.setblocking(False)
@@ -239,7 +240,7 @@ class WorkerParent:
     ) -> Union[Process, ForkRefused]:
         """Request a fork, and return the new process or the refusal.
 
-        Raises StartError if the parent is gone or does not answer.
+        Raises StartError if the warm process has exited or does not answer.
         """
         control = self._control
         with output.pipes() as (out, err, tail):
@@ -322,18 +323,18 @@ class WorkerParent:
         self._settle(message.get("error", ""))
 
     def _settle(self, error: str) -> None:
-        """Set the result of `warm`: "" or the reason why the parent will never be ready to fork."""
+        """Record whether this warm process can fork workers: "" if it can, or the reason why it never will."""
         if not self.warm.done():
             self.warm.set_result(error)
 
     def _on_loss(self) -> None:
-        """Handle the death of a parent that was ready to fork. Subclasses define this."""
+        """Handle the death of a warm process that was ready to fork. Subclasses override this method."""
 
     def _lost(self, control: socket.socket) -> None:
-        """Handle the death of the parent process.
+        """Handle the death of the warm process.
 
-        Its children die too: the kernel kills them by their parent-death signal. They are recorded as ended here,
-        because nothing else reports it.
+        The workers that were forked from it die too: the kernel kills them by their parent-death signal. They are
+        recorded as ended here, because nothing else reports their end.
         """
         asyncio.get_running_loop().remove_reader(control)
         control.close()
@@ -357,7 +358,7 @@ class WorkerParent:
 
 
 class ForkParent(WorkerParent):
-    """Parent process from which the bundled trainer's processes are forked. If it dies, a new one is started."""
+    """Warm process from which the bundled trainer's workers are forked. If it dies, a new one is started."""
 
     def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
         super().__init__(preload, reaper)
@@ -370,7 +371,7 @@ class ForkParent(WorkerParent):
         self._next: Optional[asyncio.TimerHandle] = None
 
     def start(self) -> None:
-        """Start the parent.
+        """Start the warm process.
 
         Raises StartError if it cannot be started.
         """
@@ -382,7 +383,7 @@ class ForkParent(WorkerParent):
         return [*command, "--control", str(control), "--preload", self._preload], environment
 
     async def run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str = "") -> Process:
-        """Start a process as a fork of the parent, or as an ordinary process if the parent cannot be forked.
+        """Start a process as a fork of the warm process. If it cannot fork, start an ordinary process instead.
 
         Raises:
             StartError: If the process cannot be started.

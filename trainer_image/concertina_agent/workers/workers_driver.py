@@ -1,4 +1,4 @@
-"""Processes of this replica: the warm parent, the workers of a round, and the store where they meet."""
+"""Processes of this replica: the warm process, the workers of a round, and the c10d store through which they meet."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WorkersDriver:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """Initialize without starting a process; `channel` is the path of the workers' socket."""
+        """Prepare to start processes. `channel` is the path of the socket between workers and the agent."""
         self._settings, self._files, self._channel, self._emit, self._tasks = settings, files, channel, emit, tasks
         self._reaper = Reaper()
         self.parent: Optional[ForkParent] = None
@@ -94,7 +94,7 @@ class WorkersDriver:
         self._emit(e.Warm(error))
 
     async def until_warm(self) -> str:
-        """Wait until processes can be started. Return the reason why none can ever be started, or an empty string."""
+        """Wait until processes can be started, and return "". If none can ever be started, return the reason."""
         return await asyncio.shield(self.parent.warm) if self.parent is not None else ""
 
     async def start_uploader(self) -> Process:

@@ -67,9 +67,9 @@ def world_of_round(assign: Assign) -> LaunchedWorld:
 
 
 def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
-    """Return a clause that says how a worker trains in a world of its own, or "".
+    """Return a clause that says how a worker trains separately from the round's other workers, or "".
 
-    The result is "" if the worker does not, or if that can't be seen.
+    The result is "" if the worker trains with the others, or if that can't be seen.
 
     Args:
         roots: Processes of the worker, without their descendants. A script in a fork of a warm parent is one of them.
@@ -99,7 +99,7 @@ def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "
 
 
 def _descendants(roots: Sequence[int], proc: str) -> dict[int, int]:
-    """Return the parent of each descendant of these processes. Parents come before their children."""
+    """Return a mapping from each descendant of these processes to its parent. Parents come before their children."""
     parents: dict[int, int] = {}
     waiting = [*roots]
     while waiting and len(parents) < MOST_PROCESSES:

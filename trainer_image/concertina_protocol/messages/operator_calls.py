@@ -23,7 +23,7 @@ class Prepare:
 
 
 class Replaced(OpenEnum):
-    """Reason why a worker of the next round is a new process although that of the last round was still running."""
+    """Reason why a worker process was not reused in the next round, although it was still running."""
 
     STARTING = "starting"
     """The worker has not opened its channel to the agent yet."""
@@ -64,7 +64,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits from spec.failurePolicy that the coordinator checks."""
+    """Time limits and thresholds from spec.failurePolicy, with which the coordinator finds hangs and stragglers."""
 
     hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
     """Seconds without progress of any rank after which the round counts as hung.
@@ -183,7 +183,7 @@ class Relay:
 
 @dataclasses.dataclass(frozen=True)
 class Relayed:
-    """Answer of one agent to a message that was passed on."""
+    """Answer of one agent to a message that another agent passed on, with the name of its replica."""
 
     replica: str
     line: str = ""

@@ -56,7 +56,7 @@ def _identity(report: Report) -> object:
 def only_numbers(before: Report, after: Report) -> bool:
     """Return whether two reports differ only in numbers: in the progress, and in the steps of members.
 
-    Such a change need not be sent at once.
+    A report with only such differences need not be sent at once.
     """
     return (
         _urgent_part(before.progress) == _urgent_part(after.progress)

@@ -143,7 +143,7 @@ MOST_METRICS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """Progress that rank 0's worker reports."""
+    """Progress of the round's training, as the worker with rank 0 reports it."""
 
     step: int
     """Number of steps that have finished since the run began."""
@@ -206,7 +206,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Shard of a snapshot that is in durable storage."""
+    """One shard of a snapshot, which is in durable storage."""
 
     id: SnapshotId
     shard: int
@@ -258,7 +258,7 @@ class Hang:
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """Straggler: a rank that the other ranks wait for in every step. The values are those of its first report."""
+    """Rank for which the other ranks wait in every step. The measurements are those of the first report about it."""
 
     replica: str
     rank: int

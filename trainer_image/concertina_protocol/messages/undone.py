@@ -22,7 +22,10 @@ class Undone:
 
 
 def joined(old: Tuple[Undone, ...], more: Undone) -> Tuple[Undone, ...]:
-    """Return the rollbacks sorted by round and step. A rollback is left out if another one includes its states."""
+    """Add a rollback to others, and return all of them sorted by round and step.
+
+    A rollback is left out if another one includes the same states.
+    """
     if any(undone.round >= more.round and undone.step <= more.step for undone in old):
         return old
     uncovered = [undone for undone in old if not (undone.round <= more.round and undone.step >= more.step)]

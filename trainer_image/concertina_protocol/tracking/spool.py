@@ -130,7 +130,7 @@ class SpoolReader:
         return max(0, self.end - self.next)
 
     def look(self) -> None:
-        """Scan new records: count them, and collect the rounds that have begun."""
+        """Scan the new records: count the records, and collect the rounds that have begun."""
         for segment in _segments(self._folder):
             if segment.first < self._scanned[0]:
                 continue
@@ -158,7 +158,10 @@ class SpoolReader:
         return records
 
     def shipped(self, up_to: int) -> None:
-        """Mark all records with lower numbers than `up_to` as sent. The mark is stored in the spool's folder."""
+        """Mark the records with lower numbers than `up_to` as sent to the tracking tool.
+
+        The mark is stored in the spool's folder, so that a new process continues there.
+        """
         self.next = up_to
         draft = self._folder / f"{CURSOR}.new"
         draft.write_text(str(up_to))

@@ -54,7 +54,7 @@ class AgentEnd:
         return decode(line)
 
     def send(self, message: Message) -> None:
-        """Send a message, which may be buffered.
+        """Send a message to the process at the other end. The message may be buffered.
 
         If the process has exited, the message is dropped. The agent learns of the exit in another way.
         """
@@ -63,7 +63,7 @@ class AgentEnd:
             self._flush()
 
     def close(self) -> None:
-        """Close the connection, so that `receive` returns None. The caller of `receive` then calls `release`."""
+        """Close the connection, so that `receive` returns None. The caller of `receive` must then call `release`."""
         if self._closed:
             return
         self._closed = True
@@ -72,7 +72,7 @@ class AgentEnd:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Close the connection and the socket."""
+        """Free the connection and its socket, after `receive` has returned None."""
         self.close()
         self._socket.close()
 

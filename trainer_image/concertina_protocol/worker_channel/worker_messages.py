@@ -66,9 +66,9 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """Last message of a worker in a round if its process continues in the next round.
+    """Last message of a worker in a round, if its process continues in the next round.
 
-    The worker has closed the process groups and files of the round, so it changes nothing of the round any more.
+    The worker has closed the round's process groups and files, so it can't change anything of that round any more.
     """
 
     round: int
@@ -175,7 +175,7 @@ class Register:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsState:
-    """Message that a user's own command saves snapshots as the bundled trainer does (see `trainingjob.State`).
+    """Message that a user's own command saves snapshots by `trainingjob.State`, as the bundled trainer always does.
 
     Peers then copy the snapshots, and the agent uploads checkpoints.
     """

@@ -25,7 +25,10 @@ THREADS = 4
 
 
 def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
-    """Return the finished checkpoints in a run's folder, oldest first, and a sentence about each unusable one."""
+    """Return the finished checkpoints in a run's folder, oldest first.
+
+    The second part of the result has a sentence about each checkpoint that can't be used.
+    """
     _, keys = found(folder.entries())
     read, problems = [], []
     for key, text in zip(keys, folder.get_many([f"{key.folder}/{NAME}" for key in keys])):

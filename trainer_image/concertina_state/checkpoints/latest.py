@@ -28,9 +28,9 @@ LATEST = "LATEST"
 
 
 class Fenced(Exception):
-    """Error that this job may not publish a checkpoint, because another job or a later round has done so in the folder.
+    """Error that this job may not publish a checkpoint, because another job or a later round has published one.
 
-    The message is a sentence.
+    The error's text is a sentence for users.
     """
 
 
@@ -177,7 +177,7 @@ def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | N
 
 
 def _lying_in(folder: ObjectPrefix, durable: Durable) -> Durable:
-    """Return the checkpoint with the URI that it has in `folder`.
+    """Return the checkpoint `durable` with its URI corrected to `folder`.
 
     The URI in `LATEST` can be outdated, because the run's folder may have been moved or copied.
     """

@@ -87,7 +87,7 @@ class StoredSidecar:
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """Versions of the code that wrote a checkpoint, as far as they are known."""
+    """Commit, image and library versions of the process that wrote a checkpoint, as far as they are known."""
 
     commit: str = ""
     image: str = ""
@@ -142,7 +142,7 @@ class Manifest:
 
 
 def code(environment: Mapping[str, str], libraries: Sequence[str] = LIBRARIES) -> Code:
-    """Return the versions of the code that this process runs."""
+    """Return the commit, the image, and the versions of Python and of the given libraries of this process."""
     versions = {name: _version(name) for name in libraries}
     return Code(
         environment.get("CONCERTINA_COMMIT", ""),

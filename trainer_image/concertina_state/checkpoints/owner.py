@@ -49,7 +49,7 @@ class Owner:
 
 
 class Ownership(enum.Enum):
-    """Decision about a job that wants to use a folder."""
+    """What a job may do in a checkpoint folder that it wants to use."""
 
     OWNS = "Owns"
     CREATE = "Create"
@@ -60,7 +60,7 @@ class Ownership(enum.Enum):
 
 
 class NotOwner(StoreRefused):
-    """Error that another job owns the folder."""
+    """Error that this job may not use a folder, because another job owns the folder."""
 
 
 def this_job(uid: str) -> Owner:

@@ -26,7 +26,7 @@ READERS = "readers"
 
 @dataclasses.dataclass(frozen=True)
 class Keeping:
-    """Rules for which checkpoints to keep."""
+    """Rules for which of a job's checkpoints to keep in storage, and which to delete."""
 
     newest: int
     every: int | None = None
@@ -110,7 +110,7 @@ def _passed(key: str, latest: CheckpointKey) -> bool:
 
 
 def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
-    """Return all checkpoints in a listing of a run's folder, and those of them that have a manifest."""
+    """Return all checkpoints in a listing of a run's folder, and as a second set those that have a manifest."""
     keys = [where for key in entries if (where := CheckpointKey.of(key))]
     return {checkpoint for checkpoint, _ in keys}, {checkpoint for checkpoint, rest in keys if rest == NAME}
 

@@ -145,7 +145,7 @@ class Layout:
 
     @property
     def begins(self) -> list[int]:
-        """Offset in the file of each chunk, in the order of `chunks`."""
+        """Byte offset in the file of each chunk's first byte, in the order of `chunks`."""
         return [self.data_begin + offset for offset in self._offsets]
 
     def header(self, metadata: ShardMetadata) -> bytes:

@@ -221,10 +221,10 @@ class ObjectPrefix:
             self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
 
     def settle(self, keys: Sequence[str]) -> None:
-        """Wait until a power loss can no longer destroy the objects.
+        """Wait until a power loss can no longer destroy the objects with these keys.
 
-        For a cloud store, this is the case as soon as an object is written. Files are synced here, because the kernel
-        writes them to the disk later (decision "On files, durable means on the disk").
+        In a cloud store, objects are durable as soon as they are written. In a folder, the files are synced here,
+        because the kernel writes them to the disk later (decision "On files, durable means on the disk").
         """
         if self._directory is None:
             return
@@ -271,13 +271,13 @@ class ObjectPrefix:
             self.settle([path.name])
 
     def entries(self, prefix: str = "") -> dict[str, ObjectEntry]:
-        """Return the objects below the folder `prefix`, by key."""
+        """Return the size and time of each object below the folder `prefix`, keyed by the object's key."""
         with self._as_messages(f"list {prefix}"):
             items = self._whole(lambda: [item for batch in obstore.list(self._store, prefix or None) for item in batch])
             return {item["path"]: ObjectEntry(item["size"], item["last_modified"]) for item in items}
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Return the sizes in bytes of the objects below the folder `prefix`, by key."""
+        """Return the size in bytes of each object below the folder `prefix`, keyed by the object's key."""
         return {key: entry.size for key, entry in self.entries(prefix).items()}
 
     def delete(self, keys: Sequence[str]) -> None:

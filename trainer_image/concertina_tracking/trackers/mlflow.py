@@ -34,7 +34,7 @@ class MlflowRun:
     """Run that is tracked on an MLflow server."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
-        """Find or create the run, and describe it.
+        """Find or create the run on the MLflow server, and log its parameters and tags.
 
         Raises:
             MlflowException: If the server refuses a request or cannot be reached.

@@ -20,7 +20,7 @@ class WandbRun:
     """Run that is tracked in Weights & Biases."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
-        """Start or resume the run. Errors of wandb are passed on."""
+        """Start the run in Weights & Biases, or resume it. Errors of wandb are raised."""
         parsed = urlparse(settings.uri)
         offline = parsed.scheme == "file"
         folder = unquote(parsed.path) if offline else str(settings.spool)

@@ -43,11 +43,11 @@ class CapacityQueue:
         later: Later,
         has_queue: Callable[[CachedJob], bool] = lambda job: False,
     ) -> None:
-        """Start with an empty queue.
+        """Create an empty queue of jobs that wait for resources.
 
         Args:
-            jobs: All jobs by uid.
-            nodes: Nodes by name; None if nodes are not watched.
+            jobs: All jobs, keyed by uid.
+            nodes: Nodes, keyed by name; None if nodes are not watched.
             changed: Function to call with the uid of each job that must act.
             later: Function that schedules a call.
             has_queue: Function that returns whether Kueue decides when a job starts. Such a job never waits here.
@@ -61,7 +61,7 @@ class CapacityQueue:
         self._stale: set[str] = set()
         """Uids of the jobs that must be evaluated again."""
         self._waiting: dict[str, Waiting] = {}
-        """Waiting jobs by uid. The jobs in `_stale` may have changed since."""
+        """Waiting jobs, keyed by uid. The jobs in `_stale` may have changed since."""
         self._requests: dict[str, Mapping[str, Decimal]] = {}
         """Resource requests of one pod of each waiting job, by uid.
 
@@ -82,9 +82,9 @@ class CapacityQueue:
         self._schedule()
 
     def place(self, uid: str) -> QueuePlace | None:
-        """Return the job's place in the queue; None if it has not been computed since the job changed.
+        """Return the job's place in the queue, or None if it has not been computed since the job changed.
 
-        After None, the queue calls `changed(uid)` once the place is known.
+        After None, the queue calls `changed(uid)` as soon as the place is known.
         """
         if uid in self._stale:
             self._judge(uid)
@@ -139,9 +139,9 @@ class CapacityQueue:
             self._requests[uid] = waits.requests
 
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
-        """Return the job's data for the order of turns; None if the job does not wait or can't be evaluated.
+        """Return the facts about a job that decide its turn, or None if it does not wait or can't be evaluated.
 
-        An error about one job must not affect the other jobs.
+        An error about one job must not affect other jobs.
         """
         try:
             if self._has_queue(job):

@@ -65,11 +65,11 @@ class ClusterCache:
         serves: Callable[[str], bool] = lambda namespace: True,
         later: Later = at_once,
     ) -> None:
-        """Start with an empty cache.
+        """Create an empty cache. Watch events fill it.
 
         Args:
             changed: Function to call with the uid of each job that must be planned again.
-            agents: Function that returns what is known about a job's agents, by pod name.
+            agents: Function that returns what is known about a job's agents, keyed by pod name.
             master_keys: Ids of the operator's master keys.
             hearing: Monitor of whether the operator can reach agents at all.
             nodes_watched: Whether the operator watches nodes.
@@ -92,9 +92,9 @@ class ClusterCache:
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
         """Uid of the job that owns each pod name, by namespace and by the job name in the pod's name."""
         self._pods_since: dict[str, float] = {}
-        """Monotonic time at which each pod was first seen, by uid."""
+        """Monotonic time at which each pod was first seen, keyed by the pod's uid."""
         self._started_again: dict[str, float] = {}
-        """Monotonic time at which a restart of a pod's container was noticed, by uid."""
+        """Monotonic time at which a restart of a pod's container was noticed, keyed by the pod's uid."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
         self.queues = QueueCache(self._jobs, self._job_changed, later)
@@ -264,7 +264,7 @@ class ClusterCache:
     # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
-        """Record that the plan for this observation has been applied."""
+        """Record that the plan that was made from this observation of the job has been applied."""
         if job := self._jobs.get(uid):
             job.planned = observed.pods
             if any(pod.uid not in job.pods for pod in observed.pods):
@@ -281,13 +281,16 @@ class ClusterCache:
             self._job_changed(uid)
 
     def name_taken(self, uid: str, name: str) -> None:
-        """Record that an unknown pod has the name: a pod of the user, or a pod that is too new for the watch."""
+        """Record that a pod which is not in the cache has a name that the job's next pod would get.
+
+        It is a pod of the user, or a pod that is too new for the watch.
+        """
         if job := self._jobs.get(uid):
             job.taken.add(name)
             self._changed(uid)
 
     def created(self, uid: str) -> None:
-        """Record that the API server accepts pods of the job again."""
+        """Record that the API server has accepted a pod of the job, so an earlier refusal no longer applies."""
         job = self._jobs.get(uid)
         if job and job.refused:
             job.refused = None

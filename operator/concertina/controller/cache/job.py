@@ -29,7 +29,7 @@ class CachedJob:
     status: Raw
     """Status of the job as stored in the API server. A write requires that it is unchanged."""
     pods: dict[str, PodView] = field(default_factory=dict)
-    """Pods by uid."""
+    """Pods, keyed by uid."""
     namespace_ends: bool = False
     secret: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock held during creation of the job's Secret, so that several pods created together create it once."""

@@ -44,7 +44,7 @@ class QueueCache:
         self._later = later
         self._service = Service.ABSENT
         self._workloads: dict[str, WorkloadView] = {}
-        """All Workloads by uid."""
+        """All Workloads, keyed by uid."""
         self._of_job: dict[str, dict[str, WorkloadView]] = {}
         """Workloads of each job: by the job's uid, then by the Workload's uid."""
         self._victims: dict[str, set[str]] = {}

@@ -24,7 +24,7 @@ minute.
 
 @dataclass
 class TakenBack:
-    """Writes to one job's status by this operator and by other clients. All times are monotonic."""
+    """Record of the writes to one job's status by this operator and by other clients. All times are monotonic."""
 
     _written_conditions: frozenset[tuple[str, str, str]] | None = None
     """Conditions that this operator wrote last."""
@@ -41,7 +41,7 @@ class TakenBack:
     """Number of this operator's writes after which another client wrote."""
 
     def written(self, new_status: Raw, stored: Raw, restores: bool, now: float) -> None:
-        """Record a write of this operator.
+        """Record that this operator has written the status.
 
         Args:
             new_status: Status that this operator sent.

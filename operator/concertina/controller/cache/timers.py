@@ -9,5 +9,5 @@ Later = Callable[[float, Callable[[], None]], object]
 
 
 def at_once(seconds: float, act: Callable[[], None]) -> None:
-    """Call `act` without a delay. Caches that have no event loop use this as their `Later`."""
+    """Call `act` at once instead of after a delay. Caches that have no event loop use this function as their timer."""
     act()

@@ -27,12 +27,12 @@ def with_trainer(pod: Raw, trainer: Raw, **spec: Any) -> Raw:
 
 
 def environment(container: Raw, values: Mapping[str, str], fields: Mapping[str, str]) -> list[Raw]:
-    """Return the container's environment variables with additional ones, which take precedence.
+    """Return the container's environment variables, with additional ones that take precedence.
 
     Args:
         container: Container with its own variables.
-        values: Values of additional variables by name.
-        fields: Paths of pod fields from which additional variables take their values, by name.
+        values: Values of additional variables, keyed by name.
+        fields: Paths of pod fields that provide the values of additional variables, keyed by the variable's name.
     """
     added = [
         *({"name": name, "value": value} for name, value in values.items()),

@@ -354,7 +354,7 @@ def _held_back(container: Raw) -> Raw | None:
 
 
 def _trainer(status: Raw) -> Raw:
-    """Return the container status of the trainer; empty if there is none yet."""
+    """Return the container status of the container `trainer`, or an empty mapping if there is none yet."""
     containers: Iterable[Raw] = status.get("containerStatuses") or ()
     return next((container for container in containers if container["name"] == TRAINER), {})
 

@@ -39,7 +39,7 @@ class KopfSession:
         begin: Callable[[str | None], Awaitable[str]],
         begun: Callable[[str | None], None],
     ) -> None:
-        """Prepare the session.
+        """Prepare to change kopf's requests. kopf opens its HTTP session by `login`.
 
         Args:
             access: Address and credentials of the API server.

@@ -32,7 +32,7 @@ class LeaseLost(Exception):
 
 
 class Lease:
-    """The Lease, as this process uses it. Each running process needs a different `identity`."""
+    """Leader election Lease, as this process uses it. Each running process needs a different `identity`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Lease:
         self._held_until = 0.0
 
     async def _try(self) -> bool:
-        """Take or renew the Lease. Return False if another process holds it."""
+        """Take the Lease or renew it, and return True. If another process holds the Lease, return False."""
         for _ in range(3):
             begun = self._clock()
             try:

@@ -19,7 +19,7 @@ class SelectedNamespaces:
     def __init__(
         self, client: Client, selector: str, added: Callable[[str], None], removed: Callable[[str], None]
     ) -> None:
-        """Start without namespaces.
+        """Prepare to watch namespaces. The set is empty until the first list.
 
         Args:
             client: Client of the API server.

@@ -27,7 +27,7 @@ class ServiceAccount:
     proxy: str | None = None
 
     def __init__(self) -> None:
-        """Read the service account.
+        """Read the token, the CA and the namespace of the pod's service account.
 
         Raises:
             NoAccess: When the pod has no service account token.

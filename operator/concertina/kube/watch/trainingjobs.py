@@ -152,7 +152,7 @@ class TrainingJobs:
         """Task that ends when the first of kopf's tasks ends, with the same error."""
 
     def follow(self, follower: Follower) -> None:
-        """Start to watch, and call the follower for each change. A process has one follower."""
+        """Start to watch TrainingJobs, and call the follower for each change. A process can have one follower."""
         self._follower = follower
         self._followed.set()
 

@@ -20,7 +20,7 @@ _PARSERS_IN_C = "github.com/smacker/go-tree-sitter"
 
 
 def required(module: Path) -> dict[str, str]:
-    """Return the versions of the modules that go.mod requires, by module path."""
+    """Return the versions that go.mod requires, keyed by the path of the Go module."""
     return dict(
         re.findall(r"^(?:require )?\s*([\w.\-/]+\.[\w.\-/]+) (v\S+)", (module / "go.mod").read_text(), re.MULTILINE)
     )

@@ -123,7 +123,10 @@ JOBSET = Bundle(
 
 
 def control_plane(say: Say) -> dict[str, Path]:
-    """Return the paths of etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl, by name."""
+    """Return the paths of the control plane's programs and of kubectl, keyed by the program's name.
+
+    They are etcd, kube-apiserver, kube-controller-manager, kube-scheduler and kubectl.
+    """
     return find(CONTROL_PLANE, say)
 
 
@@ -146,7 +149,7 @@ def run_helm(kubeconfig: Path, *arguments: str) -> str:
 
 
 def find(bundle: Bundle, say: Say) -> dict[str, Path]:
-    """Return the paths of all programs of a bundle. Programs that are missing are downloaded or built.
+    """Return the paths of all programs of a bundle, keyed by name. Missing programs are downloaded or built.
 
     Raises:
         LocalClusterError: When a program is not available, with the reason and what to do.
@@ -159,7 +162,10 @@ def find(bundle: Bundle, say: Say) -> dict[str, Path]:
 
 
 def ready(bundle: Bundle) -> dict[str, Path]:
-    """Return the paths of all programs of a bundle without a download or build; empty if one is missing."""
+    """Return the paths of all programs of a bundle, keyed by name, or an empty mapping if one is missing.
+
+    Nothing is downloaded or built.
+    """
     paths_by_name = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
     if len(paths_by_name) < len(bundle.programs) and (folder := _target(bundle, _module(bundle))).exists():
         paths_by_name |= {name: folder / name for name in bundle.programs if name not in paths_by_name}

@@ -83,10 +83,10 @@ def download(
     Args:
         bundle: Name of the bundle.
         version: Version of the bundle.
-        required: Versions in go.mod, by module path.
+        required: Versions in go.mod, keyed by module path.
         folder: Folder for the programs.
         say: Function that shows progress.
-        assets: Files to download, by bundle.
+        assets: Files to download, keyed by bundle.
 
     Raises:
         Unavailable: When a file can't be downloaded, or its checksum is wrong.

@@ -57,7 +57,7 @@ def write_files(directory: Path, endpoints: Endpoints) -> None:
 def commands(
     directory: Path, endpoints: Endpoints, binaries: Mapping[str, Path], turned_on: OffByDefault
 ) -> dict[str, list[str]]:
-    """Return the command line of each component."""
+    """Return the command lines of the control plane's components, keyed by the component's name."""
     named_gates = ",".join(f"{gate}=true" for gate in turned_on.feature_gates)
     gates = {"feature-gates": named_gates} if named_gates else {}
     api = {"runtime-config": f"{turned_on.api}=true"} if turned_on.api else {}

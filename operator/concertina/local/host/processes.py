@@ -1,4 +1,4 @@
-"""Processes identified by pid and start time. A pid alone may be reused; the two together are unique."""
+"""Processes, identified by pid and start time. The kernel may reuse a pid, so the pid alone is not unique."""
 
 import errno
 import os

@@ -59,7 +59,7 @@ class JobContext:
 
     @cached
     def round(self) -> Round:
-        """Last committed round and the claim of the next one."""
+        """Last committed round, and the claim of the next round."""
         return Round(self.observed)
 
     @cached
@@ -112,7 +112,7 @@ class JobContext:
 
     @cached
     def recent(self) -> tuple[Restart, ...]:
-        """Restarts within `failurePolicy.windowSeconds`."""
+        """Failures of the job within the last `failurePolicy.windowSeconds` seconds."""
         start = self.now - self.spec.failure_policy.window_seconds
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
 
@@ -126,7 +126,7 @@ class JobContext:
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 
     def elapsed(self, timestamp: str) -> float:
-        """Return the seconds since a timestamp in the status. The result is infinite for a timestamp in the future."""
+        """Return the seconds since a timestamp in the status. For a timestamp in the future, the result is infinite."""
         return self.since(unix_seconds(timestamp))
 
     def since(self, timestamp: float) -> float:

@@ -91,9 +91,9 @@ class Health:
         return not any(view.connected for view in self.observed.agents.values())
 
     def by_objects(self, pod: PodView) -> HealthVerdict:
-        """Return the verdict about a pod from Kubernetes objects alone: the pod and its node.
+        """Return whether a pod's replica is alive, judged by Kubernetes objects alone: the pod and its node.
 
-        No report of an agent can refute such a verdict.
+        No report of an agent can refute this verdict.
         """
         if pod.ended:
             lines = [line for line in pod.exit_message.splitlines() if line.strip()]
@@ -107,7 +107,7 @@ class Health:
         return ALIVE
 
     def by_contact(self, pod: PodView) -> HealthVerdict:
-        """Return the verdict about a pod from the operator's contact with the pod's agent.
+        """Return whether a pod's replica is alive, judged by the operator's contact with the pod's agent.
 
         For members of a running round, the coordinator's reports are better evidence than this contact.
         """
@@ -160,7 +160,7 @@ class Health:
 
     @cached
     def coordinator(self) -> HealthVerdict:
-        """Verdict on the coordinator of the committed round.
+        """Verdict on whether the coordinator of the committed round is alive.
 
         The coordinator is dead at once if its host closes the stream and refuses the next one. If the coordinator is
         only silent, the operator asks the members. If no member can be reached either, the whole round may be training.
@@ -231,10 +231,10 @@ class Health:
         return all(view.connected or (view.silent_for(self.now) or 0.0) >= constants.RECONNECT for view in views)
 
     def may_answer(self, replica: str) -> bool:
-        """Return whether the operator should wait for an answer of the replica.
+        """Return whether to wait for the replica's answer to a call.
 
-        The operator does not wait if the replica's host refuses the stream, or if the replica has been unreachable for
-        RECONNECT seconds.
+        The operator does not wait if the replica's host refuses the report stream, or if the replica has been
+        unreachable for RECONNECT seconds.
         """
         view = self.observed.agent(replica)
         silent_for = None if view.lost_at is None else view.silent_for(self.now)

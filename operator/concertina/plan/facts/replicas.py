@@ -33,17 +33,17 @@ class Replicas:
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """Pods by name."""
+        """Pods of the job, keyed by name."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached
     def to_replace(self) -> Mapping[str, str]:
-        """Replicas whose pod is replaced because of a failure, each with the failure's reason."""
+        """Replicas whose pods are replaced because of a failure, each mapped to the failure's reason."""
         return {entry.replica: entry.reason for entry in self.recent if entry.action == RECREATE_POD}
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Names of pods that are lost or given up, each with the reason as words that follow 'replica x'."""
+        """Pods that are lost or given up, each mapped to the reason in words that follow 'replica x'."""
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
     def _why_dead(self, pod: PodView) -> str:
@@ -102,7 +102,7 @@ class Replicas:
 
     @cached
     def notices(self) -> Mapping[str, notices.PodNotice]:
-        """Notices of replicas that will be terminated, by pod name. Only pods that still exist are included."""
+        """Termination notices of replicas, keyed by pod name. Only pods that still exist are included."""
         observed, members, notice_by_replica = self.observed, self.round.members, {}
         # The coordinator's report on its members counts even when a claim is about to replace the round: a member that
         # has left keeps its notice until its pod has ended (decision "SIGTERM in an agent's reports").
@@ -124,10 +124,10 @@ class Replicas:
 
     @cached
     def pod_by_index(self) -> Mapping[int, str]:
-        """For each replica index, the pod that may be in the next round.
+        """Pods that may be in the next round, keyed by replica index.
 
-        The pod is the present member if it can stay, and otherwise the newest attempt. A pod on a cordoned node is used
-        until another pod of the index is ready.
+        For each index, this is the present member if it can stay, and otherwise the newest attempt. A pod on a cordoned
+        node is used until another pod of the index is ready.
         """
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
@@ -153,7 +153,7 @@ class Replicas:
 
     @cached
     def surplus(self) -> tuple[str, ...]:
-        """Members beyond the largest size that the spec asks for: those with the highest indexes."""
+        """Members in excess of the number of replicas that the spec requests: those with the highest indexes."""
         alive = (name for _, name in sorted(self.pod_by_index.items()) if name in self.round.members)
         return tuple(alive)[sizes.most(self.spec) :]
 
@@ -216,7 +216,7 @@ class Replicas:
 
     @cached
     def asked(self) -> Mapping[str, Call]:
-        """Prepare calls of the open claim by candidate, in order of replica index; empty if no claim is open."""
+        """Prepare calls of the open claim, keyed by candidate, in order of replica index; empty if no claim is open."""
         claim = self.round.claim
         if claim is None or claim.committed:
             return {}
@@ -225,7 +225,7 @@ class Replicas:
 
     @cached
     def answers(self) -> Mapping[str, Prepared]:
-        """Answers to the Prepare calls of the open claim, by replica."""
+        """Answers to the Prepare calls of the open claim, keyed by replica."""
         return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
 
     @cached

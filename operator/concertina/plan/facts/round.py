@@ -68,8 +68,8 @@ class Round:
     def disbanded(self) -> bool:
         """Whether there is no current round, and the operator is not forming one.
 
-        Either no round has been committed so far, or the last claim ended a round without a successor. (Rounds of
-        torchrun have no members.)
+        This is so before the first round, and after a claim that ended a round without a successor. (Rounds of torchrun
+        have no members.)
         """
         claim, world = self.claim, self.world
         if world.members:
@@ -78,7 +78,7 @@ class Round:
 
     @cached
     def members(self) -> Mapping[str, Member]:
-        """Members of the current round by replica. A later claim may be about to replace them."""
+        """Members of the current round, keyed by replica. A later claim may be about to replace them."""
         return {member.replica: member for member in self.world.members}
 
     @property
@@ -102,9 +102,9 @@ class Round:
 
     @cached
     def unacknowledged(self) -> tuple[tuple[str, Call], ...]:
-        """Members that have not accepted the Assign call of this round, each with the call.
+        """Members that have not accepted the Assign call of this round yet, each with that call.
 
-        Only calls of this operator count.
+        Only calls that this operator process has sent count.
         """
         if not self.committed or self.claim is None:
             return ()
@@ -117,9 +117,9 @@ class Round:
 
     @property
     def step(self) -> int:
-        """Number of finished training steps, as far as reported.
+        """Number of training steps that the workers have reported as finished.
 
-        Steps that were only counted at the optimizer are left out.
+        Steps of a script that were only counted by a hook in torch's optimizer are left out.
         """
         progress = self.observed.job.status.progress
         reported_step = progress.step if progress and not progress.optimizer else 0

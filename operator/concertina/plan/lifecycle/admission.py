@@ -169,7 +169,7 @@ def hindrance(
     Args:
         least: Number of pods that the job needs.
         pods: Pods of the job.
-        nodes: Nodes by name; None if the operator does not watch nodes.
+        nodes: Nodes, keyed by name; None if the operator does not watch nodes.
         fits_quota: Number of the job's pods that fit the resource quota that refused a pod; None if no quota did.
     """
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]

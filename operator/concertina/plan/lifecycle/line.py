@@ -33,7 +33,7 @@ Rank = tuple[bool, float, int, bool, bool, bool, float, float, str]
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job that waits for resources on nodes or in a resource quota."""
+    """Facts about a job that waits for resources on nodes or in a resource quota."""
 
     namespace: str
     name: str
@@ -99,7 +99,7 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
 
 @dataclass(frozen=True)
 class Line:
-    """Jobs that wait for resources by uid, and the place of each job in the order of turns."""
+    """Jobs that wait for resources, keyed by uid, and each job's place in the order of turns."""
 
     jobs: Mapping[str, Waiting]
     room: Mapping[str, Decimal]
@@ -178,7 +178,7 @@ def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
 
 
 def _order(jobs: Mapping[str, Waiting], fitting: Collection[str], last_line: Line) -> dict[str, Rank]:
-    """Return the sort rank of each job by uid. The job with the lowest rank has the first turn."""
+    """Return the sort rank of each waiting job, keyed by uid. The job with the lowest rank has the first turn."""
     last_turns: dict[str, float] = {}
     for job in jobs.values():
         last_turns[job.namespace] = max(job.passed, last_turns.get(job.namespace, 0.0))

@@ -73,7 +73,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """Return whether the committed round has been drained and saved, or has exceeded the time limit for that."""
+    """Return whether the committed round has been drained and saved, or has taken longer than allowed."""
     if not ctx.round.committed:
         return False
     report = ctx.round.report
@@ -117,7 +117,7 @@ def _goes_on(ctx: JobContext) -> bool:
 
 
 def _limit(ctx: JobContext) -> float:
-    """Return the time limit in seconds for a round to stop."""
+    """Return the time limit in seconds within which a round must stop and save its state."""
     return constants.DRAIN_DURABLE if ctx.saves_durably else constants.DRAIN
 
 

@@ -56,7 +56,10 @@ def _filled(ctx: JobContext, index: int) -> bool:
 
 
 def _bumped(ctx: JobContext, wanted_indexes: frozenset[int]) -> tuple[int, ...]:
-    """Return the attempt numbers by index, increased where the newest pod is dead or a member's pod is gone."""
+    """Return the attempt number of each replica index, increased if the index needs a new pod.
+
+    An index needs a new pod if its newest pod is dead, or if the pod of a member is gone.
+    """
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # its pod is gone, and its name is not used again
         parsed = parse(name)
@@ -104,9 +107,9 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 
 def _ending(ctx: JobContext) -> set[str]:
-    """Return the nodes with a termination notice from which replicas are moving away.
+    """Return the nodes that will be terminated and from which replicas are moving away.
 
-    A pod that tolerates the taint could otherwise be placed on such a node again.
+    A pod that tolerates the node's taint could otherwise be placed on such a node again.
     """
     nodes = (ctx.node(ctx.replicas.pods[name]) for name in ctx.replicas.notices)
     return {node.name for node in nodes if node.notice or node.cordoned}

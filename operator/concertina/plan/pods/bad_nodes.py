@@ -131,7 +131,7 @@ def avoided(ctx: JobContext) -> tuple[str, ...]:
 
 
 def forbidden(ctx: JobContext) -> tuple[str, ...]:
-    """Return the bad nodes that the job does not need to run at full size.
+    """Return the bad nodes that the job does not need, even if it runs with all requested replicas.
 
     Pods must not run on these nodes. For all other bad nodes, the pods only get a preference.
     """
@@ -139,7 +139,7 @@ def forbidden(ctx: JobContext) -> tuple[str, ...]:
 
 
 def spare(ctx: JobContext) -> int:
-    """Return the number of usable nodes beyond those that the job needs at full size.
+    """Return the number of usable nodes that the job does not need to run with all requested replicas.
 
     The calculation assumes that each node can run as many replicas as the fullest node runs now.
     """
@@ -157,7 +157,7 @@ def _serves(node: NodeView) -> bool:
 
 
 def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
-    """Return the entry of a bad node.
+    """Return the entry of a bad node in `status.avoidedNodes`, shortened if necessary.
 
     The entry expires early if the job or one of its replicas can't find another node.
     """

@@ -76,7 +76,7 @@ class DelayedPod:
 
 
 def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
-    """Return the delayed pods by replica index.
+    """Return the next pods that are delayed by backoff, keyed by replica index.
 
     A pod is delayed if the replica has no live pod and its previous pods ended by themselves in quick succession.
     """

@@ -96,7 +96,7 @@ def _is_outdated(ctx: QuotaContext, workload: WorkloadView) -> bool:
 
 
 def _waiting(ctx: QuotaContext) -> Lending:
-    """Return the result for a job whose request for quota is not admitted. Such a job may have no pods."""
+    """Return how much quota a job may use whose request is not admitted: none, so the job may have no pods."""
     queue = ctx.quota.queue
     if failed := ctx.workloads.failed_to_start(ctx.observed.job.generation):
         condition = failed.condition(ConditionName.FINISHED)
@@ -153,7 +153,7 @@ def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...
 
 
 def _checked(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return the result while Kueue's admission checks are pending.
+    """Return how much quota the job may use while Kueue's admission checks are pending.
 
     No pods are created meanwhile. If the Workload replaces another one, the pods of the replaced one stay.
     """
@@ -253,7 +253,7 @@ def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorklo
 
 
 def _kept_up(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Return the write that updates the priority or the PodsReady condition of an admitted Workload, if needed."""
+    """Return writes that update the priority or the PodsReady condition of an admitted Workload, if needed."""
     if holder.priority != ctx.quota.priority:
         return (EditWorkload(key(holder), priority=ctx.quota.priority),)
     status = ctx.observed.job.status
@@ -297,7 +297,10 @@ def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _reactivated(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return the result for a Workload that somebody has deactivated and that Kueue has not evicted yet."""
+    """Return how much quota the job may use while its Workload is deactivated but not evicted yet.
+
+    Somebody has deactivated the Workload.
+    """
     message = f"Its Workload {holder.name} is deactivated: the job gives its quota back and asks again"
     return Lending(size=NOTHING, reason="Deactivated", message=message, recheck=1.0)
 

@@ -61,7 +61,7 @@ def larger(spec: JobSpec, than: Size) -> tuple[Size, ...]:
 
 
 def request(spec: JobSpec, size: Size) -> Request:
-    """Return the number of pods by pod set that a Workload requests for a size."""
+    """Return the number of pods that a Workload requests for a size, keyed by pod set."""
     counts = {PodSet.TRAINER: size.replicas, PodSet.SPARES: size.spares, PodSet.RENDEZVOUS: 1}
     return tuple((pod_set, counts[pod_set]) for pod_set in wanted_sets(spec))
 

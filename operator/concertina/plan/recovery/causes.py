@@ -71,7 +71,7 @@ def _next_round(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecisi
 
 
 def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | None) -> Decision | None:
-    """Claim the next round, with the recovery action that was chosen for the failure."""
+    """Claim the next round, and record the recovery action that was chosen for the failure."""
     if recovery is None:
         return claims.claim(ctx, trigger)
     decision = claims.claim(
@@ -116,7 +116,7 @@ def _by_damage(failure: protocol.Failure) -> bool:
 
 
 def first_failure(report: protocol.Report) -> protocol.Failure | None:
-    """Return the cause of the round's end: the first failure that is not a consequence of another failure."""
+    """Return the failure that caused the round's end: the first one that is not a consequence of another failure."""
     primary = (failure for failure in report.failures if not failure.secondary)
     return next(primary, report.failures[0] if report.failures else None)
 

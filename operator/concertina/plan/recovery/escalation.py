@@ -227,7 +227,10 @@ def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
 
 
 def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
-    """Return `status.lastFailure`. If the failure is already there, the value with its time stays unchanged."""
+    """Return `status.lastFailure` for a failure.
+
+    If the status already has this failure, its value and its time stay unchanged.
+    """
     old, round = ctx.status.last_failure, ctx.world.round
     key = (round, failure.replica, failure.reason, failure.sentence)
     if old and (old.round, old.replica, old.reason, old.message) == key:
@@ -246,7 +249,7 @@ def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
 
 
 def restarts_exhausted(ctx: JobContext, failure: Failure | None = None) -> Decision | None:
-    """Fail the job if the failures within the window, including the current one, exceed `maxRestarts`."""
+    """Fail the job if more failures than `maxRestarts` are within the window, including the current failure."""
     failed = restart_entry(ctx, failure) if failure else None
     new = failed is not None and failed.counted and not _is_counted(ctx, failed)
     count = sum(entry.counted for entry in ctx.recent) + new
@@ -310,7 +313,7 @@ def restarts_after(
 
 
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
-    """Return changes to the entry of a failure that follow from how the failed replica's pod ended."""
+    """Return corrections to the entry of a failure, from how the failed replica's pod has ended."""
     node = ctx.node(pod)
     if pod_backoff.ended_by_itself(pod):
         return {"counted": True}
@@ -325,6 +328,9 @@ def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
 
 
 def _is_counted(ctx: JobContext, answered: Restart) -> bool:
-    """Return whether the current failure already has an entry, made when the replica's pod ended in this round."""
+    """Return whether the current failure already has an entry in `status.restarts`.
+
+    The entry was made when the failed replica's pod ended in this round.
+    """
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     return any(entry.replica == answered.replica and unix_seconds(entry.at) > since for entry in ctx.recent)

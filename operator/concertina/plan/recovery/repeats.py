@@ -91,9 +91,9 @@ def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
 
 
 def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the failures equal to the current one, at the same step and without progress since.
+    """Return the failures that equal the current one, at the same step and without progress since.
 
-    The current one is last.
+    The current failure is the last one in the result.
     """
     if not failed.error:
         return (failed,)
@@ -125,13 +125,16 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
 def reason(failed: Restart) -> str:
     """Return the reason of the Failed condition for a job that ends with this failure.
 
-    A reason to which alerts and runbooks refer is used unchanged.
+    If alerts and runbooks refer to the failure's own reason, that reason is used unchanged.
     """
     return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "RepeatedFailure"
 
 
 def sentence(ctx: JobContext, failed: Restart, failure_message: str) -> str:
-    """Return the message of the Failed condition. `failure_message` describes the last failure."""
+    """Return the message of the Failed condition of a job that ends because of repeated failures.
+
+    `failure_message` describes the last failure of the job.
+    """
     times = len(alike(ctx, failed))
     where = f"at step {failed.step}" if ctx.status.progress else "soon after its start"
     saved = ctx.status.last_checkpoint

@@ -104,7 +104,7 @@ def first_claim(ctx: JobContext) -> Decision | None:
 
 
 def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
-    """Return the decision, or the present status if its phase is Waiting.
+    """Return the decision to form the first round without a status write for the phase Waiting.
 
     Forming the first round takes so little time that a status write is not worthwhile.
     """
@@ -130,7 +130,7 @@ def last_claim(ctx: JobContext, reason: str) -> Claim:
 
 
 def world_after(ctx: JobContext, decision: Decision) -> World:
-    """Return the new value of `status.world`. If the job ends, the value contains the last claim."""
+    """Return the new value of `status.world` after this pass. If the job ends, the value contains the last claim."""
     world = decision.world or ctx.world
     if decision.phase.final and not ctx.status.completion_time:
         return world.model_copy(update={"claim": last_claim(ctx, decision.reason)})

@@ -109,7 +109,7 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Return a phrase that says that a custom command decides by itself from which state it continues."""
+    """Return a phrase for a message: that a custom command decides by itself from which state it continues."""
     if not ctx.status.rounds:
         return "the command"
     return "the command anew, which continues from its own checkpoint if it keeps one"
@@ -169,9 +169,10 @@ def storage_unknown(why: restore.Unknown) -> Decision:
 
 
 def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | None:
-    """Return the state of durable storage that the agent reported last.
+    """Return the state of durable storage that an agent reported last.
 
-    An open stream has the newest report. Otherwise the function uses the agent's answer to the Prepare call.
+    If a report stream from the agent is open, its last report is the newest. Otherwise the function uses the agent's
+    answer to the Prepare call.
     """
     view = ctx.agent(name)
     fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None

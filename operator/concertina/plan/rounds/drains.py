@@ -67,9 +67,9 @@ def _sentence(ctx: JobContext, names: list[str]) -> str:
 
 
 def _moving(ctx: JobContext) -> list[str]:
-    """Return the members on cordoned nodes whose successors are ready.
+    """Return the members on cordoned nodes whose successors on other nodes are ready.
 
-    Empty while more successors may soon be ready.
+    The result is empty while more successors may become ready soon, so that all members move together.
     """
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
     seats, pods = ctx.replicas.pod_by_index, ctx.replicas.pods
@@ -91,7 +91,7 @@ def must_be_saved(ctx: JobContext) -> bool:
 
 
 def limit(ctx: JobContext, durable: bool) -> float:
-    """Return the seconds that the round has to stop.
+    """Return the seconds that the round has to stop after a drain was requested.
 
     The limit is the smallest grace period of the departing members, minus the time for a snapshot. If no member is
     about to be terminated, a durable checkpoint gets no extra time, because the state can also be handed over in

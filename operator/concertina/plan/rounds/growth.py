@@ -98,7 +98,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return how replicas that had just joined ended the round; empty if they did not."""
+    """Return a phrase on how replicas that had just joined ended the round, or "" if they did not end it."""
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):
@@ -132,7 +132,7 @@ def _quiet(ctx: JobContext) -> float:
 
 
 def _backoff_left(ctx: JobContext) -> float:
-    """Return the seconds for which earlier failed attempts still delay growth."""
+    """Return the seconds for which earlier failures after growth still delay the next growth of the round."""
     growth = ctx.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0

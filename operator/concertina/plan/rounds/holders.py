@@ -77,9 +77,9 @@ def _may_hold_newer(ctx: JobContext, late: Collection[str], answers: Mapping[str
 
 
 def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | None:
-    """Return (round, step) of the state from which a round of the replicas in `answers` would start.
+    """Return the round and step of the state from which a round of the replicas in `answers` would start.
 
-    The result is None if that state is not known yet.
+    The result is None if that state is not known yet. A higher value means a newer state.
     """
     origin = commits.source(ctx, answers)
     return None if isinstance(origin, restore.Unknown) else restore.age(origin, ctx.observed.job.uid)
@@ -160,7 +160,10 @@ def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
 
 
 def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
-    """Return the seconds to wait for departing members, counted from the first Prepare call as for other candidates."""
+    """Return the seconds for which to wait for answers of departing members.
+
+    The time counts from the first Prepare call of the claim.
+    """
     waiting = [call.waited_for(ctx.now) for call in departing.values() if call and call.done_at is None]
     return constants.PATIENCE_PLANNED - max(waiting) if waiting else 0.0
 

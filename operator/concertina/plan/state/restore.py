@@ -118,7 +118,7 @@ def candidates(
 
 
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
-    """Return the restore from a checkpoint in storage.
+    """Return the instruction to restore from a checkpoint in storage.
 
     If the checkpoint was undone or is damaged, an earlier one is used.
     """
@@ -143,17 +143,17 @@ def uses_storage(spec: JobSpec) -> bool:
 
 
 def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots of which the given replicas have every shard, and for each shard the replicas that have it.
+    """Return the snapshots of which the given replicas hold every shard, keyed by snapshot id.
 
-    Void snapshots, from which no round may start, are left out.
+    Each value maps a shard to the replicas that hold it. Void snapshots, from which no round may start, are left out.
     """
     return {id: shards for id, shards in held(replies, status).items() if len(shards) == id.shards}
 
 
 def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots of which the given replicas have any shard, and for each shard the replicas that have it.
+    """Return the snapshots of which the given replicas hold any shard, keyed by snapshot id.
 
-    Void snapshots, from which no round may start, are left out.
+    Each value maps a shard to the replicas that hold it. Void snapshots, from which no round may start, are left out.
     """
     holders: dict[SnapshotId, dict[str, list[str]]] = {}
     for name, reply in replies.items():
@@ -169,7 +169,10 @@ def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId,
 
 
 def age(restore: Restore, uid: str) -> tuple[int, int]:
-    """Return (round, step) of the state. A higher value means a newer state, also compared with snapshots."""
+    """Return the round and step of a state to restore.
+
+    A higher value means a newer state. The value can also be compared with that of a snapshot.
+    """
     if restore.id is not None:
         return restore.id.round, restore.id.step
     if restore.durable is None or restore.voids(restore.durable):
@@ -232,7 +235,7 @@ def last_rollback(ctx: JobContext) -> RollbackMark | None:
 
 
 def _requested_rollbacks(ctx: JobContext) -> list[tuple[Failure, protocol.Rollback]]:
-    """Return the failures of this round that request a rollback, each with its request."""
+    """Return the failures of this round in which a worker requests a rollback, each with the requested rollback."""
     failures = ctx.round.report.failures if ctx.round.report else ()
     return [(failure, failure.rollback) for failure in failures if failure.rollback]
 

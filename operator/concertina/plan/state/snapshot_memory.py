@@ -88,7 +88,10 @@ def room(spec: JobSpec) -> int | None:
 
 
 def too_small(ctx: JobContext) -> Decision | None:
-    """Stall the job if its snapshots do not fit into its pods even at full size."""
+    """Stall the job if its snapshots do not fit into the memory of its pods, even with all requested replicas.
+
+    With more replicas, each one holds a smaller part of the state.
+    """
     spec = ctx.spec
     if not spec.bundled or ctx.world.members or not (has := room(spec)) or _fits(spec, sizes.most(spec), has):
         return None
@@ -96,7 +99,10 @@ def too_small(ctx: JobContext) -> Decision | None:
 
 
 def events(ctx: JobContext) -> tuple[Event, ...]:
-    """Return a warning when the job starts, if its snapshots fit at full size but not at the smallest size."""
+    """Return a warning at the start of a job whose snapshots do not fit into its pods at `minReplicas`.
+
+    With fewer replicas, each one holds a larger part of the state.
+    """
     spec = ctx.spec
     if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or _fits(spec, sizes.least(spec), has):
         return ()

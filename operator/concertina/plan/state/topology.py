@@ -106,7 +106,7 @@ def _blocks(ctx: JobContext, names: Collection[str]) -> Blocks:
 
 
 def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
-    """Return the network domains of each replica.
+    """Return the network domains of each replica, keyed by replica.
 
     Nodes without a label share one domain. For the hostname label, each node is a domain of its own.
     """
@@ -126,7 +126,10 @@ _BLOCKS_ADVICE = "ranks of a block stay together, so keep checkpoints frequent"
 
 
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
-    """Return node and zone of each replica. If the job saves no snapshots, all places are equal."""
+    """Return the node and zone of each replica, keyed by replica.
+
+    If the job saves no snapshots, all places are equal.
+    """
     if not ctx.keeps_state:
         return dict.fromkeys(replicas, MemberPlace(""))
     pods = (ctx.replicas.pods[name] for name in replicas)

@@ -76,9 +76,9 @@ def _share(value: float | None) -> float | None:
 
 
 def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark | None:
-    """Return the last evaluation of the model, unless its step was undone.
+    """Return the last evaluation of the model, unless a rollback has undone the evaluated step.
 
-    If this round has not evaluated yet, that is the evaluation of an earlier round.
+    If this round has not evaluated the model yet, the result is the evaluation of an earlier round.
     """
     old = ctx.status.progress.evaluation if ctx.status.progress else None
     if reported.evaluated is not None:
@@ -190,7 +190,7 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until the status may be written if only numbers and sentences have changed."""
+    """Return the seconds until a status write is allowed whose only changes are numbers and explanatory sentences."""
     written_at = ctx.status.goodput.at or ctx.status.start_time  # the first status write sets the start time
     every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
     return 0.0 if written_at is None else max(0.0, every - ctx.elapsed(written_at))
@@ -212,7 +212,7 @@ def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
 
 @dataclass(frozen=True)
 class SentenceEvent:
-    """Event that reports a sentence, with the text before and after that sentence."""
+    """Event for a change of an explanatory sentence in the status, with text to put before and after the sentence."""
 
     type: str
     reason: str
@@ -241,7 +241,10 @@ UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
 
 
 def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
-    """Return the sentence from the coordinator's last report; None with torchrun, which has no coordinator."""
+    """Return an explanatory sentence from the coordinator's last report.
+
+    The result is None with torchrun, which has no coordinator.
+    """
     if ctx.spec.launcher is Launcher.TORCHRUN:
         return None
     report = ctx.round.report
@@ -250,7 +253,7 @@ def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
 
 
 def sentence_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Return an event for each sentence that is new or has changed."""
+    """Return an event for each explanatory sentence in the status that is new or has changed."""
     events = []
     for field, announced in SENTENCES.items():
         now = getattr(new, field)
@@ -273,6 +276,11 @@ def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def _event_message(field: str, now: str) -> str:
-    """Return the message of an event that reports a sentence."""
+    """Return the message of an event about a change of an explanatory sentence in the status.
+
+    Args:
+        field: Status field that contains the sentence, for example why workers do not start warm.
+        now: New text of the field; empty if the sentence no longer applies.
+    """
     prefix, suffix = f"{SENTENCES[field].before}: ", SENTENCES[field].after
     return prefix + now[: LONGEST_EVENT - len(prefix) - len(suffix)] + suffix

@@ -112,13 +112,13 @@ class _RoundHistory:
 
     @cached
     def prepares(self) -> tuple[tuple[str, Call], ...]:
-        """Prepare calls of this operator for the round, by replica."""
+        """Prepare calls that this operator sent for the round, keyed by replica."""
         calls = ((name, view.prepare_of(self.claim)) for name, view in self.ctx.observed.agents.items())
         return tuple((name, call) for name, call in calls if call is not None)
 
     @cached
     def accepted(self) -> dict[str, float]:
-        """Unix time at which each member acknowledged its rank, by replica."""
+        """Unix times at which the members acknowledged their ranks, keyed by replica."""
         accepted_at = {}
         for name in self.ctx.round.members:
             call = self.ctx.agent(name).assign
@@ -188,9 +188,9 @@ class _RoundHistory:
         return _span(SpanName.PREPARE_MEMBER, call.sent_at, end, attributes, error=error)
 
     def _start(self, committed: float) -> Iterator[Span]:
-        """Yield the spans of the start that rank 0 reported.
+        """Yield the spans of the phases of a start, as rank 0 reported them.
 
-        A custom command reports none, so it gets a single span.
+        A custom command reports no phases, so its start gets a single span.
         """
         begin, now = self.accepted.get(self.ctx.world.coordinator or "", committed), self.ctx.now
         progress = self.ctx.round.report.progress if self.ctx.round.report else None

@@ -117,7 +117,7 @@ class Account:
 
     @cached
     def late(self) -> float:
-        """Seconds of this count between the failure of the round and the time at which the operator noticed it."""
+        """Seconds of this count that passed between a failure of the round and the operator's notice of it."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
         failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
         return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0
@@ -193,7 +193,7 @@ class Account:
 
     @cached
     def waits(self) -> RoundWaits:
-        """Seconds that the workers of this round report to have waited since it began, by kind of wait."""
+        """Seconds that the workers of this round report to have waited since it began, keyed by the kind of wait."""
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
             return old
@@ -310,7 +310,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Incident in progress, or one that begins now, with the seconds of this count."""
+        """Present incident (a time without training), including the seconds of this count, or None if there is none."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None
@@ -328,9 +328,9 @@ class Account:
 
     @cached
     def _goes_on(self) -> bool:
-        """Whether the incident continues.
+        """Whether the present incident (a time without training) continues.
 
-        An incident ends with the next step. If the script reports no steps, it ends when the workers run.
+        An incident ends with the next step. If the script reports no steps, the incident ends when the workers run.
         """
         if self.decision.phase is Phase.TRAINING and not self.ctx.spec.bundled and self._incident_before:
             return self._reports_steps and self._first_step_at is None and not self._counted_as_stepping
@@ -370,7 +370,7 @@ class Account:
 
     @cached
     def _replicas(self) -> tuple[int, int]:
-        """Replicas that cost money because they have a node: the numbers on on-demand nodes and on spot nodes."""
+        """Replicas on on-demand nodes and on spot nodes, as two counts. Only replicas with a node cost money."""
         is_spot = [self.ctx.node(pod).spot for pod in self.ctx.observed.pods if pod.node and not pod.released]
         return len(is_spot) - sum(is_spot), sum(is_spot)
 

@@ -40,7 +40,10 @@ def join_seconds(members: int) -> float:
 
 
 class Coordinator:
-    """States of the members of a round, the round's failures in order of arrival, and its shards in storage."""
+    """What the coordinator knows about a round: the members' states, the failures, and the shards in storage.
+
+    Failures are listed in the order in which they arrived.
+    """
 
     def __init__(self, assign: Assign, now: float) -> None:
         self.members = {
@@ -85,7 +88,7 @@ class Coordinator:
         return None
 
     def on_member_state(self, state: MemberState, now: float) -> bool:
-        """Handle a line of a member, and return whether the operator's report has changed."""
+        """Handle a state that a member has sent. Return whether the coordinator's Report has changed."""
         previous = self.members.get(state.replica)
         if previous is None or (previous.instance, previous.round, previous.claim) != (
             state.instance,
@@ -107,7 +110,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Return whether the cause of the round's failures is known since this call."""
+        """Return True once, when the cause of the round's failures has become known."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -157,7 +160,10 @@ class Coordinator:
                 self._fail(self.members[replica], detail, at, FailureReason.WORKER_EXITED_EARLY)
 
     def lacking_the_end(self) -> dict[str, int]:
-        """Return the finished members that lack the newest snapshot of any member, with that snapshot's step."""
+        """Return the finished members that lack the newest snapshot, each mapped to the step of that snapshot.
+
+        The newest snapshot is the newest one that any member has.
+        """
         steps_by_replica = {
             replica: member.saved for replica, member in self.members.items() if member.saved is not None
         }
@@ -207,14 +213,14 @@ class Coordinator:
         return [(replica, reasons[replica in self._joined]) for replica in late]
 
     def check(self, now: float) -> bool:
-        """Return whether a hang or a straggler was found or has ended.
+        """Check for hangs and stragglers. Return whether one was found or has ended since the last call.
 
-        After a failure, the result is False: the round is over, and its workers wait because of the failure.
+        After a failure, the result is False, because the round is over and the workers wait due to the failure.
         """
         return not self._failures and self.watchdog.check(now)
 
     def all_train_alone(self) -> bool:
-        """Return whether every worker of the round trains in a world of its own."""
+        """Return whether every worker of the round trains separately, without the other workers."""
         return all(member.world_mismatch for member in self.members.values())
 
     def all_are(self, state: State) -> bool:
@@ -239,14 +245,14 @@ class Coordinator:
         return max(parts.values(), default=0) >= self._workers[member.replica]
 
     def noticed(self) -> dict[str, float]:
-        """Return the members with a termination notice, and their grace periods in seconds."""
+        """Return the grace periods, in seconds, of the members with a termination notice, keyed by member name."""
         return self._noticed
 
     def failures(self) -> tuple[Failure, ...]:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return snapshots whose shards are all in storage, each with whether it is of the run's last step.
+        """Return the snapshots whose shards are all in storage, each with a flag: whether it is of the run's last step.
 
         Each snapshot is returned only once.
         """

@@ -127,7 +127,7 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def better(previous: Optional[Failure], new: Failure) -> Failure:
-    """Return the failure that says more about why its replica failed."""
+    """Return whichever of two failures of the same replica says more about the cause."""
     return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 
@@ -147,15 +147,15 @@ def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
 
 
 def whole(failure: Failure) -> Failure:
-    """Return the failure with its output, limited to what the operator stores."""
+    """Return the failure with the worker's output, shortened to what the operator stores."""
     lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in failure.last_lines if line.strip()]
     return dataclasses.replace(failure, message=failure.message[:LONGEST], last_lines=tuple(lines[-MOST_LAST_LINES:]))
 
 
 def brief(failure: Failure, members: int) -> Failure:
-    """Return the failure without its output, and with a shortened sentence.
+    """Return the failure without the worker's output, and with a shortened message.
 
-    The sentences of all `members` failures must fit into a Report.
+    The messages of up to `members` failures must fit into one Report.
     """
     return dataclasses.replace(
         failure, message=failure.message[: min(LONGEST_BRIEF, TOGETHER // members)], last_lines=()

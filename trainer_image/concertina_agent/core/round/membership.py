@@ -43,7 +43,7 @@ class Preparation:
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-    """Termination notice: this replica has received SIGTERM and must end."""
+    """Termination notice: this replica has received SIGTERM, and its pod will end."""
 
     at: float
     grace: float
@@ -56,14 +56,14 @@ class Notice:
     def patient_until(self) -> float:
         """Time until which this agent waits for the coordinator to begin a drain.
 
-        Then it stops its workers by itself.
+        After that time, the agent stops its workers without the coordinator.
         """
         return self.at + min(1.0, self.grace / 4)
 
 
 @dataclasses.dataclass
 class ActiveDrain:
-    """Drain that is in progress."""
+    """Drain that is in progress: all ranks are saving their state, to stop after the same step."""
 
     order: p.Drain
     until: float
@@ -116,21 +116,24 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Newest snapshot of this round for each shard of this agent's workers."""
+        """Newest snapshot of this round, for each shard of this agent's workers, keyed by the shard's number."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
         self.saved[message.shard] = (message, *self.saved.get(message.shard, ()))[:2]
 
     def saved_by_all(self) -> tuple[int, ...]:
-        """Return the steps of the newest snapshots that every worker of this agent has."""
+        """Return the steps of snapshots that every worker of this agent has saved.
+
+        Only the newest snapshots of each worker count.
+        """
         saved = [{committed.id.step for committed in self.saved.get(rank, ())} for rank in self.workers.ranks]
         return tuple(sorted(set.intersection(*saved)))
 
     def discount_pause(self, seconds: float) -> None:
-        """Move deadlines back by `seconds`.
+        """Move all deadlines back by `seconds`, the time for which this agent's process was suspended.
 
-        This agent was suspended for that time, and could not receive messages.
+        A suspended process can't receive messages, so this time must not count as silence of others.
         """
         self.silent_at += seconds
         if self.coordinator is not None:

@@ -23,7 +23,10 @@ An agent chooses the same candidates each time if they exist, so that it can reu
 
 
 def chosen(candidates: Sequence[Candidate], replica: str) -> tuple[Candidate, ...]:
-    """Return the candidates that get a Ping from this agent, in their order. The agent itself is included."""
+    """Return the candidates to which this agent sends a Ping, in the order of `candidates`.
+
+    The result includes the agent's own replica.
+    """
     count = len(candidates)
     own_index = next((i for i, candidate in enumerate(candidates) if candidate.replica == replica), None)
     if count <= ALL_PAIRS or own_index is None:

@@ -1,10 +1,10 @@
-"""Agreement of all ranks at which call of `trainingjob.should_checkpoint()` they stop. For a user's own command.
+"""Agreement of all ranks on the call of `trainingjob.should_checkpoint()` at which a user's own command stops.
 
 Every rank calls the function once per step, so the number of calls is a clock that all ranks share. When a drain
 begins, each agent asks its workers how many calls they have finished. A worker that has answered waits at its next
 call. The coordinator then chooses the highest number plus one. No worker has gone beyond that call, and every worker
-reaches it. There the function returns True. This needs no collective, which could hang (decision "A script's ranks
-agree by counting calls").
+reaches it. At that call, the function returns True on all ranks. The agreement needs no collective, which could hang
+(decision "A script's ranks agree by counting calls").
 
 If no worker calls the function at all (call 0), the workers receive SIGTERM and have their grace period to exit. There
 is one exception: if the drain must save a state that is only in node memory, the agent waits for the first call.
@@ -27,7 +27,7 @@ ANSWER_SECONDS = 5.0
 
 
 class Stopping:
-    """State of the agreement at which call to stop, in one agent and for one round."""
+    """Agreement on the call of should_checkpoint() at which all ranks stop, for one agent in one round."""
 
     def __init__(self) -> None:
         self.attending: set[int] = set()
@@ -66,7 +66,7 @@ class Stopping:
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
-        """Handle the first call of should_checkpoint() by a worker. The worker waits for the answer."""
+        """Handle a worker's first call of should_checkpoint(), and answer it. The worker waits for the answer."""
         self.attending.add(rank)
         if self.call:
             return [e.SendToWorker(rank, w.StopAtCall(self.call))]
@@ -79,7 +79,7 @@ class Stopping:
         self._settle()
 
     def ended(self, rank: int) -> None:
-        """Do not wait any longer for the answer of a worker, because it has ended."""
+        """Record that a worker has ended, so that no answer of this worker is expected."""
         self._waiting.discard(rank)
         self._settle()
 

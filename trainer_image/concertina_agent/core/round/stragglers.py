@@ -42,7 +42,7 @@ class Stragglers:
     """Search for stragglers in one round."""
 
     def __init__(self, factor: Optional[float]) -> None:
-        """Initialize the search. If `factor` is None, there is no search."""
+        """Prepare the search for stragglers. Without a `factor` (None), no rank counts as a straggler."""
         self._factor = factor
         self._begun: dict[int, Heartbeat] = {}
         self._begun_at = 0.0
@@ -50,9 +50,11 @@ class Stragglers:
         self.found: tuple[Straggler, ...] = ()
 
     def check(self, rank_heartbeats: Mapping[int, tuple[str, Heartbeat]], now: float) -> bool:
-        """Update `found`, and return whether it has changed.
+        """Update the list `found` of stragglers, and return whether the list has changed.
 
-        `rank_heartbeats` has the replica and the heartbeat of each rank.
+        Args:
+            rank_heartbeats: The replica and the heartbeat of each rank, keyed by rank.
+            now: Present monotonic time in seconds.
         """
         heartbeats = {rank: heartbeat for rank, (_, heartbeat) in rank_heartbeats.items() if heartbeat.busy > 0}
         if self._factor is None or len(heartbeats) < 2 or len(heartbeats) < len(rank_heartbeats):

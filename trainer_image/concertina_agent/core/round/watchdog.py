@@ -55,7 +55,7 @@ BUSY_SECONDS = 2.0
 
 
 class Heartbeats:
-    """Phases of this agent's workers, and the time since the last progress of each."""
+    """Phases of this agent's workers, and the time since each worker's last progress."""
 
     def __init__(self) -> None:
         self.heartbeats: tuple[Heartbeat, ...] = ()
@@ -107,9 +107,9 @@ class Heartbeats:
         return frozenset(rank for rank, _ in before & self._stopped) - moved
 
     def hung(self, hung: bool) -> bool:
-        """Record whether the round hangs, and return whether to collect stacks now.
+        """Record whether the coordinator says that the round hangs. Return whether to collect the workers' stacks now.
 
-        The coordinator says whether the round hangs. Stacks are collected once for each hang.
+        Stacks are collected once for each hang.
         """
         begin, self.collecting = hung and not self.collecting, hung
         if not hung:
@@ -166,7 +166,7 @@ class Watchdog:
             self._steps.append(seconds)
 
     def check(self, now: float) -> bool:
-        """Return whether a hang or a straggler was found or has ended."""
+        """Check for hangs and stragglers. Return whether one was found or has ended since the last call."""
         rank_heartbeats = {
             rank: (rank_heartbeat.replica, rank_heartbeat.heartbeat)
             for rank, rank_heartbeat in self._rank_heartbeats.items()
@@ -239,7 +239,7 @@ def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
 
 
 def position(heartbeat: Heartbeat) -> tuple[int, int]:
-    """Return the progress of a rank as two numbers: the finished steps, and the phase within the next step."""
+    """Return the progress of a rank as two numbers that can be compared: finished steps, and phase of the next step."""
     phase = heartbeat.phase if heartbeat.phase in STEP_PHASES else WorkerPhase.COMPUTING
     return heartbeat.step, STEP_PHASES.index(phase)
 

@@ -115,7 +115,7 @@ class Workers:
         return worker
 
     def traces(self, rank: int) -> bool:
-        """Return whether the worker supports traces."""
+        """Return whether the worker of this rank can write traces of its steps."""
         return rank in self._workers and self._workers[rank].traces
 
     def alive(self, rank: int) -> bool:

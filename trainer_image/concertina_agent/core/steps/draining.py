@@ -146,10 +146,10 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return a member's state, without its failure if that failure is a consequence of the drain.
+    """Return a member's state, without the failure if the failure is only a consequence of the drain.
 
-    This concerns a user's own command. One of its workers can lose a peer that has stopped for the drain before it
-    knows of the drain itself.
+    This concerns a user's own command. One of its workers can lose the connection to a worker that has already stopped
+    for the drain, before the first worker is asked to stop.
     """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:

@@ -1,4 +1,7 @@
-"""Effects of a change of this agent's own state. On the coordinator, the change is also handled as that of a member."""
+"""Effects of a change of this agent's own state.
+
+A coordinator is a member of its round too, so it also handles the change as the change of a member.
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from concertina_protocol import worker_channel as w
 
 
 def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Begin to copy the snapshots of a script and to upload its checkpoints, because it saves snapshots.
+    """Begin to copy a script's snapshots to a peer and to upload its checkpoints.
 
-    The bundled trainer always saves snapshots. A script says so by a message.
+    The bundled trainer always saves snapshots. A user's script first has to send a message that it does.
     """
     if agent.bundled or r.copying:
         return []
@@ -24,10 +24,7 @@ def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def copy_neighbour(r: Membership) -> list[e.Effect]:
-    """Begin to copy the snapshots of the previous member in the ring of copies.
-
-    Each member copies those of the one before.
-    """
+    """Begin to copy the snapshots of the previous member in the ring of copies to this replica."""
     r.copying = True
     if r.lonely:
         return []
@@ -52,9 +49,9 @@ def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Ef
 
 
 def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
-    """Delete snapshots that were kept until all ranks had restored their state.
+    """Delete the snapshots that were kept in case a rank could not restore the state of this round.
 
-    A finished step `step` shows that all ranks have, because all of them take part in each step.
+    After any finished step, all ranks have restored their state, because all of them take part in each step.
     """
     restore = r.assign.restore
     if restore.source == p.RestoreSource.FRESH or step <= restore.step or r.restored:

@@ -26,7 +26,7 @@ class Backoff:
     seconds: float = 0.0
 
     def next(self) -> "Backoff":
-        """Return the delay after another failure."""
+        """Return the longer delay that applies after one more failure of the container."""
         return Backoff(min(2 * self.seconds, _LONGEST_BACKOFF) or _FIRST_BACKOFF)
 
 
