@@ -206,7 +206,7 @@ class Planned:
     """Number of sequences of a step, regardless of the number of GPUs; None if `rows` determines it."""
     micro: int = 1
     activations: str = "KeepProducts"
-    reshard: str = "Auto"
+    reshard: str = "Always"
 
 
 MODELS = {

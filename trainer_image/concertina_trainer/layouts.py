@@ -9,12 +9,18 @@ import dataclasses
 from collections.abc import Callable
 
 from concertina_trainer.config.data_config import Balancing, DocumentMode
-from concertina_trainer.config.memory_config import RESHARD_ABOVE, Resharding
+from concertina_trainer.config.memory_config import Resharding
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 
 DEGREES = ("tensor", "pipeline", "context", "expert")
 """Degrees whose nearest allowed values are named in messages."""
+RESHARD_ABOVE = 100_000_000
+"""Number of parameters above which a block's weights are freed between forward and backward, if the device's memory is
+not known.
+
+In smaller models memory does not matter, and the cost of gathering them again does.
+"""
 MOST_DEGREE = 1024
 """Maximum degree of one dimension, as in ParallelismConfig."""
 
@@ -98,12 +104,13 @@ RULES = (
     ),
     LayoutRule(
         "trainer.memory.reshardAfterForward",
+        "!has(self.trainer.memory.reshardAfterForward) || "
         f"self.trainer.memory.reshardAfterForward != 'Always' || self.parallelism.pipeline == 1 || {_NO_HALVES}",
         lambda trainer, parallelism: (
             trainer.memory.reshard_after_forward is not Resharding.always or not parallelism.backward_in_halves
         ),
         "the schedule InterleavedZeroBubble keeps gathered weights until the backward has both its halves: set "
-        "reshardAfterForward to Never or Auto, or choose another parallelism.schedule",
+        "reshardAfterForward to Never, remove it, or choose another parallelism.schedule",
     ),
     LayoutRule(
         "parallelism.asyncTensor",
@@ -210,7 +217,7 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 
     `weights` is the number of parameters of a custom model.
     """
-    if trainer.memory.reshard_after_forward is Resharding.auto:
+    if trainer.memory.reshard_after_forward is None:
         return (weights or trainer.model.weights) > RESHARD_ABOVE and not parallelism.backward_in_halves
     return trainer.memory.reshard_after_forward is Resharding.always
 

@@ -290,7 +290,7 @@ def assemble(
     engine = engine_of(built.model, built.optimizer, sums, config, plan, world)
     saving = begin_saving(built, start, restored, channel)
     batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device)
-    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.data_rank)
+    balance = Balance(config.data.balance is Balancing.speed, batches, config.resolved_micro_batch_size, world.data_rank)
     every = config.anomalies.corruption_check_steps
     digests = Digests(every, built.model, built.state.saved.tensors, world, restored.id.step)
     evaluation = None

@@ -395,7 +395,7 @@ def _print_search(console: Console, name: str, layout: ParallelLayout, estimates
     for estimate in estimates:
         peak = _size(estimate.peak.total) if estimate.peak else "not measured"
         table.add_row(
-            _degrees(estimate.layout), estimate.layout.trainer.memory.activations, f"{estimate.tokens_per_second:,.0f}",
+            _degrees(estimate.layout), estimate.layout.trainer.memory.resolved_activations, f"{estimate.tokens_per_second:,.0f}",
             f"{estimate.mfu:.1%}", peak, bottleneck(estimate).partition(":")[0],
         )  # fmt: skip
     console.print(table)

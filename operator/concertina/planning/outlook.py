@@ -209,9 +209,9 @@ def _less(estimate: Estimate, kind: str) -> str:
     if kind in ("activations", "routed", "temporary"):
         if parallelism.pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe:
             return "GPipe keeps those of all microbatches; choose parallelism.schedule OneForwardOneBackward"
-        if trainer.memory.activations is not Activations.recompute:
+        if trainer.memory.resolved_activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
-        if trainer.micro_batch_size > 1:
+        if trainer.resolved_micro_batch_size > 1:
             return "lower microBatchSize"
         return "raise parallelism.tensor or parallelism.context"
     if kind == "gradients" and batch(estimate.layout).microbatches > 1:
@@ -236,9 +236,9 @@ def _less_of_own(estimate: Estimate, own: OwnDescription, kind: str) -> str:
         "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts"),
     )
     if kind in ("activations", "temporary"):
-        if own.blocks and trainer.memory.activations is not Activations.recompute:
+        if own.blocks and trainer.memory.resolved_activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
-        shorter = "lower microBatchSize" if trainer.micro_batch_size > 1 else "lower trainer.model.sequenceLength"
+        shorter = "lower microBatchSize" if trainer.resolved_micro_batch_size > 1 else "lower trainer.model.sequenceLength"
         return shorter if own.blocks else f"{parts} of the model, so that these can be computed again, or {shorter}"
     if kind == "gradients" and batch(estimate.layout).microbatches > 1:
         return "set memory.reshardAfterForward to Always, so that each microbatch's are cut"
@@ -260,7 +260,7 @@ def as_object(estimate: Estimate) -> dict[str, Any]:
         "ranksPerReplica": layout.per_node,
         "degrees": {str(group): layout.degree(group) for group in layout.groups},
         "schedule": layout.parallelism.schedule if layout.parallelism.pipeline > 1 else None,
-        "activations": layout.trainer.memory.activations,
+        "activations": layout.trainer.memory.resolved_activations,
         "acrossNodes": [str(group) for group in layout.groups if layout.crosses(group)],
         "parameters": layout.weights,
         "trainedParameters": layout.trained,

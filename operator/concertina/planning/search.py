@@ -80,7 +80,7 @@ def least_memory(layout: ParallelLayout) -> float:
         Activations.keep: 8 * model.dim + 4 * model.token_width,
         Activations.products: 4 * model.dim + 2 * model.token_width,
         Activations.recompute: model.dim,
-    }[layout.trainer.memory.activations]
+    }[layout.trainer.memory.resolved_activations]
     waiting = (
         plan.microbatches
         if parallelism.schedule is PipelineSchedule.gpipe
