@@ -7,6 +7,8 @@ A state carries the configuration that it was trained with, so a run keeps what 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from concertina_trainer.config.memory_config import Activations, Resharding
 from concertina_trainer.config.trainer import TrainerConfig
@@ -22,6 +24,15 @@ class MemoryChoice:
     micro_batch_size: int
     activations: Activations
     reshard_after_forward: Resharding
+
+    @staticmethod
+    def parsed(fields: Mapping[str, Any]) -> MemoryChoice:
+        """Return a choice in the form of dataclasses.asdict."""
+        return MemoryChoice(
+            int(fields["micro_batch_size"]),
+            Activations(fields["activations"]),
+            Resharding(fields["reshard_after_forward"]),
+        )
 
     @staticmethod
     def of(config: TrainerConfig, frees_weights: bool) -> MemoryChoice:

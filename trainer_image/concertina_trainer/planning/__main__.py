@@ -29,8 +29,8 @@ def answered(request: dict[str, Any]) -> object:
     """Answer a request.
 
     {trainer, data} asks for the description of a custom model. `data`, if known, is {vocab_size, frames}, as in
-    the answer. {trainer, data, parallelism, size} asks for one layout. With `deviceBytes`, it asks for the settings that
-    fit into so much memory.
+    the answer. {trainer, data, parallelism, size} asks for one layout. With `deviceBytes`, it asks for the settings
+    that fit into so much memory.
 
     Raises:
         InvalidInput: When the world is no whole number of blocks, or the model or its data can't be used.

@@ -9,10 +9,10 @@ from concertina_trainer.config.memory_choice import MemoryChoice, absent, withou
 from concertina_trainer.config.memory_config import Offload
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.ladder import GIB, first_fitting, ladder, usable_memory
 from concertina_trainer.layouts import problems
 from concertina_trainer.model.own import OwnSpec
 from concertina_trainer.planning.described_model import DataDescription
-from concertina_trainer.planning.ladder import GIB, first_fitting, ladder, usable_memory
 from concertina_trainer.planning.memory import fullest, memory
 
 MOST_DOUBLINGS = 6
@@ -97,7 +97,9 @@ def _changed_jobs(job: Job) -> Iterator[list[tuple[str, Job]]]:
         yield [(f"set {free.ladder()[-1]}", free)]
     if config.memory.offload is None:
         memory = config.memory.model_copy(update={"offload": Offload.state})
-        yield [("set memory.offload State", dataclasses.replace(job, config=config.model_copy(update={"memory": memory})))]
+        yield [
+            ("set memory.offload State", dataclasses.replace(job, config=config.model_copy(update={"memory": memory})))
+        ]
     yield [_wider(job, 2**doubling) for doubling in range(1, MOST_DOUBLINGS + 1)]
     if config.model.entrypoint is not None:
         return
@@ -112,7 +114,10 @@ def _changed_jobs(job: Job) -> Iterator[list[tuple[str, Job]]]:
     half = config.model.sequence_length // 2
     model = config.model.model_copy(update={"sequence_length": half})
     yield [
-        (f"set model.sequenceLength {half}", dataclasses.replace(job, config=config.model_copy(update={"model": model})))
+        (
+            f"set model.sequenceLength {half}",
+            dataclasses.replace(job, config=config.model_copy(update={"model": model})),
+        )
     ]
 
 

@@ -21,6 +21,8 @@ BUSY_TOKENS = 8192
 The forward pass of a weight takes 2 operations per token, and its gathering 2 bytes. At 400 TFLOPS and 50 GB/s, both
 take the same time with 8000 tokens.
 """
+LEAST_TOKENS = BUSY_TOKENS // 4
+"""Tokens of a micro-batch below which it is faster to compute a larger one and recompute all of its activations."""
 MOST_TOKENS = 4 * BUSY_TOKENS
 """Tokens of a micro-batch from which on a larger one gains nothing: the overhead of kernels is small by then."""
 MICROBATCHES_PER_STAGE = 4
@@ -41,9 +43,9 @@ def ladder(
 ) -> list[MemoryChoice]:
     """Return the settings to choose from for a world of `ranks`, the fastest first.
 
-    A field that the configuration sets has only this value. Keeping all activations is slower than keeping those of
-    products once it takes a micro-batch of fewer than BUSY_TOKENS. `has_blocks` says whether the model has blocks to
-    recompute.
+    A field that the configuration sets has only this value. More activations are recomputed before a micro-batch
+    becomes so small that it is slower: below BUSY_TOKENS if all are kept, and below LEAST_TOKENS otherwise.
+    `has_blocks` says whether the model has blocks to recompute.
 
     Raises:
         InvalidInput: When the world is no whole number of blocks of the layout.
@@ -57,13 +59,12 @@ def ladder(
         reshards = [config.memory.reshard_after_forward or Resharding.never]
     tokens = config.model.sequence_length / parallelism.context
     busy = [size for size in sizes if size * tokens >= BUSY_TOKENS] or sizes[:1]
+    smallest = [size for size in sizes if size * tokens >= LEAST_TOKENS] or sizes[:1]
     first, *others = activations
-    rungs = [
-        MemoryChoice(size, first, reshard) for reshard in reshards for size in (busy if others else sizes)
-    ]
-    rungs += [
-        MemoryChoice(size, activation, reshards[-1]) for activation in others for size in sizes if size <= busy[-1]
-    ]
+    rungs = [MemoryChoice(size, first, reshard) for reshard in reshards for size in (busy if others else sizes)]
+    for activation in others:
+        smaller = sizes if activation is activations[-1] else smallest
+        rungs += [MemoryChoice(size, activation, reshards[-1]) for size in smaller if size <= busy[-1]]
     return rungs
 
 
