@@ -80,6 +80,12 @@ def chosen(job: Job, device_bytes: int) -> Chosen:
 
 def remedies(job: Job, limit: float) -> Iterator[str]:
     """Return changes of the job with which it fits, each by itself, with the measured peak."""
+    config = job.config
+    if len(absent(config)) < len(absent(without(config))):
+        free = dataclasses.replace(job, config=without(config))
+        choice = first_fitting(free.ladder(), limit, free.peak)
+        if (peak := free.peak(choice)) <= limit:
+            yield f"set {choice} ({peak / GIB:.1f} GiB)"
     for alternatives in _changed_jobs(job):
         for sentence, changed in alternatives:
             if problems(changed.config, changed.parallelism, changed.ranks):
@@ -92,9 +98,6 @@ def remedies(job: Job, limit: float) -> Iterator[str]:
 def _changed_jobs(job: Job) -> Iterator[list[tuple[str, Job]]]:
     """Return the changes to try, those of each list in order until one fits."""
     config, parallelism = job.config, job.parallelism
-    if len(absent(config)) < len(absent(without(config))):
-        free = dataclasses.replace(job, config=without(config))
-        yield [(f"set {free.ladder()[-1]}", free)]
     if config.memory.offload is None:
         memory = config.memory.model_copy(update={"offload": Offload.state})
         yield [
@@ -125,7 +128,7 @@ def _wider(job: Job, factor: int) -> tuple[str, Job]:
     """Return the job with the state cut over so many times as many ranks."""
     ranks, shard = job.ranks * factor, job.parallelism.shard
     if shard is None:
-        return f"raise elastic.minReplicas to {ranks} GPUs", dataclasses.replace(job, ranks=ranks)
+        return f"raise elastic.minReplicas to at least {ranks} GPUs", dataclasses.replace(job, ranks=ranks)
     wider = job.parallelism.model_copy(update={"shard": shard * factor})
     return (
         f"raise parallelism.shard to {shard * factor}",
