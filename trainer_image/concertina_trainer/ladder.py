@@ -54,9 +54,8 @@ def ladder(
     activations = [config.memory.activations] if config.memory.activations else list(Activations)
     if not has_blocks:
         activations = [config.memory.resolved_activations]
-    reshards = [config.memory.reshard_after_forward] if config.memory.reshard_after_forward else list(Resharding)[::-1]
-    if parallelism.backward_in_halves:
-        reshards = [config.memory.reshard_after_forward or Resharding.never]
+    reshard = config.memory.resharding or (Resharding.never if parallelism.backward_in_halves else None)
+    reshards = [reshard] if reshard else [Resharding.never, Resharding.always]
     tokens = config.model.sequence_length / parallelism.context
     busy = [size for size in sizes if size * tokens >= BUSY_TOKENS] or sizes[:1]
     smallest = [size for size in sizes if size * tokens >= LEAST_TOKENS] or sizes[:1]

@@ -44,7 +44,7 @@ class MemoryChoice:
         return MemoryChoice(
             config.resolved_micro_batch_size,
             memory.resolved_activations,
-            memory.reshard_after_forward or (Resharding.always if frees_weights else Resharding.never),
+            memory.resharding or (Resharding.always if frees_weights else Resharding.never),
         )
 
     def filled(self, config: TrainerConfig) -> TrainerConfig:
@@ -52,7 +52,7 @@ class MemoryChoice:
         memory = config.memory.model_copy(
             update={
                 "activations": config.memory.activations or self.activations,
-                "reshard_after_forward": config.memory.reshard_after_forward or self.reshard_after_forward,
+                "reshard_after_forward": config.memory.resharding or self.reshard_after_forward,
             }
         )
         rows = config.micro_batch_size or self.micro_batch_size
@@ -79,7 +79,7 @@ def absent(config: TrainerConfig) -> tuple[str, ...]:
     values = {
         MICRO_BATCH_SIZE: config.micro_batch_size,
         ACTIVATIONS: config.memory.activations,
-        RESHARD: config.memory.reshard_after_forward,
+        RESHARD: config.memory.resharding,
     }
     return tuple(path for path, value in values.items() if value is None)
 

@@ -35,6 +35,8 @@ class Activations(enum.StrEnum):
 
 
 class Resharding(enum.StrEnum):
+    auto = "Auto"
+    """The same as an absent field."""
     always = "Always"
     never = "Never"
 
@@ -58,8 +60,8 @@ class MemoryConfig(Section):
     reshard_after_forward: Resharding | None = Field(
         default=None,
         description="Whether a block's gathered weights are freed between forward and backward, and gradients cut "
-        "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Absent: "
-        "Never if that fits into the GPU's memory.",
+        "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Absent or "
+        "Auto: Never if that fits into the GPU's memory.",
     )
     offload: Offload | None = Field(
         default=None,
@@ -67,6 +69,11 @@ class MemoryConfig(Section):
         "optimizer's moments, which processors update; weights are copied to the device as they are gathered. Absent: "
         "nothing.",
     )
+
+    @property
+    def resharding(self) -> Resharding | None:
+        """Always or Never; None if it is to be chosen."""
+        return None if self.reshard_after_forward is Resharding.auto else self.reshard_after_forward
 
     @property
     def resolved_activations(self) -> Activations:

@@ -15,6 +15,7 @@ from concertina_trainer.config.anomaly_config import AnomalyConfig
 from concertina_trainer.config.data_config import Balancing, DataConfig, DocumentMode, EvaluationConfig
 from concertina_trainer.config.memory_config import MemoryConfig, SnapshotConfig
 from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.model_sizes import WITH_EXPERTS
 from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule
 from concertina_trainer.config.section import Section, SectionRule
 
@@ -165,7 +166,8 @@ class TrainerConfig(Section):
         ),
         SectionRule(
             "determinism",
-            "self.determinism != 'Bitwise' || !has(self.model.experts)",
+            "self.determinism != 'Bitwise' || !has(self.model.experts) && "
+            f"!(has(self.model.size) && self.model.size in {list(WITH_EXPERTS)})",
             lambda trainer: not trainer.bitwise or trainer.model.experts is None,
             "determinism Bitwise knows no experts, whose products are of other shapes in another world: set "
             "determinism to Order, or remove model.experts",
@@ -195,6 +197,7 @@ class TrainerConfig(Section):
         """
         without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
         settings = self.model_dump(mode="json", exclude=without)
+        del settings["model"]["size"]
         if self.bitwise:
             settings["micro_batch_size"] = self.resolved_micro_batch_size
         settings["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
