@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from concertina_state.errors import DoesNotFit
+from concertina_state.errors import DoesNotFit, InvalidInput
 from concertina_trainer.config.memory_choice import RESHARD, MemoryChoice, absent
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
@@ -67,10 +67,10 @@ def fitted(
 
     Raises:
         DoesNotFit: When a new run does not fit into the memory of the smallest device, with any settings.
+        InvalidInput: When a variable can't be used.
     """
     default = _default(recorded or config, own, world)
-    device_bytes = least_memory(world)
-    if recorded is not None or not device_bytes:
+    if recorded is not None or not (device_bytes := least_memory(world)):
         return Fitted(default.filled(config), default.chosen(config))
     request = {
         "trainer": config.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -115,8 +115,15 @@ def least_ranks(world: DistContext) -> int:
 
 
 def least_memory(world: DistContext) -> int:
-    """Return the memory of the smallest device of all ranks, in bytes; 0 if it is not known."""
-    size = int(os.environ.get(DEVICE_BYTES) or 0)
+    """Return the memory of the smallest device of all ranks, in bytes; 0 if it is not known.
+
+    Raises:
+        InvalidInput: When the variable is no number of bytes.
+    """
+    text = os.environ.get(DEVICE_BYTES) or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidInput(f"{DEVICE_BYTES} is {text!r} and must be a number of bytes, such as {40 * GIB}.")
+    size = int(text)
     if not size and world.device.type == "cuda":
         size = torch.cuda.get_device_properties(world.device).total_memory
     sizes = torch.tensor([size], dtype=torch.int64, device=world.device)

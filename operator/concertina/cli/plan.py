@@ -294,7 +294,11 @@ class Fit:
 
 
 def _fit(spec: JobSpec, replicas: int, own: OwnDescription | None, gpu: Gpu, options: PlanOptions) -> Fit:
-    """Return the settings that the job's workers choose, at its smallest size."""
+    """Return the settings that the job's workers choose, at its smallest size.
+
+    Raises:
+        UserError: When the process does not answer as expected.
+    """
     smallest = _layout(spec, min(spec.least_replicas, replicas), own)
     answer = _run_planning({**_request(smallest), "deviceBytes": gpu.memory}, options.python)
     try:

@@ -82,7 +82,11 @@ def restore(
 
 @contextlib.contextmanager
 def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None) -> Iterator[None]:
-    """Set the rollback of errors about a damaged checkpoint, if the job goes back to an older one."""
+    """Set the rollback of errors about a damaged checkpoint, if the job goes back to an older one.
+
+    Raises:
+        DamagedInput: When the checkpoint is damaged.
+    """
     try:
         yield
     except DamagedInput as error:
