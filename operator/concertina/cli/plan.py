@@ -93,12 +93,12 @@ def run(file: Path, options: PlanOptions) -> None:
     replicas = options.replicas or sizes.most(spec)
     has_torch = bool(options.python or _has_torch())
     measure = options.memory and has_torch
-    _layout(spec, replicas)  # Refuses an invalid layout before anything runs.
+    layout = _layout(spec, replicas)  # Refuses an invalid layout before anything runs.
     own = _own_model(file, spec, options, has_torch)
-    fit = _fit(spec, replicas, own, gpu, options) if measure else None
-    asked = spec.trainer
-    if fit is not None and spec.trainer is not None:
-        spec = spec.model_copy(update={"trainer": fit.choice.filled(spec.trainer)})
+    asked, fit = layout.trainer, None
+    if measure and absent(asked):
+        fit = _fit(spec, replicas, own, gpu, options)
+        spec = spec.model_copy(update={"trainer": fit.choice.filled(asked)})
     layout = _layout(spec, replicas, own)
     if options.search:
         estimates = _search_layouts(spec, layout, gpu, options, measure)
@@ -111,7 +111,7 @@ def run(file: Path, options: PlanOptions) -> None:
     if options.json:
         key = "layouts" if options.search else "sizes"
         valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
-        chosen = fit.choice.chosen(asked) if fit and asked else {}
+        chosen = fit.choice.chosen(asked) if fit else {}
         remedies = list(fit.remedies) if fit else []
         found = {"job": name, "validReplicas": valid, "settings": chosen, "remedies": remedies}
         print(json.dumps({**found, key: list(map(as_object, estimates))}, indent=1))
@@ -307,9 +307,9 @@ def _fit(spec: JobSpec, replicas: int, own: OwnDescription | None, gpu: Gpu, opt
         raise UserError(_unexpected_answer(options.python, f"{type(error).__name__}: {error}")) from error
 
 
-def _settings(asked: TrainerConfig | None, fit: Fit | None) -> Iterator[tuple[str, str]]:
+def _settings(asked: TrainerConfig, fit: Fit | None) -> Iterator[tuple[str, str]]:
     """Yield rows about the settings that the job does not set."""
-    if asked is None or not absent(asked):
+    if not absent(asked):
         return
     if fit is None:
         yield "Settings", f"not measured; the job chooses {', '.join(absent(asked))} by the memory of its GPUs"

@@ -4,7 +4,12 @@ import pytest
 
 from builders.train import node
 from concertina_protocol import Restore
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.fitting import DEVICE_BYTES, LEAST_RANKS
+from concertina_trainer.ladder import GIB, usable_memory
+from concertina_trainer.planning.choice import Job
+from concertina_trainer.planning.choice import chosen as chosen_by_plan
 
 LARGE = str(16 << 30)
 KEPT = {"memory.activations": "Keep", "memory.reshardAfterForward": "Never"}
@@ -63,3 +68,18 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert "does not fit into the 1.0 GiB of the smallest device, with 1 ranks" in message
     assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.7 GiB)" in message
     assert "raise elastic.minReplicas to at least 4 GPUs (0.6 GiB)" in message
+
+
+@pytest.mark.long(
+    law="tests/train/trainer/test_fitting.py::test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit"
+)
+def test_the_planned_peak_of_what_is_chosen_fits_and_more_memory_never_chooses_less():
+    model = {"layers": 24, "dim": 256, "heads": 4, "sequenceLength": 2048, "vocabSize": 8192}
+    config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "globalBatchSize": 64, "model": model})
+    job, places = Job(config, ParallelismConfig(), 2), []
+    for gibibytes in (1, 2, 3, 6, 12, 24):
+        found = chosen_by_plan(job, gibibytes * GIB)
+        assert found.peak == job.peak(found.choice) <= usable_memory(gibibytes * GIB)
+        places.append(job.ladder().index(found.choice))
+    assert places == sorted(places, reverse=True)
+    assert len(set(places)) > 2, places
