@@ -60,7 +60,7 @@ def ladder(
     busy = [size for size in sizes if size * tokens >= BUSY_TOKENS] or sizes[:1]
     smallest = [size for size in sizes if size * tokens >= LEAST_TOKENS] or sizes[:1]
     first, *others = activations
-    rungs = [MemoryChoice(size, first, reshard) for reshard in reshards for size in (busy if others else sizes)]
+    rungs = [MemoryChoice(size, first, reshard) for size in (busy if others else sizes) for reshard in reshards]
     for activation in others:
         smaller = sizes if activation is activations[-1] else smallest
         rungs += [MemoryChoice(size, activation, reshards[-1]) for size in smaller if size <= busy[-1]]

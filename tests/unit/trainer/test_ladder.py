@@ -28,7 +28,7 @@ def rungs(ranks: int = 8, parallelism: dict | None = None, has_blocks: bool = Tr
 
 
 def test_a_job_that_sets_nothing_may_have_any_of_these() -> None:
-    keep = [(rows, "Keep", how) for how in ("Never", "Always") for rows in (16, 8, 4)]
+    keep = [(rows, "Keep", how) for rows in (16, 8, 4) for how in ("Never", "Always")]
     products = [(rows, "KeepProducts", "Always") for rows in (4, 2, 1)]
     recompute = [(rows, "Recompute", "Always") for rows in (4, 2, 1)]
     found = [(rung.micro_batch_size, rung.activations, rung.reshard_after_forward) for rung in rungs()]
