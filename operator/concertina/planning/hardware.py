@@ -1,4 +1,4 @@
-"""GPUs and networks for plans, with their vendors' figures (docs/planner.md names the sources)."""
+"""GPUs and networks for which plans are computed, with the vendors' data. notebook/planner.md lists the sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GpuName(enum.StrEnum):
 
 
 class FabricName(enum.StrEnum):
-    """Network between nodes, for each GPU."""
+    """Kind of network between nodes, and its rate in Gbit/s for each GPU."""
 
     ethernet100 = "Ethernet-100"
     ethernet400 = "Ethernet-400"
@@ -36,13 +36,14 @@ class Gpu:
     memory_rate: float
     """Memory bandwidth in bytes per second."""
     nvlink: float
-    """Bytes per second in each direction to the GPUs of its node."""
+    """Bytes per second, in each direction, between this GPU and the other GPUs of its node."""
     host_link: float
-    """Bytes per second to the host's memory, or from there: PCIe's 16 lanes."""
+    """Bytes per second, in each direction, between the GPU and host memory: 16 lanes of PCIe."""
     kernels: float
-    """Share of the peak that matrix products and attention reach. The share was set by some of the published runs of
-    benchmarks/planning.py, and checked by the other runs. There were no runs on H200 and B200, so their values are
-    assumed.
+    """Share of the peak rate that matrix products and attention reach.
+
+    The value was fitted to some of the published runs in benchmarks/planning.py, and checked against the other runs.
+    The values of H200 and B200 are assumptions, because there were no runs on them.
     """
 
     @property
@@ -52,7 +53,7 @@ class Gpu:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations per second of dense bfloat16 products."""
+        """Peak floating-point operations per second for dense matrix products in bfloat16."""
         return PEAK_FLOPS[self.device]
 
 
@@ -72,11 +73,14 @@ FABRICS = {
     FabricName.infiniband400: 50e9,
     FabricName.infiniband800: 100e9,
 }
-"""Bytes per second in each direction."""
+"""Bytes per second of each network, in each direction."""
 
 REACHED = 0.8
 """Share of a link's rate that large collectives reach."""
 HOST_MEMORY_RATE = 40e9
-"""Bytes per second of a GPU's share of its node's memory and processors: assumed, with enough threads."""
+"""Bytes per second that a GPU's share of its node's memory and processors can process.
+
+The value is an assumption, and requires enough threads.
+"""
 LATENCY = 10e-6
-"""Seconds for each doubling of a collective's ranks."""
+"""Latency of a collective in seconds, for each doubling of its number of ranks."""
