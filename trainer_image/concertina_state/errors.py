@@ -21,6 +21,12 @@ class DataChanged(InvalidInput):
     reason = FailureReason.DATA_CHANGED
 
 
+class DoesNotFit(InvalidInput):
+    """The model needs more memory than the devices have."""
+
+    reason = FailureReason.DOES_NOT_FIT
+
+
 class DamagedInput(InvalidInput):
     """Error that stored bytes are not those that were written. Reading them again gives the same wrong bytes."""
 

@@ -30,7 +30,9 @@ class FailureReason(OpenEnum):
     RESTORE_FAILED = "RestoreFailed"
     INVALID_INPUT = "InvalidInput"
     DATA_CHANGED = "DataChanged"
-    """The data are not those that the state was trained on."""
+    """The data differ from those that the state was trained on."""
+    DOES_NOT_FIT = "DoesNotFit"
+    """The model needs more memory than the devices have."""
     DAMAGED = "Damaged"
     """Stored bytes are not those that were written."""
     LOSS_SPIKE = "LossSpike"
@@ -40,7 +42,14 @@ class FailureReason(OpenEnum):
     """The member went back to an earlier state because the state of another rank was corrupted."""
 
 
-BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
+BAD_INPUTS = frozenset(
+    {
+        FailureReason.INVALID_INPUT,
+        FailureReason.DATA_CHANGED,
+        FailureReason.DOES_NOT_FIT,
+        FailureReason.DAMAGED,
+    }
+)
 """Reasons for which a retry cannot help."""
 
 
@@ -195,7 +204,9 @@ class Progress:
     mfu_full_attention: Annotated[Optional[float], Absent(0.0)] = None
     """MFU: share of the devices' peak FLOPS that training uses. All of attention is counted, as torchtitan does."""
     snapshots: Optional[SnapshotInterval] = None
-    """Interval between snapshots in this round, or None before the second snapshot."""
+    """Interval of snapshots in this round, from its second snapshot on."""
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Values that the trainer chose for fields that spec.trainer does not set, by path below spec.trainer."""
     optimizer: str = ""
     """Class of the optimizer whose steps are counted, or "" if the worker reports its steps itself.
 

@@ -67,7 +67,7 @@ def _settings(config: TrainerConfig) -> dict[str, Any]:
 def _resolved_model(config: TrainerConfig) -> dict[str, Any]:
     """Return the model's fields, with defaults that depend on other fields: stating such a default is no change."""
     model = config.model
-    dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options"})
+    dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options", "size"})
     dumped |= {"kvHeads": model.resolved_kv_heads, "hiddenDim": model.resolved_hidden_dim}
     if model.options:
         dumped["options"] = model.options

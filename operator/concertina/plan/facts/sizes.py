@@ -14,17 +14,13 @@ from concertina_trainer.layouts import nearest_sizes
 
 
 def most(spec: JobSpec) -> int:
-    """Return the largest valid number of replicas that the spec asks for; 0 if `replicas` is smaller than a block."""
-    return spec.replicas - spec.replicas % spec.replica_step
+    """Return the largest valid size that the spec wants; 0 if no block fits."""
+    return spec.most_replicas
 
 
 def least(spec: JobSpec) -> int:
-    """Return the smallest valid number of replicas.
-
-    This is `minReplicas`, rounded up to whole blocks, but at most the largest valid size.
-    """
-    floor = min(spec.min_replicas, most(spec))
-    return min(most(spec), -(-floor // spec.replica_step) * spec.replica_step)
+    """Return the smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
+    return spec.least_replicas
 
 
 def fitting(available: int, spec: JobSpec) -> int:
