@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 
+from concertina_trainer.config.positions_config import RopeScalingConfig, RotaryPairs
 from concertina_trainer.config.section import Section, SectionRule
+from concertina_trainer.config.window_config import WindowConfig
 
 
 class RouterScores(enum.StrEnum):
@@ -44,8 +46,10 @@ class ExpertsConfig(Section):
     )
     scores: RouterScores = Field(
         default=RouterScores.softmax,
-        description="Function of the router's logits. A token's experts are weighed by theirs, which are made to "
-        "add up to 1.",
+        description="Function of the router's logits. A token's experts are weighed by theirs.",
+    )
+    normalize_shares: bool = Field(
+        default=True, description="Whether the scores of a token's experts are made to add up to 1."
     )
     balance_loss: float = Field(
         default=0.01,
@@ -120,14 +124,19 @@ class ModelConfig(Section):
 
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
-    heads: int = Field(
-        default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of their number."
-    )
+    heads: int = Field(default=4, ge=1, le=1024, description="Attention heads.")
     kv_heads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
         description="Key and value heads; heads must be a multiple of their number. Absent: as many as heads.",
+    )
+    head_dim: int | None = Field(
+        default=None,
+        ge=2,
+        le=4096,
+        multiple_of=2,
+        description="Width of an attention head. Absent: dim / heads, which must then be even.",
     )
     hidden_dim: int | None = Field(
         default=None,
@@ -141,6 +150,26 @@ class ModelConfig(Section):
     sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens, or frames, of a sequence.")
     tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
     rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
+    rope_scaling: RopeScalingConfig | None = Field(
+        default=None, description="Scaling of the rotary position frequencies. Absent: they are not scaled."
+    )
+    rotary_share: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Share of each head that is rotated, from its beginning."
+    )
+    rotary_pairs: RotaryPairs = Field(
+        default=RotaryPairs.halves,
+        description="Elements that are rotated together: Halves pairs those of the first half of a head with those of "
+        "the second, Adjacent each with its neighbor.",
+    )
+    window: WindowConfig | None = Field(
+        default=None,
+        description="Window of tokens that a token attends to (Mistral, Gemma). Absent: all tokens before it.",
+    )
+    qkv_bias: bool = Field(default=False, description="Whether a bias is added to queries, keys and values (Qwen 2).")
+    qk_norm: bool = Field(
+        default=False,
+        description="Whether each head's queries and keys pass an RMSNorm before they are rotated (Qwen 3).",
+    )
     norm_epsilon: float = Field(
         default=1e-5,
         ge=1e-12,
@@ -162,6 +191,25 @@ class ModelConfig(Section):
         return self.kv_heads or self.heads
 
     @property
+    def resolved_head_dim(self) -> int:
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of elements of a head that are rotated."""
+        return int(self.resolved_head_dim * self.rotary_share)
+
+    @property
+    def query_dim(self) -> int:
+        """Total width of all queries of a token."""
+        return self.heads * self.resolved_head_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Total width of all keys of a token."""
+        return self.resolved_kv_heads * self.resolved_head_dim
+
+    @property
     def resolved_hidden_dim(self) -> int:
         return self.hidden_dim or math.ceil(self.dim * 8 / 3 / 32) * 32
 
@@ -176,6 +224,11 @@ class ModelConfig(Section):
         if self.experts is None:
             return self.resolved_hidden_dim
         return (self.experts.active_per_token + self.experts.shared) * self.expert_dim
+
+    def window_of(self, layer: int) -> WindowConfig | None:
+        """Return the window that tokens attend to in this layer, counted from 0, or None if there is none."""
+        every = self.window and self.window.full_every
+        return None if every and (layer + 1) % every == 0 else self.window
 
     def routed(self, layer: int) -> bool:
         """Return whether this layer, counted from 0, has experts."""
@@ -199,8 +252,7 @@ class ModelConfig(Section):
         """
         active = self._weights(self.experts.active_per_token if self.experts else 0)
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        norms = (2 * self.layers + 1) * self.dim
-        return active - looked_up - norms
+        return active - looked_up - self.layers * self.block_vectors - self.dim
 
     def _weights(self, experts: int) -> int:
         """Return the number of parameters, with this many of the experts that a router chooses from."""
@@ -218,10 +270,10 @@ class ModelConfig(Section):
 
     def shape(self, projection: Projection) -> tuple[int, int]:
         """Return the number of inputs and of outputs of one matrix of a dense block."""
-        dim, hidden, kv = self.dim, self.resolved_hidden_dim, self.resolved_kv_heads * self.dim // self.heads
+        dim, hidden, query, key = self.dim, self.resolved_hidden_dim, self.query_dim, self.key_dim
         return {
-            Projection.query: (dim, dim), Projection.key: (dim, kv), Projection.value: (dim, kv),
-            Projection.output: (dim, dim), Projection.gate: (dim, hidden), Projection.up: (dim, hidden),
+            Projection.query: (dim, query), Projection.key: (dim, key), Projection.value: (dim, key),
+            Projection.output: (query, dim), Projection.gate: (dim, hidden), Projection.up: (dim, hidden),
             Projection.down: (hidden, dim),
         }[projection]  # fmt: skip
 
@@ -237,9 +289,14 @@ class ModelConfig(Section):
     @property
     def block_weights(self) -> int:
         """Number of parameters of one dense decoder block."""
-        head = self.dim // self.heads
-        attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
-        return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
+        attention = 2 * self.dim * (self.query_dim + self.key_dim)
+        return attention + 3 * self.dim * self.resolved_hidden_dim + self.block_vectors
+
+    @property
+    def block_vectors(self) -> int:
+        """Number of parameters of one decoder block that are no matrices: norms and biases."""
+        biases = self.query_dim + 2 * self.key_dim if self.qkv_bias else 0
+        return 2 * self.dim + biases + (2 * self.resolved_head_dim if self.qk_norm else 0)
 
     @property
     def expert_weights(self) -> int:
@@ -256,9 +313,16 @@ class ModelConfig(Section):
     RULES: ClassVar[tuple[SectionRule, ...]] = (
         SectionRule(
             "dim",
-            "self.dim % (2 * self.heads) == 0",
-            lambda model: model.dim % (2 * model.heads) == 0,
-            "dim must be an even multiple of heads: each head's width must be even",
+            "has(self.headDim) || self.dim % (2 * self.heads) == 0",
+            lambda model: model.head_dim is not None or model.dim % (2 * model.heads) == 0,
+            "dim must be an even multiple of heads, because each head's width must be even: change them, or set "
+            "headDim",
+        ),
+        SectionRule(
+            "rotaryShare",
+            "int(double(has(self.headDim) ? self.headDim : self.dim / self.heads) * self.rotaryShare) % 2 == 0",
+            lambda model: model.rotary_dim % 2 == 0,
+            "rotaryShare must be that of an even number of a head's elements",
         ),
         SectionRule(
             "kvHeads",

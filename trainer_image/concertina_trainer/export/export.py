@@ -22,7 +22,8 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.tokenizer_files import exported
-from concertina_trainer.format import adapters, hf_experts, hf_names
+from concertina_trainer.format import adapters, hf_config, hf_names
+from concertina_trainer.format.hf_families import EXPERT, FAMILIES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,8 +107,7 @@ def export(
         target.put_pieces(file, content, sum(tensor.ours.size for tensor in members))
     tokenizer = exported(trainer, checkpoint.manifest.data, data)
     config = {
-        **hf_names.config_json(trainer.model),
-        **(hf_experts.config_fields(trainer.model, trainer.model.experts) if trainer.model.experts else {}),
+        **hf_config.config_json(trainer.model),
         "torch_dtype": TORCH_NAMES[tensors[0].ours.dtype],
         **tokenizer.config,
     }
@@ -140,9 +140,9 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
     """Return the tensors of the export, in order of this project's names.
 
     Raises:
-        InvalidInput: When a Hugging Face model has no such tensor.
+        InvalidInput: When no Hugging Face model computes as this one does, or it has no such tensor.
     """
-    experts = model.experts
+    family = FAMILIES[hf_config.config_json(model)["model_type"]]
     wholes = {
         name: stored.chunk
         for part in checkpoint.shards
@@ -154,15 +154,15 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
         if adapters.is_adapter(name):
             continue
         bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
-        exported_name = hf_names.theirs(bare) or (hf_experts.theirs(bare, experts) if experts else None)
+        exported_name = hf_names.theirs(bare, family)
         if exported_name is None:
-            raise InvalidInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
-        if hf_experts.EXPERT not in exported_name:
+            raise InvalidInput(f"{name} has no place in a {family.architecture}: this model can't be exported.")
+        if EXPERT not in exported_name:
             tensors.append(Tensor(exported_name, _whole(chunk), shape, _adapter(name, wholes, model)))
             continue
         for number in range(shape[0]):
             expert_chunk = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
-            tensors.append(Tensor(exported_name.replace(hf_experts.EXPERT, str(number)), expert_chunk, shape[1:]))
+            tensors.append(Tensor(exported_name.replace(EXPERT, str(number)), expert_chunk, shape[1:]))
     return tensors
 
 

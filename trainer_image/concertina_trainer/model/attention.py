@@ -46,7 +46,13 @@ class Context(Protocol):
         ...
 
 
-def causal_mask(document_ids: Tensor | None, length: int, context: Context | None, device: torch.device) -> Mask | None:
+def causal_mask(
+    document_ids: Tensor | None,
+    length: int,
+    context: Context | None,
+    device: torch.device,
+    window: int | None = None,
+) -> Mask | None:
     """Return the attention mask, or None if plain causal attention suffices.
 
     On CUDA the mask consists of blocks, so its memory grows with blocks and not with pairs of tokens. FlexAttention has
@@ -58,24 +64,27 @@ def causal_mask(document_ids: Tensor | None, length: int, context: Context | Non
         length: Tokens of a whole sequence.
         context: Division of the sequence among ranks.
         device: Device of the mask.
+        window: Number of tokens that a token attends to, itself included. None: all before it.
     """
-    if document_ids is None and context is None:
+    size = length if window is None else min(window, length)
+    if document_ids is None and context is None and size == length:
         return None
     everything = torch.arange(length, device=device)
     queries = everything if context is None else context.queries(length, device)
     keys = everything if context is None else context.keys(length, device)
-    return (_blocks if device.type == "cuda" else _pairs)(document_ids, queries, keys)
+    return (_blocks if device.type == "cuda" else _pairs)(document_ids, queries, keys, size)
 
 
-def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor:
-    visible = queries[:, None] >= keys[None, :]
+def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    distance = queries[:, None] - keys[None, :]
+    visible = (distance >= 0) & (distance < window)
     if document_ids is None:
         return visible[None, None]
     same_document = document_ids[:, queries][:, None, :, None] == document_ids[:, keys][:, None, None, :]
     return same_document & visible
 
 
-def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
+def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: int) -> Mask:
     """Return the mask that FlexAttention's create_block_mask returns.
 
     That function takes three bytes for each pair of tokens. This one examines some queries at a time.
@@ -84,7 +93,8 @@ def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         q, k = queries[query], keys[key]
-        return (q >= k) if document_ids is None else (q >= k) & (document_ids[batch, q] == document_ids[batch, k])
+        near = (q >= k) & (q - k < window)
+        return near if document_ids is None else near & (document_ids[batch, q] == document_ids[batch, k])
 
     device, rows = queries.device, 1 if document_ids is None else len(document_ids)
     batch = torch.arange(rows, device=device)[:, None, None]

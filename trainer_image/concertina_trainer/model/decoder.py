@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed._symmetric_memory  # defines the operations of PRODUCTS that are its own
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from concertina_trainer.config.memory_config import Activations
@@ -19,7 +19,7 @@ from concertina_trainer.model.attention import Context, Mask, attend, causal_mas
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import freeze, linear
 from concertina_trainer.model.loss import summed_cross_entropy
-from concertina_trainer.model.precision import precise
+from concertina_trainer.model.positions import Positions, rotate
 
 
 class RMSNorm(nn.Module):
@@ -32,27 +32,13 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.size(-1),), self.weight, self.epsilon)
 
 
-@functools.lru_cache(maxsize=8)
-def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each float32 `[length, head_dim / 2]`.
+class HeadNorm(RMSNorm):
+    """RMSNorm of each head. Ranks of a tensor group have the same weight and different heads."""
 
-    They are no buffers, because `to_empty` would leave buffers uninitialized.
-    """
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
-    """Apply rotary positions to x `[batch, heads, length, head_dim]`, or to this rank's part of the length."""
-    if context is None:
-        cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
-    else:
-        length = x.size(-2) * context.size
-        rows = context.queries(length, x.device)
-        cos, sin = (table[rows] for table in rotary_table(length, x.size(-1), theta, x.device))
-    first, second = precise(x).chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(x)
+    def forward(self, x: Tensor) -> Tensor:
+        # Gradients of the ranks' heads are added up.
+        weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
+        return F.rms_norm(x, (x.size(-1),), weight, self.epsilon)
 
 
 class Products:
@@ -67,16 +53,18 @@ class Products:
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, context: Context | None) -> None:
+    def __init__(self, config: ModelConfig, layer: int, context: Context | None) -> None:
         super().__init__()
         self.context, self.products = context, Products()
         self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
-        self.head_dim = config.dim // config.heads
-        self.theta = config.rope_theta
-        self.query = linear(config.dim, config.dim, config.lora, Projection.query)
-        self.key = linear(config.dim, self.kv_heads * self.head_dim, config.lora, Projection.key)
-        self.value = linear(config.dim, self.kv_heads * self.head_dim, config.lora, Projection.value)
-        self.output = linear(config.dim, config.dim, config.lora, Projection.output)
+        self.head_dim = config.resolved_head_dim
+        self.positions = Positions.of(config, layer)
+        self.query = linear(*config.shape(Projection.query), config.lora, Projection.query, config.qkv_bias)
+        self.key = linear(*config.shape(Projection.key), config.lora, Projection.key, config.qkv_bias)
+        self.value = linear(*config.shape(Projection.value), config.lora, Projection.value, config.qkv_bias)
+        self.output = linear(*config.shape(Projection.output), config.lora, Projection.output)
+        self.query_norm = HeadNorm(self.head_dim, config.norm_epsilon) if config.qk_norm else None
+        self.key_norm = HeadNorm(self.head_dim, config.norm_epsilon) if config.qk_norm else None
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         batch, length, _ = x.shape
@@ -84,7 +72,9 @@ class Attention(nn.Module):
             projection.view(batch, length, -1, self.head_dim).transpose(1, 2)
             for projection in self.products.columns(x, (self.query, self.key, self.value))
         )
-        query, key = rotate(query, self.theta, self.context), rotate(key, self.theta, self.context)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rotate(query, self.positions, self.context), rotate(key, self.positions, self.context)
         if self.context is not None:
             key, value = self.context.gather(key, value)
         attended = attend(query, key, value, mask, gqa=self.heads != self.kv_heads)
@@ -152,7 +142,7 @@ class Block(nn.Module):
         super().__init__()
         self.activations = activations
         self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
-        self.attention = Attention(config, context)
+        self.attention = Attention(config, layer, context)
         self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
         self.feed_forward = feed_forward(config, layer)
 
@@ -204,6 +194,8 @@ class Decoder(nn.Module):
         has_embedding = part.first or (part.last and tied)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
         self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
+        windows = {str(i): config.window_of(i) for i in part.blocks}
+        self.windows = {layer: window.size if window else None for layer, window in windows.items()}
         self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
         if config.lora:
@@ -241,10 +233,13 @@ class Decoder(nn.Module):
         else:
             length = x.size(1) * self.tensor_degree  # between layers each rank of a tensor group has some of the tokens
         whole = length * (1 if self.context is None else self.context.size)
-        mask = causal_mask(document_ids, whole, self.context, x.device)
+        masks = {
+            window: causal_mask(document_ids, whole, self.context, x.device, window)
+            for window in set(self.windows.values())
+        }
         balanced = weights if torch.is_grad_enabled() else None
-        for block in self.blocks.values():
-            x = block(x, mask, balanced)
+        for layer, block in self.blocks.items():
+            x = block(x, masks[self.windows[layer]], balanced)
         if self.norm is None:
             return x
         output = self.embedding if self.head is None else self.head

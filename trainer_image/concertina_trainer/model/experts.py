@@ -109,6 +109,7 @@ class MixtureOfExperts(nn.Module):
         """
         super().__init__()
         self.number, self.balance_loss = config.count, config.balance_loss
+        self.normalize_shares = config.normalize_shares
         self.router = Router(dim, config)
         self.experts = Experts(dim, hidden_dim, config.count)
         self.shared = shared
@@ -134,7 +135,8 @@ class MixtureOfExperts(nn.Module):
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)
         shares = scores.gather(1, chosen)
-        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # all sigmoids may be 0
+        if self.normalize_shares:
+            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # all sigmoids may be 0
         loads = None
         if weights is not None:
             chances = scores / (scores.sum(-1, keepdim=True) + 1e-20)

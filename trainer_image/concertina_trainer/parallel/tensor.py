@@ -28,7 +28,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from concertina_protocol import StepPart
-from concertina_trainer.model.decoder import Attention, Decoder, FeedForward
+from concertina_trainer.model.decoder import Attention, Decoder, FeedForward, HeadNorm
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import LoraLinear
 from concertina_trainer.parallel.async_tensor import overlap
@@ -57,6 +57,8 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     for layer in model.modules():
         if isinstance(layer, LoraLinear):
             _cut_adapter(layer, mesh)
+        if isinstance(layer, HeadNorm):
+            layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh, [Replicate()], src_data_rank=None))
         if overlapped and isinstance(layer, Attention | FeedForward):
             overlap(layer, mesh)
     for moe in model.mixtures():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 from concertina_protocol import SnapshotId
@@ -27,10 +26,11 @@ from concertina_state.format.shardfile import (
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config, hf_names
+from concertina_trainer.format.hf_families import FAMILIES, Family
 
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
-UNSEEN = {name: hf_config.OURS[name] for name in ("num_attention_heads", "rms_norm_eps", "rope_theta")}
+UNSEEN = ("heads", "normEpsilon", "ropeTheta", "ropeScaling")
 """Fields that neither a tensor's name nor its shape reveals."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
 """Endings of tensors in files that are not weights."""
@@ -58,7 +58,7 @@ class FileWeights:
 
 
 class SafetensorsFiles:
-    """File, or folder of files, with this project's names or those of Hugging Face's Llama."""
+    """File, or folder of files, with this project's names or those of Hugging Face."""
 
     def __init__(self, uri: str) -> None:
         """Find the files.
@@ -96,38 +96,41 @@ class SafetensorsFiles:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
-    def check(self, model: ModelConfig) -> str:
-        """Check that config.json, if there is one, is of this model.
+    def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
+        """Return the tensors of the files, with this project's names for those of the model.
 
-        Return a sentence about what could not be checked, or an empty one.
+        The second result is a sentence about what could not be checked, or an empty one.
 
         Raises:
-            InvalidInput: When it is of another model.
+            InvalidInput: When config.json is of another model, a file can't be used, or a tensor has no place in the
+                model.
         """
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
         if text is not None:
-            hf_config.check(text, where, model)
-            return ""
-        fields = ", ".join(f"{field} ({exported_name})" for exported_name, field in UNSEEN.items())
-        return (
-            f"there is no {where}: that the weights were trained with the same {fields}, activation and rope scaling "
-            "as spec.trainer.model says could not be checked; only names and shapes were"
-        )
+            family, unchecked = hf_config.check(text, where, model), ""
+        else:
+            found = hf_config.family_of(model)
+            family = found[1] if found else FAMILIES["llama"]
+            unchecked = (
+                f"there is no {where}: that the weights were trained with the same {', '.join(UNSEEN)} and activation "
+                "as spec.trainer.model says could not be checked; only names and shapes were"
+            )
+        return [weights for key in self._keys for weights in self._read(key, model, family)], unchecked
 
-    @cached_property
-    def shards(self) -> list[FileWeights]:
-        """Tensors of each file.
+    def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
+        """Yield the tensors of a file, each at most once: an expert's tensor is a part of a larger one."""
+        parts: list[dict[str, StoredChunk]] = []
+        for stored in self._stored_chunks(key, model, family):
+            name = stored.chunk.name
+            free = next((part for part in parts if name not in part), None)
+            if free is None:
+                parts.append(free := {})
+            free[name] = stored
+        for part in parts:
+            yield FileWeights(self._folder, key, part)
 
-        Raises:
-            InvalidInput: When a file can't be used, or has a tensor that the model has no place for.
-        """
-        return [
-            FileWeights(self._folder, key, {stored.chunk.name: stored for stored in self._stored_chunks(key)})
-            for key in self._keys
-        ]
-
-    def _stored_chunks(self, key: str) -> Iterator[StoredChunk]:
+    def _stored_chunks(self, key: str, model: ModelConfig, family: Family) -> Iterator[StoredChunk]:
         where = f"{self._folder.uri}/{key}"
         try:
             header_size = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
@@ -135,16 +138,18 @@ class SafetensorsFiles:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 if not name.endswith(PASSED_OVER):
-                    yield _stored_chunk(name, entry, header_size, where)
+                    yield _stored_chunk(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise InvalidInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
 
 
-def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str) -> StoredChunk:
+def _stored_chunk(
+    name: str, entry: dict[str, Any], header_size: int, where: str, model: ModelConfig, family: Family
+) -> StoredChunk:
     dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
-    own_name = hf_names.ours(name) or (bare if hf_names.theirs(bare) else None)
-    if own_name is None:
+    own = hf_names.ours(name, family) or (hf_names.OwnName(bare) if hf_names.theirs(bare, family) else None)
+    if own is None:
         raise InvalidInput(
             f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
             "model, and can't be begun with."
@@ -153,7 +158,13 @@ def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str
         raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
         raise InvalidInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
-    chunk = Chunk(f"{hf_names.MODEL}{own_name}", dtype, (0,) * len(shape), shape, shape)
+    whole, offsets = shape, (0,) * len(shape)
+    if own.expert is not None:
+        experts = model.experts.count if model.experts else 0
+        if own.expert >= experts:
+            raise InvalidInput(f"{where} has a tensor {name:.100}, and the model has {experts} experts in a layer.")
+        whole, offsets, shape = (experts, *shape), (own.expert, *offsets), (1, *shape)
+    chunk = Chunk(f"{hf_names.MODEL}{own.name}", dtype, offsets, shape, whole)
     return StoredChunk(chunk, header_size + data_begin(entry))
 
 
