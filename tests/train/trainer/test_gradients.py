@@ -107,6 +107,30 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
         assert found["waiting"] == pytest.approx(communication), "none is within another"
 
 
+SWITCHES = {
+    "headDim": 16, "qkvBias": True, "qkNorm": True, "rotaryShare": 0.5, "rotaryPairs": "Adjacent",
+    "ropeScaling": {"type": "Yarn", "factor": 4.0, "originalLength": 8}, "window": {"size": 5, "fullEvery": 2},
+}  # fmt: skip
+"""What the decoders of other families have."""
+SWITCHES_LAW = "tests/train/trainer/test_gradients.py::test_so_have_the_layouts_of_other_families[fsdp x tensor]"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        layout
+        if layout in ("fsdp x tensor", "context x async tensor")
+        else pytest.param(layout, marks=pytest.mark.long(law=SWITCHES_LAW))
+        for layout in LAYOUTS
+    ],
+)
+def test_so_have_the_layouts_of_other_families(parent, trainer, tmp_path, layout):
+    world, parallelism = LAYOUTS[layout]
+    changed = {**trainer, "model": {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2, **SWITCHES}}
+    found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism, dtype=torch.float64)
+    check(found, *mean_gradient(TrainerConfig.model_validate(changed), torch.float64))
+
+
 @pytest.mark.parametrize("layout", ["fsdp x tensor", "zero-bubble pipeline"])
 def test_a_loss_in_chunks_has_the_same_gradients(parent, trainer, tmp_path, layout):
     """In chunks of three rows, the last of which has fewer."""
