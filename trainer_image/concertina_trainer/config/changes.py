@@ -15,8 +15,8 @@ from typing import Any
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
-MAY_CHANGE = ("experts.balanceLoss", "experts.biasRate")
-"""Fields of the model that affect how it is trained, but not what it computes."""
+MAY_CHANGE = ("from", "experts.balanceLoss", "experts.biasRate")
+"""Fields of the model that affect where it is described or how it is trained, but not what it computes."""
 ABSENT = object()
 LONGEST = 200
 """Maximum characters of a value in a sentence."""

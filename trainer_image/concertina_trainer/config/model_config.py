@@ -122,6 +122,17 @@ class ModelConfig(Section):
         default=None, description="Options of the model that entrypoint names: any fields."
     )
 
+    from_: str | None = Field(
+        default=None,
+        alias="from",
+        min_length=1,
+        max_length=1024,
+        pattern=r"^\S+$",
+        description="Folder with the config.json of a Hugging Face model: a path in the pods, or a URI. All other "
+        "fields are those of that model, except sequenceLength and lora. Weights are not read from there, but from "
+        "checkpoint.initFrom.",
+    )
+
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
     heads: int = Field(default=4, ge=1, le=1024, description="Attention heads.")
@@ -361,7 +372,8 @@ def _unsaid(name: str, default: object) -> str:
 
     The API server fills in defaults before it evaluates rules, so a field that has its default counts as not set.
     """
-    return f"!has(self.{to_camel(name)})" if default is None else f"self.{to_camel(name)} == {json.dumps(default)}"
+    path = f"self.{ModelConfig.model_fields[name].alias or to_camel(name)}"
+    return f"!has({path})" if default is None else f"{path} == {json.dumps(default)}"
 
 
 ModelConfig.RULES = (

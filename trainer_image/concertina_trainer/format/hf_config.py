@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.changes import ABSENT, architecture, resolved
 from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.section import Section
 from concertina_trainer.format.hf_families import COMMON, DEFAULTS, FAMILIES, Family
 from concertina_trainer.format.hf_positions import positions, positions_json, rope_of
 from concertina_trainer.format.hf_windows import windows, windows_json
@@ -82,6 +83,45 @@ def check(text: bytes, where: str, model: ModelConfig) -> Family:
     found = read(text, where)
     _refuse(_differences(found.model(), model, found.sources), where)
     return found.family
+
+
+def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
+    """Return the model that `model.from` describes, with the fields of `model` that are not the architecture's.
+
+    Args:
+        model: Section of the spec. Fields that it states must be those of `found`.
+        found: Model that is described there.
+        where: Place of the description, for messages.
+
+    Raises:
+        InvalidInput: When `model` states something else. The message has each such field, both values, and what to do.
+    """
+    experts = found.experts
+    if experts is not None and model.experts is not None:
+        loss, rate = model.experts.balance_loss, model.experts.bias_rate
+        of_training = {"balance_loss": loss, "bias_rate": experts.bias_rate if rate is None else rate}
+        experts = experts.model_copy(update=of_training)
+    of_spec = {"from_": model.from_, "sequence_length": model.sequence_length, "lora": model.lora, "experts": experts}
+    whole = found.model_copy(update=of_spec)
+    values = resolved(whole)
+    problems = [
+        f"{path} is {_shown(values.get(path, ABSENT))}, and spec.trainer.model.{path} is {_shown(value)}: remove it"
+        for path, value in _stated(model)
+        if not path.startswith("lora.") and not _equal(values.get(path, ABSENT), value)
+    ]
+    if problems:
+        raise InvalidInput(f"spec.trainer.model is not the model of {where}: there {'; '.join(problems)}.")
+    return ModelConfig.model_validate(whole.model_dump(by_alias=True))
+
+
+def _stated(section: Section, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the fields that have other values than their defaults, by path."""
+    for name, field in type(section).model_fields.items():
+        value, path = getattr(section, name), f"{prefix}{field.alias}"
+        if isinstance(value, Section):
+            yield from _stated(value, f"{path}.")
+        elif value != field.default:
+            yield path, value
 
 
 def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:

@@ -52,10 +52,11 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
     """Return the bytes for the weights, plus `trained` bytes for each weight that is trained.
 
-    The result is 0 for a custom model without `weights`: only its image knows how many it has.
+    The result is 0 without `weights` for a custom model, or one that `model.from` describes: only the pods know how
+    many it has.
     """
     model = spec.trainer and spec.trainer.model
-    if weights is None and model and not model.entrypoint:
+    if weights is None and model and not model.entrypoint and not model.from_:
         weights = Weights(model.weights, model.trained_weights)
     return WEIGHT_BYTES * weights.all + trained * weights.trained if weights else 0
 
