@@ -15,6 +15,11 @@ from concertina_trainer.config.section import Section, SectionRule
 from concertina_trainer.config.window_config import WindowConfig
 
 
+class Activation(enum.StrEnum):
+    silu = "Silu"
+    gelu_tanh = "GeluTanh"
+
+
 class RouterScores(enum.StrEnum):
     softmax = "Softmax"
     sigmoid = "Sigmoid"
@@ -181,6 +186,39 @@ class ModelConfig(Section):
         default=False,
         description="Whether each head's queries and keys pass an RMSNorm before they are rotated (Qwen 3).",
     )
+    query_scale: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Attention scores are divided by its square root (Gemma). Absent: the width of a head.",
+    )
+    attention_soft_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=65536.0,
+        description="Bound c of attention scores s, which become c tanh(s / c) (Gemma 2). Absent: they have no bound.",
+    )
+    logit_soft_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=65536.0,
+        description="Bound c of logits l, which become c tanh(l / c) (Gemma 2). Absent: they have no bound.",
+    )
+    activation: Activation = Field(
+        default=Activation.silu,
+        description="Function in the gate of the feed-forward: Silu, or GeluTanh, the approximation of GELU by tanh.",
+    )
+    embedding_scale: bool = Field(
+        default=False, description="Whether embeddings are multiplied by the square root of dim (Gemma)."
+    )
+    post_norms: bool = Field(
+        default=False,
+        description="Whether the results of attention and of the feed-forward also pass a norm before they are added "
+        "to the residual stream (Gemma 2, GLM 4).",
+    )
+    norm_offset: bool = Field(
+        default=False, description="Whether norms multiply by 1 + weight instead of by the weight (Gemma)."
+    )
     norm_epsilon: float = Field(
         default=1e-5,
         ge=1e-12,
@@ -307,7 +345,8 @@ class ModelConfig(Section):
     def block_vectors(self) -> int:
         """Number of parameters of one decoder block that are no matrices: norms and biases."""
         biases = self.query_dim + 2 * self.key_dim if self.qkv_bias else 0
-        return 2 * self.dim + biases + (2 * self.resolved_head_dim if self.qk_norm else 0)
+        norms = (4 if self.post_norms else 2) * self.dim + (2 * self.resolved_head_dim if self.qk_norm else 0)
+        return norms + biases
 
     @property
     def expert_weights(self) -> int:

@@ -19,8 +19,8 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.config.changes import ABSENT, architecture, resolved
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.section import Section
-from concertina_trainer.format.hf_families import COMMON, DEFAULTS, FAMILIES, Family
-from concertina_trainer.format.hf_positions import positions, positions_json, rope_of
+from concertina_trainer.format.hf_families import COMMON, DEFAULTS, FAMILIES, NULLABLE, Family
+from concertina_trainer.format.hf_positions import OF_POSITIONS, positions, positions_json, rope_of
 from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
@@ -163,7 +163,8 @@ def described(config: Mapping[str, Any]) -> Described:
     family = FAMILIES[kind]
     values = _with_defaults(config, family)
     sources = {path: name for name, path in {**COMMON, **family.fields}.items()}
-    problems = [f"{name} is missing: add what the model has" for name in sources.values() if values.get(name) is None]
+    needed = [name for name in sources.values() if name not in NULLABLE]
+    problems = [f"{name} is missing: add what the model has" for name in needed if values.get(name) is None]
     problems += [
         _not_built(name, values[name], f"{_shown(only)} alone")
         for name, only in family.only.items()
@@ -182,29 +183,31 @@ def described(config: Mapping[str, Any]) -> Described:
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields with the defaults that transformers uses for absent ones.
 
-    A file may be older than a field. Null counts as absent, except for sliding_window.
+    A file may be older than a field. Null counts as absent, except for NULLABLE.
     """
     present = {name: value for name, value in config.items() if value is not None}
     present |= {name: present[other] for other, name in family.other_names.items() if other in present}
     width, heads = present.get("hidden_size"), present.get("num_attention_heads")
     head_dim = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
     of_width = {"num_key_value_heads": heads, "head_dim": head_dim}
-    nulls = {"sliding_window": None} if "sliding_window" in config else {}
+    nulls = {name: None for name in NULLABLE if name in config}
     return {**DEFAULTS, **of_width, **family.defaults, **nulls, **present, **rope_of(config)}
 
 
 def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
     """Return the config.json of a family's model with the values of this model, as far as the family has them."""
     family, values = FAMILIES[kind], resolved(model)
-    sources = {name: path for name, path in {**COMMON, **family.fields}.items() if path in values}
+    sources = {**COMMON, **family.fields}
+    known = {name: path for name, path in sources.items() if path in values or name in NULLABLE}
     return {
         "architectures": [family.architecture],
         "model_type": kind,
         "attention_dropout": 0.0,
         "max_position_embeddings": model.sequence_length,
         "use_cache": True,
-        **{name: value for name, value in family.only.items() if name != "partial_rotary_factor"},
-        **{name: values[path] for name, path in sources.items()},
+        "pad_token_id": None,  # a family's default may be beyond the vocabulary
+        **{name: value for name, value in family.only.items() if name not in OF_POSITIONS},
+        **{name: values.get(path) for name, path in known.items()},
         "head_dim": model.resolved_head_dim,
         **positions_json(model),
         **windows_json(model, family),
@@ -219,7 +222,10 @@ def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
     if found.problems:
         yield from found.problems
         return
-    yield from (path for path, _, _ in _different(found.model(), model))
+    try:
+        yield from (path for path, _, _ in _different(found.model(), model))
+    except ValidationError as error:
+        yield from (".".join(map(str, each["loc"])) for each in error.errors())
 
 
 def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, object, object]]:

@@ -8,7 +8,7 @@ modeling_*.py of transformers 5.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 EXPERT = "{expert}"
@@ -30,10 +30,13 @@ DEFAULTS: Mapping[str, object] = {
     "tie_word_embeddings": False,
     "hidden_act": "silu",
     "rope_theta": 10000.0,
+    "rope_type": "default",
     "partial_rotary_factor": 1.0,
 }
 """Values that transformers takes for absent fields."""
 PLAIN: Mapping[str, object] = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
+NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+"""Fields in which null does not count as absent."""
 NO_WINDOW = {"use_sliding_window": False}
 ENDS = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -68,6 +71,26 @@ MLP_EXPERTS = {
     "feed_forward.experts.up": f"mlp.experts.{EXPERT}.up_proj.weight",
     "feed_forward.experts.down": f"mlp.experts.{EXPERT}.down_proj.weight",
 }
+FUSED_GATE_UP = {"mlp.gate_up_proj.weight": ("feed_forward.gate.weight", "feed_forward.up.weight")}
+GEMMA_ONLY: Mapping[str, object] = {
+    "hidden_activation": "gelu_pytorch_tanh", "partial_rotary_factor": 1.0, "attention_bias": False,
+    "use_bidirectional_attention": False,
+}  # fmt: skip
+GEMMA_FIELDS = {
+    "query_pre_attn_scalar": "queryScale",
+    "attn_logit_softcapping": "attentionSoftCap",
+    "final_logit_softcapping": "logitSoftCap",
+}
+GEMMA_DEFAULTS: Mapping[str, object] = {
+    **GEMMA_ONLY, "num_key_value_heads": 4, "head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}  # fmt: skip
+GEMMA_FIXED = {"activation": "GeluTanh", "embeddingScale": True, "normOffset": True, "postNorms": True}
+GEMMA_NORMS = {
+    "attention_post_norm.weight": "post_attention_layernorm.weight",
+    "feed_forward_norm.weight": "pre_feedforward_layernorm.weight",
+    "feed_forward_post_norm.weight": "post_feedforward_layernorm.weight",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +109,8 @@ class Family:
     """Fields of spec.trainer.model that no field of config.json has: all models of the family have these values."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names within a layer beside NAMES, or instead of those in it."""
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names within a layer of tensors that hold the rows of several weights, and the names of these."""
     windows: bool = False
     """Whether layers have a window where sliding_window says so."""
     full_every: int | None = None
@@ -174,6 +199,67 @@ FAMILIES = {
         fixed={"qkNorm": True},
         names={**QK_NORM, **MLP_EXPERTS},
         other_names={"num_local_experts": "num_experts"},
+    ),
+    "phi3": Family(
+        "Phi3ForCausalLM",
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": None},
+        only={"hidden_act": "silu", "rope_type": "default"},
+        fused={
+            "self_attn.qkv_proj.weight": (
+                "attention.query.weight",
+                "attention.key.weight",
+                "attention.value.weight",
+            ),
+            **FUSED_GATE_UP,
+        },
+        windows=True,
+    ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        fields=GEMMA_FIELDS,
+        defaults={**GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        only=GEMMA_ONLY,
+        fixed=GEMMA_FIXED,
+        names=GEMMA_NORMS,
+        windows=True,
+        full_every=2,
+        whole_heads=True,
+    ),
+    "gemma3_text": Family(
+        "Gemma3ForCausalLM",
+        fields={**GEMMA_FIELDS, "rope_local_base_freq": "window.ropeTheta"},
+        defaults={
+            **GEMMA_DEFAULTS,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+        },
+        only=GEMMA_ONLY,
+        fixed={**GEMMA_FIXED, "qkNorm": True},
+        names={**GEMMA_NORMS, **QK_NORM},
+        windows=True,
+        full_every=6,
+        whole_heads=True,
+    ),
+    "glm4": Family(
+        "Glm4ForCausalLM",
+        fields={"attention_bias": "qkvBias"},
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1.5625e-7,
+            "attention_bias": True,
+            "partial_rotary_factor": 0.5,
+        },
+        only={"hidden_act": "silu"},
+        fixed={"postNorms": True, "rotaryPairs": "Adjacent"},
+        names={
+            **QKV_BIAS,
+            "attention_post_norm.weight": "post_self_attn_layernorm.weight",
+            "feed_forward_post_norm.weight": "post_mlp_layernorm.weight",
+        },
+        fused=FUSED_GATE_UP,
     ),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
+from concertina_trainer.config.model_config import ModelConfig, Projection
 from concertina_trainer.format.hf_families import ENDS, EXPERT, NAMES, Family
 
 MODEL = "model."
@@ -28,7 +30,7 @@ class OwnName:
 def theirs(name: str, family: Family) -> str | None:
     """Return the Hugging Face name of a weight (without MODEL), with EXPERT if there is a tensor for each expert.
 
-    None if the family has no such weight.
+    Several weights have the same name if one tensor holds the rows of all. None if the family has no such weight.
     """
     if (layer := re.fullmatch(_LAYER, name)) is None:
         return ENDS.get(name)
@@ -36,15 +38,29 @@ def theirs(name: str, family: Family) -> str | None:
     return None if inner is None else f"model.layers.{layer[1]}.{inner}"
 
 
-def ours(name: str, family: Family) -> OwnName | None:
-    """Return this project's name of a Hugging Face weight, or None if there is none."""
+def ours(name: str, family: Family) -> Sequence[OwnName]:
+    """Return this project's names of a Hugging Face weight, in the order of its rows, or none if there is none."""
     if (layer := re.fullmatch(_THEIR_LAYER, name)) is None:
-        return next((OwnName(own) for own, other in ENDS.items() if other == name), None)
+        return [OwnName(own) for own, other in ENDS.items() if other == name]
+    if layer[2] in family.fused:
+        return [OwnName(f"blocks.{layer[1]}.{own}") for own in family.fused[layer[2]]]
     for own, other in _names(family).items():
         if match := re.fullmatch(re.escape(other).replace(re.escape(EXPERT), r"(\d+)"), layer[2]):
-            return OwnName(f"blocks.{layer[1]}.{own}", int(match[1]) if match.groups() else None)
-    return None
+            return [OwnName(f"blocks.{layer[1]}.{own}", int(match[1]) if match.groups() else None)]
+    return []
+
+
+def rows(name: str, model: ModelConfig) -> int:
+    """Return the number of rows of a weight that shares a tensor with others."""
+    return model.shape(Projection(name.split(".")[-2].capitalize()))[1]
+
+
+def rank_in_tensor(name: str, family: Family) -> int:
+    """Return the place of a weight, named as in a checkpoint, among those that share its tensor."""
+    inner = name.removeprefix(MODEL).split(".", 2)[-1]
+    return next((parts.index(inner) for parts in family.fused.values() if inner in parts), 0)
 
 
 def _names(family: Family) -> dict[str, str]:
-    return {**NAMES, **family.names}
+    fused = {own: other for other, parts in family.fused.items() for own in parts}
+    return {**NAMES, **family.names, **fused}

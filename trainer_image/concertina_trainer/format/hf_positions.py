@@ -34,8 +34,10 @@ SCALINGS: Mapping[str, tuple[RopeScalingType, Mapping[str, str]]] = {
     ),
 }
 """By rope_type: the type, and the fields of ropeScaling by those of config.json."""
+OF_POSITIONS = ("rope_type", "partial_rotary_factor")
+"""Fields that `positions_json` writes."""
 OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor")
-NO_SCALING = ("rope_theta", "rope_type", "type", "partial_rotary_factor")
+NO_SCALING = ("rope_theta", "rope_type", "rope_local_base_freq", "rope_local_type", "partial_rotary_factor")
 """Fields beside those of a scaling."""
 
 
@@ -52,8 +54,14 @@ class Part:
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields in rope_scaling and rope_parameters. Null counts as absent."""
-    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-    return {name: value for name, value in given.items() if value is not None}
+    parameters = config.get("rope_parameters") or {}
+    given = {**(config.get("rope_scaling") or {}), **parameters.get("full_attention", parameters)}
+    rope = {name: value for name, value in given.items() if value is not None}
+    if "type" in rope:
+        rope.setdefault("rope_type", rope.pop("type"))
+    if local := parameters.get("sliding_attention"):
+        rope |= {"rope_local_base_freq": local["rope_theta"], "rope_local_type": local.get("rope_type", "default")}
+    return rope
 
 
 def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
@@ -65,7 +73,10 @@ def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
     """
     sources = {"ropeTheta": "rope_theta", "rotaryShare": "partial_rotary_factor"}
     fields: dict[str, object] = {path: values[name] for path, name in sources.items()}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope.get("rope_type", "default")
+    if rope.get("rope_local_type", "default") != "default":
+        problem = f"rope_type of sliding_attention is {rope['rope_local_type']}, and the bundled decoder has default"
+        return Part(fields, sources, [problem])
     if kind == "default":
         return Part(fields, sources, [])
     if kind not in SCALINGS:

@@ -14,22 +14,31 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from concertina_trainer.config.memory_config import Activations
-from concertina_trainer.config.model_config import LoraConfig, ModelConfig, Projection
-from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
+from concertina_trainer.config.model_config import Activation, LoraConfig, ModelConfig, Projection
+from concertina_trainer.model.activation import ACTIVATIONS
+from concertina_trainer.model.attention import Context, Mask, Scores, attend, causal_mask
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import freeze, linear
 from concertina_trainer.model.loss import summed_cross_entropy
 from concertina_trainer.model.positions import Positions, rotate
+from concertina_trainer.model.precision import precise
+from concertina_trainer.model.soft_cap import soft_capped
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, dim: int, epsilon: float) -> None:
+    def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
-        self.epsilon = epsilon
+        self.epsilon, self.offset = config.norm_epsilon, config.norm_offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.size(-1),), self.weight, self.epsilon)
+        return self.normalized(x, self.weight)
+
+    def normalized(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.offset:
+            return F.rms_norm(x, (x.size(-1),), weight, self.epsilon)
+        # In half precision, 1 + weight would lose most of the weight's digits.
+        return F.rms_norm(precise(x), (x.size(-1),), precise(weight) + 1.0, self.epsilon).type_as(x)
 
 
 class HeadNorm(RMSNorm):
@@ -38,7 +47,7 @@ class HeadNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         # Gradients of the ranks' heads are added up.
         weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
-        return F.rms_norm(x, (x.size(-1),), weight, self.epsilon)
+        return self.normalized(x, weight)
 
 
 class Products:
@@ -56,15 +65,16 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, context: Context | None) -> None:
         super().__init__()
         self.context, self.products = context, Products()
-        self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
         self.head_dim = config.resolved_head_dim
+        scale = (config.query_scale or self.head_dim) ** -0.5
+        self.scores = Scores(config.heads != config.resolved_kv_heads, scale, config.attention_soft_cap)
         self.positions = Positions.of(config, layer)
         self.query = linear(*config.shape(Projection.query), config.lora, Projection.query, config.qkv_bias)
         self.key = linear(*config.shape(Projection.key), config.lora, Projection.key, config.qkv_bias)
         self.value = linear(*config.shape(Projection.value), config.lora, Projection.value, config.qkv_bias)
         self.output = linear(*config.shape(Projection.output), config.lora, Projection.output)
-        self.query_norm = HeadNorm(self.head_dim, config.norm_epsilon) if config.qk_norm else None
-        self.key_norm = HeadNorm(self.head_dim, config.norm_epsilon) if config.qk_norm else None
+        self.query_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
+        self.key_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         batch, length, _ = x.shape
@@ -77,29 +87,29 @@ class Attention(nn.Module):
         query, key = rotate(query, self.positions, self.context), rotate(key, self.positions, self.context)
         if self.context is not None:
             key, value = self.context.gather(key, value)
-        attended = attend(query, key, value, mask, gqa=self.heads != self.kv_heads)
+        attended = attend(query, key, value, mask, self.scores)
         return self.products.rows(attended.transpose(1, 2).reshape(batch, length, -1), self.output)
 
 
 class FeedForward(nn.Module):
-    def __init__(self, dim: int, hidden_dim: int, lora: LoraConfig | None = None) -> None:
+    def __init__(self, dim: int, hidden_dim: int, activation: Activation, lora: LoraConfig | None = None) -> None:
         super().__init__()
-        self.products = Products()
+        self.products, self.activation = Products(), ACTIVATIONS[activation]
         self.gate = linear(dim, hidden_dim, lora, Projection.gate)
         self.up = linear(dim, hidden_dim, lora, Projection.up)
         self.down = linear(hidden_dim, dim, lora, Projection.down)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.products.columns(x, (self.gate, self.up))
-        return self.products.rows(F.silu(gate) * up, self.down)
+        return self.products.rows(self.activation(gate) * up, self.down)
 
 
 def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
     if config.experts is None or not config.routed(layer):
-        return FeedForward(config.dim, config.resolved_hidden_dim, config.lora)
+        return FeedForward(config.dim, config.resolved_hidden_dim, config.activation, config.lora)
     width = config.experts.shared * config.expert_dim
-    shared = FeedForward(config.dim, width) if width else None
-    return MixtureOfExperts(config.dim, config.expert_dim, config.experts, shared)
+    shared = FeedForward(config.dim, width, config.activation) if width else None
+    return MixtureOfExperts(config.dim, config.expert_dim, config.activation, config.experts, shared)
 
 
 PRODUCTS = (
@@ -141,10 +151,12 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, context: Context | None, activations: Activations) -> None:
         super().__init__()
         self.activations = activations
-        self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
+        self.attention_norm = RMSNorm(config.dim, config)
         self.attention = Attention(config, layer, context)
-        self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
+        self.feed_forward_norm = RMSNorm(config.dim, config)
         self.feed_forward = feed_forward(config, layer)
+        self.attention_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
+        self.feed_forward_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
 
     def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
         """Compute the block. See MixtureOfExperts for `weights`."""
@@ -156,13 +168,14 @@ class Block(nn.Module):
         return result
 
     def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        x = x + self.attention(self.attention_norm(x), mask)
+        attended = self.attention(self.attention_norm(x), mask)
+        x = x + (attended if self.attention_post_norm is None else self.attention_post_norm(attended))
         inner, loads = self.feed_forward_norm(x), None
         if isinstance(self.feed_forward, MixtureOfExperts):
             inner, loads = self.feed_forward(inner, weights)
         else:
             inner = self.feed_forward(inner)
-        return x + inner, loads
+        return x + (inner if self.feed_forward_post_norm is None else self.feed_forward_post_norm(inner)), loads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +201,8 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         part = part or StageLayers(range(config.layers))
+        self.embedding_scale = config.dim**0.5 if config.embedding_scale else None
+        self.logit_soft_cap, self.masked = config.logit_soft_cap, config.attention_soft_cap is not None
         self.part, self.context, self.tensor_degree = part, context, 1
         # Tied weights are one parameter used twice. `to_empty` would untie two parameters that share memory.
         tied = config.tie_embeddings
@@ -196,7 +211,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
         windows = {str(i): config.window_of(i) for i in part.blocks}
         self.windows = {layer: window.size if window else None for layer, window in windows.items()}
-        self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
+        self.norm = RMSNorm(config.dim, config) if part.last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
         if config.lora:
             freeze(self)
@@ -230,11 +245,12 @@ class Decoder(nn.Module):
         if self.part.first:
             assert self.embedding is not None
             length, x = x.size(1), self.embedding(x)
+            x = x if self.embedding_scale is None else x * self.embedding_scale
         else:
             length = x.size(1) * self.tensor_degree  # between layers each rank of a tensor group has some of the tokens
         whole = length * (1 if self.context is None else self.context.size)
         masks = {
-            window: causal_mask(document_ids, whole, self.context, x.device, window)
+            window: causal_mask(document_ids, whole, self.context, x.device, window, self.masked)
             for window in set(self.windows.values())
         }
         balanced = weights if torch.is_grad_enabled() else None
@@ -246,5 +262,5 @@ class Decoder(nn.Module):
         assert output is not None
         x = self.norm(x)
         if targets is None or weights is None:
-            return F.linear(x, output.weight)
-        return summed_cross_entropy(x, output.weight, targets, weights)
+            return soft_capped(F.linear(x, output.weight), self.logit_soft_cap)
+        return summed_cross_entropy(x, output.weight, targets, weights, self.logit_soft_cap)

@@ -34,6 +34,9 @@ from concertina_trainer.model.lora import LoraLinear
 from concertina_trainer.parallel.async_tensor import overlap
 from concertina_trainer.parallel.group import DistContext
 
+POST_NORMS = ("attention_post_norm", "feed_forward_post_norm")
+"""Norms of what is added to the residual stream, which is a plain tensor on each rank."""
+
 
 def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     """Cut the model by tensor parallelism, before FSDP cuts what is left of each weight.
@@ -51,6 +54,8 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
         plans: dict[str, Any] = {"attention_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
+        if block.attention_post_norm is not None:
+            plans |= {name: SequenceParallel(use_local_output=True) for name in POST_NORMS}
         if not overlapped:
             plans |= _layers(block.feed_forward)
         parallelize_module(block, mesh, plans, src_data_rank=None)

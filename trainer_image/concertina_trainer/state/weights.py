@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -138,18 +139,23 @@ class SafetensorsFiles:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 if not name.endswith(PASSED_OVER):
-                    yield _stored_chunk(name, entry, header_size, where, model, family)
+                    yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise InvalidInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
 
 
-def _stored_chunk(
+def _chunks_of(
     name: str, entry: dict[str, Any], header_size: int, where: str, model: ModelConfig, family: Family
-) -> StoredChunk:
+) -> Iterator[StoredChunk]:
+    """Yield the weights of a tensor in a file: one, an expert's part of one, or several that share its rows.
+
+    Raises:
+        InvalidInput: When the model has no place for the tensor.
+    """
     dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
-    own = hf_names.ours(name, family) or (hf_names.OwnName(bare) if hf_names.theirs(bare, family) else None)
-    if own is None:
+    own = hf_names.ours(name, family) or ([hf_names.OwnName(bare)] if hf_names.theirs(bare, family) else [])
+    if not own:
         raise InvalidInput(
             f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
             "model, and can't be begun with."
@@ -158,14 +164,30 @@ def _stored_chunk(
         raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
         raise InvalidInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
-    whole, offsets = shape, (0,) * len(shape)
-    if own.expert is not None:
-        experts = model.experts.count if model.experts else 0
-        if own.expert >= experts:
-            raise InvalidInput(f"{where} has a tensor {name:.100}, and the model has {experts} experts in a layer.")
-        whole, offsets, shape = (experts, *shape), (own.expert, *offsets), (1, *shape)
-    chunk = Chunk(f"{hf_names.MODEL}{own.name}", dtype, offsets, shape, whole)
-    return StoredChunk(chunk, header_size + data_begin(entry))
+    begin = header_size + data_begin(entry)
+    if len(own) > 1:
+        rows = [hf_names.rows(part.name, model) for part in own]
+        if sum(rows) != shape[0]:
+            raise InvalidInput(f"{name} in {where} has {shape[0]} rows, and the model has {sum(rows)}.")
+        row_bytes = ITEM_SIZES[dtype] * math.prod(shape[1:])
+        for part, count in zip(own, rows, strict=True):
+            yield StoredChunk(_chunk(part.name, dtype, (count, *shape[1:])), begin)
+            begin += count * row_bytes
+        return
+    [weight] = own
+    if weight.expert is None:
+        yield StoredChunk(_chunk(weight.name, dtype, shape), begin)
+        return
+    experts = model.experts.count if model.experts else 0
+    if weight.expert >= experts:
+        raise InvalidInput(f"{where} has a tensor {name:.100}, and the model has {experts} experts in a layer.")
+    offsets = (weight.expert, *(0 for _ in shape))
+    chunk = Chunk(f"{hf_names.MODEL}{weight.name}", dtype, offsets, (1, *shape), (experts, *shape))
+    yield StoredChunk(chunk, begin)
+
+
+def _chunk(name: str, dtype: str, shape: tuple[int, ...]) -> Chunk:
+    return Chunk(f"{hf_names.MODEL}{name}", dtype, (0,) * len(shape), shape, shape)
 
 
 def is_checkpoint(uri: str) -> bool:

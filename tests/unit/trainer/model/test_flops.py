@@ -18,6 +18,7 @@ MODELS = {
     "a short context": {"sequenceLength": 8, "tieEmbeddings": False},
     "one layer": {"layers": 1},
     "wide heads, biases, norms": {"headDim": 32, "kvHeads": 2, "qkvBias": True, "qkNorm": True},
+    "soft caps and post-norms": {"attentionSoftCap": 9.0, "logitSoftCap": 9.0, "postNorms": True, "normOffset": True},
     "wide heads with adapters": {"headDim": 32, "kvHeads": 2, "qkvBias": True, "lora": LORA},
     "experts": {"experts": {"count": 8, "activePerToken": 2, "hiddenDim": 32}},
     "experts beside dense layers": {"experts": {"count": 4, "shared": 1, "firstDense": 1, "biasRate": 0.1}},
@@ -45,7 +46,11 @@ def counted(config: ModelConfig) -> tuple[float, float]:
     with FlopCounterMode(display=False) as counter:
         model(tokens, targets=tokens, weights=torch.ones_like(tokens, dtype=torch.float64)).backward()
     by_operation = counter.get_flop_counts()["Global"]
-    attention = {operation: count for operation, count in by_operation.items() if "attention" in str(operation)}
+    attention = {
+        operation: count
+        for operation, count in by_operation.items()
+        if "attention" in str(operation) or "bmm" in str(operation)
+    }
     # torch counts five products in the backward pass, the first of which recomputes the scores.
     needed = sum(count * 4 / 5 if "backward" in str(operation) else count for operation, count in attention.items())
     return (sum(by_operation.values()) - sum(attention.values())) / tokens.numel(), needed / tokens.numel()
