@@ -1,4 +1,7 @@
-"""Compact Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+"""Compact decoder: RMSNorm, rotary positions, grouped-query attention, gated feed-forward or experts.
+
+Fields of ModelConfig are the switches between the families of models that it computes (format/hf_families.py).
+"""
 
 from __future__ import annotations
 

@@ -102,6 +102,23 @@ def test_logits_are_those_of_transformers(tmp_path, monkeypatch, name):
     assert torch.equal(again.generate(tokens(), **settings), model.generate(tokens(), **settings))
 
 
+@pytest.mark.parametrize("name", ["phi3", "qwen2"])
+def test_adapters_are_added_to_the_weights_of_their_tensor(tmp_path, monkeypatch, name):
+    """Phi 3 has one tensor for several weights, and Qwen 2 biases beside them."""
+    families.made(name).save_pretrained(tmp_path / "theirs")
+    plain = config_of(tmp_path / "theirs").model_dump(by_alias=True)
+    lora = {"rank": 3, "alpha": 6.0, "targets": ["Query", "Value", "Up"]}
+    config = TrainerConfig.model_validate({**plain, "model": {**plain["model"], "lora": lora}})
+    decoder = decoder_of(config, tmp_path / "theirs")
+    assert sum(p.numel() for p in decoder.parameters()) == config.model.weights
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    check_logits(decoder, exported(decoder, config, tmp_path, monkeypatch))
+
+
 def exported(decoder, config, folder, monkeypatch):
     monkeypatch.setenv("CONCERTINA_TRAINER", config.model_dump_json(by_alias=True))
     weights = {name: value.detach().numpy() for name, value in (*decoder.named_parameters(), *decoder.named_buffers())}
