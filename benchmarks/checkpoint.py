@@ -115,7 +115,7 @@ class Subject:
     def train_step(self) -> None:
         """Train one step of a whole global batch, without reading data and without other ranks."""
         length, size = self.config.model.sequence_length, self.config.global_batch_size
-        plan = plan_batch(size, self.config.micro_batch_size, 1)
+        plan = plan_batch(size, self.config.resolved_micro_batch_size, 1)
         tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
         weights = torch.full((plan.rows, length), 1 / size / length)
         batches = [Microbatch(part, weights, None) for part in tokens]

@@ -41,7 +41,7 @@ class Kind:
         self.model = parallelized(CONFIG, world)
         self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
         TrainState(self.model, CONFIG, self.optimizer, world).initialise(CONFIG)
-        self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.micro_batch_size, world.size, fixed=bitwise)
+        self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.resolved_micro_batch_size, world.size, fixed=bitwise)
         self.sums = summing.sums(config, self.model, self.plan, world)
         self.engine = WholeModel(self.model, self.optimizer, self.sums, world)
 

@@ -54,8 +54,8 @@ class Published:
     """Tokens a second of each GPU."""
     length: int = 8192
     vocabulary: int = 128256
-    reshard: str = "Auto"
-    """Value of `reshardAfterForward`. Llama 3 and MegaScale keep gathered weights."""
+    reshard: str | None = None
+    """Value of `reshardAfterForward`; None if the job does not set it. Llama 3 and MegaScale keep gathered weights."""
 
 
 SET = " (set)"

@@ -36,7 +36,7 @@ from concertina.api.parse import parse_spec
 from concertina.api.spec import JobSpec
 from concertina.demo import text
 from concertina.local.host.linux_namespaces import die_with_parent
-from concertina.planning.hardware import GPUS, USABLE, FabricName, GpuName
+from concertina.planning.hardware import GPUS, FabricName, GpuName
 from concertina.planning.layout import of
 from concertina.planning.outlook import Estimate, bottleneck, outlook
 from concertina.planning.search import least_memory
@@ -206,7 +206,7 @@ class Planned:
     """Number of sequences of a step, regardless of the number of GPUs; None if `rows` determines it."""
     micro: int = 1
     activations: str = "KeepProducts"
-    reshard: str = "Auto"
+    reshard: str = "Always"
 
 
 MODELS = {
@@ -257,7 +257,7 @@ def seen(planned: Planned, ranks: int) -> Estimate | None:
     if ranks % job.parallelism.block:
         return None
     layout = of(job, ranks // PER_NODE)
-    return outlook(job, layout, GPU, NETWORK) if least_memory(layout) < GPU.memory * USABLE else None
+    return outlook(job, layout, GPU, NETWORK) if least_memory(layout) < GPU.usable else None
 
 
 def show_model() -> dict[str, list[float]]:

@@ -78,6 +78,7 @@ POD = {
     "CONCERTINA_IMAGE": "Image of the container `trainer`.",
     "CONCERTINA_TRAINER": "`spec.trainer` as JSON; `{}` for your own command.",
     "CONCERTINA_CHECKPOINT": "`spec.checkpoint` as JSON, or `null`.",
+    "CONCERTINA_LEAST_RANKS": "Number of workers of the smallest world that the job allows.",
     "CONCERTINA_SPEC": "The rest of the spec as JSON, without values of variables.",
     "CONCERTINA_WARM_START": "`spec.warmStart` as JSON; `null` for the bundled trainer.",
     "CONCERTINA_TRACKING": "`spec.tracking` as JSON, if the job has one.",
@@ -88,6 +89,7 @@ POD = {
     "CONCERTINA_IDENTITY": "Folder of the agent's certificates.",
 }
 YOURS = {
+    "CONCERTINA_DEVICE_BYTES": "Bytes of a device's memory that a worker of the bundled trainer may use. Absent: all.",
     "CONCERTINA_PYTHON": "Path of Python 3.9 or newer in your image, if it is not `python3` on PATH.",
     "CONCERTINA_CACHE": "Folder in which training data from a store are cached.",
     "CONCERTINA_COMMIT": "Commit of your code, which checkpoints record.",

@@ -18,6 +18,12 @@ class DataChanged(InvalidInput):
     reason = FailureReason.DATA_CHANGED
 
 
+class DoesNotFit(InvalidInput):
+    """The model needs more memory than the devices have."""
+
+    reason = FailureReason.DOES_NOT_FIT
+
+
 class DamagedInput(InvalidInput):
     """Bytes that differ from what was written, however often they are read."""
 

@@ -9,12 +9,19 @@ import dataclasses
 from collections.abc import Callable
 
 from concertina_trainer.config.data_config import Balancing, DocumentMode
-from concertina_trainer.config.memory_config import RESHARD_ABOVE, Resharding
+from concertina_trainer.config.memory_config import Resharding
+from concertina_trainer.config.model_sizes import EXPERTS, WITH_EXPERTS, value_of_size
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 
 DEGREES = ("tensor", "pipeline", "context", "expert")
 """Degrees whose nearest allowed values are named in messages."""
+RESHARD_ABOVE = 100_000_000
+"""Number of parameters above which a block's weights are freed between forward and backward, if the device's memory is
+not known.
+
+In smaller models memory does not matter, and the cost of gathering them again does.
+"""
 MOST_DEGREE = 1024
 """Maximum degree of one dimension, as in ParallelismConfig."""
 
@@ -32,8 +39,22 @@ class LayoutRule:
 
 
 _GROUP = "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context"
-_HIDDEN = "(has(self.trainer.model.hiddenDim) ? self.trainer.model.hiddenDim : (self.trainer.model.dim + 11) / 12 * 32)"
-_EXPERT = f"(has(self.trainer.model.experts.hiddenDim) ? self.trainer.model.experts.hiddenDim : {_HIDDEN})"
+_MODEL = "self.trainer.model"
+
+
+def _of_model(field: str, otherwise: str) -> str:
+    """Return a CEL expression for a field of the model, which a size may set; `otherwise` is for a model without."""
+    return f"(has({_MODEL}.size) ? {value_of_size(field, f'{_MODEL}.size')} : {otherwise})"
+
+
+_HEADS = _of_model("heads", f"{_MODEL}.heads")
+_KV_HEADS = _of_model("kvHeads", f"has({_MODEL}.kvHeads) ? {_MODEL}.kvHeads : {_MODEL}.heads")
+_LAYERS = _of_model("layers", f"{_MODEL}.layers")
+_HIDDEN = _of_model("hiddenDim", f"has({_MODEL}.hiddenDim) ? {_MODEL}.hiddenDim : ({_MODEL}.dim + 11) / 12 * 32")
+_LENGTH = f"(has({_MODEL}.sequenceLength) ? {_MODEL}.sequenceLength : {_of_model('sequenceLength', '256')})"
+_HAS_EXPERTS = f"(has({_MODEL}.experts) || has({_MODEL}.size) && {_MODEL}.size in {list(WITH_EXPERTS)})"
+_EXPERT_COUNT = f"(has({_MODEL}.experts) ? {_MODEL}.experts.count : {EXPERTS['count']})"
+_EXPERT = f"(has({_MODEL}.experts.hiddenDim) ? {_MODEL}.experts.hiddenDim : {_HIDDEN})"
 _NO_HALVES = f"self.parallelism.schedule != '{PipelineSchedule.zero_bubble.value}'"
 _TWICE = [schedule.value for schedule in PipelineSchedule if schedule.stages == 2]
 
@@ -73,13 +94,13 @@ _RULES = (
     *map(_whole, ("tensor", "pipeline", "context")),
     LayoutRule(
         "parallelism.tensor",
-        "self.trainer.model.heads % self.parallelism.tensor == 0",
+        f"{_HEADS} % self.parallelism.tensor == 0",
         lambda trainer, parallelism: trainer.model.heads % parallelism.tensor == 0,
         "tensor does not divide trainer.model.heads: each worker of the group has whole heads",
     ),
     LayoutRule(
         "parallelism.tensor",
-        "!has(self.trainer.model.kvHeads) || self.trainer.model.kvHeads % self.parallelism.tensor == 0",
+        f"{_KV_HEADS} % self.parallelism.tensor == 0",
         lambda trainer, parallelism: trainer.model.kv_heads is None or trainer.model.kv_heads % parallelism.tensor == 0,
         "tensor does not divide trainer.model.kvHeads: each worker of the group has whole heads",
     ),
@@ -91,31 +112,32 @@ _RULES = (
     ),
     LayoutRule(
         "parallelism.context",
-        "self.parallelism.context == 1 || self.trainer.model.sequenceLength % (2 * self.parallelism.context) == 0",
+        f"self.parallelism.context == 1 || {_LENGTH} % (2 * self.parallelism.context) == 0",
         _divides_sequence,
         "twice context does not divide trainer.model.sequenceLength: each worker of the group has two pieces of it",
     ),
     LayoutRule(
         "parallelism.tensor",
-        "self.trainer.model.sequenceLength / self.parallelism.context % self.parallelism.tensor == 0",
+        f"{_LENGTH} / self.parallelism.context % self.parallelism.tensor == 0",
         lambda trainer, parallelism: trainer.model.sequence_length // parallelism.context % parallelism.tensor == 0,
         "tensor does not divide trainer.model.sequenceLength / context: between layers the group cuts the sequence too",
     ),
     LayoutRule(
         "parallelism.pipeline",
-        f"self.trainer.model.layers >= self.parallelism.pipeline * (self.parallelism.schedule in {_TWICE} ? 2 : 1)",
+        f"{_LAYERS} >= self.parallelism.pipeline * (self.parallelism.schedule in {_TWICE} ? 2 : 1)",
         lambda trainer, parallelism: trainer.model.layers >= parallelism.pipeline * parallelism.schedule.stages,
         "pipeline has more stages than trainer.model.layers: each has a layer or more, and a worker two of them where "
         "schedule is interleaved",
     ),
     LayoutRule(
         "trainer.memory.reshardAfterForward",
+        "!has(self.trainer.memory.reshardAfterForward) || "
         f"self.trainer.memory.reshardAfterForward != 'Always' || self.parallelism.pipeline == 1 || {_NO_HALVES}",
         lambda trainer, parallelism: (
             trainer.memory.reshard_after_forward is not Resharding.always or not parallelism.backward_in_halves
         ),
         "the schedule InterleavedZeroBubble keeps gathered weights until the backward has both its halves: set "
-        "reshardAfterForward to Never or Auto, or choose another parallelism.schedule",
+        "reshardAfterForward to Never, remove it, or choose another parallelism.schedule",
     ),
     LayoutRule(
         "parallelism.asyncTensor",
@@ -132,13 +154,13 @@ _RULES = (
     ),
     LayoutRule(
         "parallelism.expert",
-        "self.parallelism.expert == 1 || has(self.trainer.model.experts)",
+        f"self.parallelism.expert == 1 || {_HAS_EXPERTS}",
         lambda trainer, parallelism: parallelism.expert == 1 or trainer.model.experts is not None,
         "expert deals experts out to workers, and trainer.model.experts says of none",
     ),
     LayoutRule(
         "parallelism.expert",
-        "!has(self.trainer.model.experts) || self.trainer.model.experts.count % self.parallelism.expert == 0",
+        f"!{_HAS_EXPERTS} || {_EXPERT_COUNT} % self.parallelism.expert == 0",
         lambda trainer, parallelism: (
             trainer.model.experts is None or trainer.model.experts.count % parallelism.expert == 0
         ),
@@ -228,9 +250,9 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 
     `weights` is the number of parameters of a custom model.
     """
-    if trainer.memory.reshard_after_forward is Resharding.auto:
+    if trainer.memory.resharding is None:
         return (weights or trainer.model.weights) > RESHARD_ABOVE and not parallelism.backward_in_halves
-    return trainer.memory.reshard_after_forward is Resharding.always
+    return trainer.memory.resharding is Resharding.always
 
 
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:

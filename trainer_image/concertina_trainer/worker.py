@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -47,17 +48,18 @@ from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.errors import RollBack
+from concertina_trainer.fitting import fitted
 from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
-from concertina_trainer.model.own import own_spec
+from concertina_trainer.model.own import OwnSpec, own_spec
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.rounds import RoundChannel, RoundLeft
 from concertina_trainer.state.described_model import with_described_model
-from concertina_trainer.state.restore import restore
+from concertina_trainer.state.restore import recorded, restore, usable_start
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
@@ -217,11 +219,14 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     with reporter.timed("group"):
         world = group.join(os.environ, parallelism, config.model.experts is not None)
     with reporter.timed("build"):
-        built = build(config, checkpoint, world, start.restore.step, reporter)
+        source = usable_start(start.restore, start.uid, world)
+        saved = recorded(source, start.uid, checkpoint, world, channel)
+        built = build(config, checkpoint, world, start.restore.step, reporter, saved, channel.check)
+    config = built.config
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
     with reporter.timed("restore"):
         digest = built.reader.digest
-        restored = restore(start.restore, start.uid, built.state, config, checkpoint, digest, world, channel)
+        restored = restore(source, start.uid, built.state, config, checkpoint, digest, world, channel)
     if (warmup := config.optimizer.resolved_warmup_steps(config.steps)) > config.steps:
         reporter.note(
             f"optimizer.warmupSteps ({warmup}) is more than steps ({config.steps}), so the learning rate never reaches "
@@ -234,9 +239,17 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
 
 
 def build(
-    config: TrainerConfig, checkpoint: CheckpointConfig | None, world: DistContext, step: int, reporter: Reporter
+    config: TrainerConfig,
+    checkpoint: CheckpointConfig | None,
+    world: DistContext,
+    step: int,
+    reporter: Reporter,
+    saved: TrainerConfig | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> Built:
     """Build data, model and optimizer, without a state.
+
+    `saved` is the configuration of the state that will be restored. `check` raises if the round is over.
 
     Raises:
         InvalidInput: When data and model do not fit each other, or can't be used.
@@ -255,6 +268,11 @@ def build(
             f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
         )
     _check_data(config, reader.digest)
+    settings = fitted(config, own, reader, saved, world, check)
+    reporter.note(settings.note)
+    reporter.settings = settings.chosen
+    config = settings.config
+    own = own and OwnSpec(config, own.data)
     aside = validation_reader(config, begun) if config.evaluation else None
     model = parallelized(config, world, own)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
@@ -303,7 +321,9 @@ def assemble(
     engine = engine_of(built.model, built.optimizer, sums, config, plan, world)
     saving = begin_saving(built, start, restored, channel)
     batches = Batches(built.reader, plan, world.data_rank, restored.position, world.device)
-    balance = Balance(config.data.balance is Balancing.speed, batches, config.micro_batch_size, world.data_rank)
+    balance = Balance(
+        config.data.balance is Balancing.speed, batches, config.resolved_micro_batch_size, world.data_rank
+    )
     every = config.anomalies.corruption_check_steps
     digests = Digests(every, built.model, built.state.saved.tensors, world, restored.id.step)
     evaluation = None

@@ -72,6 +72,7 @@ COUNTS = {
     "last_lines": LINES,
     "stack": LINES,
     "timeline": LINES,
+    "settings": LINES,
     "failures": MOST_MEMBERS,
     "members": MOST_MEMBERS,
     "stragglers": MOST_MEMBERS,

@@ -664,6 +664,17 @@ class JobSpec(Model):
         return self._replicas_of(self.parallelism.block)
 
     @property
+    def most_replicas(self) -> int:
+        """Largest valid size that the spec wants; 0 if no block fits."""
+        return self.replicas - self.replicas % self.replica_step
+
+    @property
+    def least_replicas(self) -> int:
+        """Smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
+        floor = min(self.min_replicas, self.most_replicas)
+        return min(self.most_replicas, -(-floor // self.replica_step) * self.replica_step)
+
+    @property
     def group_sizes(self) -> tuple[int, ...]:
         """Sizes of the groups in replicas: tensor group, context group, pipeline, expert-sharing group and block.
 

@@ -186,6 +186,13 @@ class StragglerMark(StatusModel):
     since: Timestamp = Field(description="When it was named.")
 
 
+class SettingMark(StatusModel):
+    """Value that the trainer chose for a field that the spec does not set."""
+
+    field: Annotated[str, Field(max_length=253)] = Field(description="Path of the field below spec.trainer.")
+    value: Annotated[str, Field(max_length=1024)] = Field(description="Its value.")
+
+
 class ShareMark(StatusModel):
     """Share of each step's batch that a replica computes, if shares follow its speed."""
 
@@ -309,6 +316,11 @@ class JobStatus(StatusModel):
     )
     stragglers: tuple[StragglerMark, ...] = Field(
         default=(), max_length=16, description="Ranks that the others wait for in every step."
+    )
+    settings: tuple[SettingMark, ...] = Field(
+        default=(),
+        max_length=16,
+        description="Values that the trainer chose for fields that spec.trainer does not set. The run keeps them.",
     )
     batch_assignment: tuple[ShareMark, ...] = Field(
         default=(),

@@ -31,6 +31,7 @@ from concertina.report.ranks import picture
 from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.console import plain
 from concertina_state.errors import InvalidInput
+from concertina_trainer.config.memory_choice import MemoryChoice, absent
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
 
@@ -93,8 +94,12 @@ def run(file: Path, options: PlanOptions) -> None:
     replicas = options.replicas or sizes.most(spec)
     has_torch = bool(options.python or _has_torch())
     measure = options.memory and has_torch
-    _layout(spec, replicas)  # Refuses an invalid layout before anything runs.
+    layout = _layout(spec, replicas)  # Refuses an invalid layout before anything runs.
     own = _own_model(file, spec, options, has_torch)
+    asked, fit = layout.trainer, None
+    if measure and absent(asked):
+        fit = _fit(spec, replicas, own, gpu, options)
+        spec = spec.model_copy(update={"trainer": fit.choice.filled(asked)})
     layout = _layout(spec, replicas, own)
     if options.search:
         estimates = _search_layouts(spec, layout, gpu, options, measure)
@@ -107,13 +112,16 @@ def run(file: Path, options: PlanOptions) -> None:
     if options.json:
         key = "layouts" if options.search else "sizes"
         valid = valid_sizes(spec, sizes.least(spec), sizes.most(spec))
-        print(json.dumps({"job": name, "validReplicas": valid, key: list(map(as_object, estimates))}, indent=1))
+        chosen = fit.choice.chosen(asked) if fit else {}
+        remedies = list(fit.remedies) if fit else []
+        found = {"job": name, "validReplicas": valid, "settings": chosen, "remedies": remedies}
+        print(json.dumps({**found, key: list(map(as_object, estimates))}, indent=1))
         return
     console = plain()
     if options.search:
         _print_search(console, name, layout, estimates)
     else:
-        _print(console, name, spec, estimates[0])
+        _print(console, name, spec, estimates[0], _settings(asked, fit))
         for smaller in estimates[1:]:
             _print_smaller(console, smaller)
     if options.memory and not measure:
@@ -241,16 +249,20 @@ def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimat
     Raises:
         UserError: When the layout can't be measured.
     """
-    request = {
+    try:
+        return [rank_memory(answer) for answer in _run_planning(_request(layout), python)]
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise UserError(_unexpected_answer(python, f"{type(error).__name__}: {error}")) from error
+
+
+def _request(layout: ParallelLayout) -> dict[str, Any]:
+    """Return the request for the memory of a layout."""
+    return {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
         "data": layout.own and layout.own.data,
         "parallelism": layout.parallelism.model_dump(mode="json", by_alias=True),
         "size": layout.size,
     }
-    try:
-        return [rank_memory(answer) for answer in _run_planning(request, python)]
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise UserError(_unexpected_answer(python, f"{type(error).__name__}: {error}")) from error
 
 
 def _run_planning(request: Mapping[str, Any], python: str) -> Any:
@@ -293,9 +305,47 @@ def _write(file: Path, text: str) -> None:
         raise UserError(f"{file} can't be written: {error.strerror}") from error
 
 
-def _print(console: Console, name: str, spec: JobSpec, estimate: Estimate) -> None:
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """Settings that a job's workers choose on a GPU."""
+
+    choice: MemoryChoice
+    ranks: int
+    """Number of ranks that the settings are chosen for."""
+    remedies: Sequence[str]
+    """Changes with which the job fits; workers refuse a job that has any."""
+
+
+def _fit(spec: JobSpec, replicas: int, own: OwnDescription | None, gpu: Gpu, options: PlanOptions) -> Fit:
+    """Return the settings that the job's workers choose, at its smallest size.
+
+    Raises:
+        UserError: When the process does not answer as expected.
+    """
+    smallest = _layout(spec, min(spec.least_replicas, replicas), own)
+    answer = _run_planning({**_request(smallest), "deviceBytes": gpu.memory}, options.python)
+    try:
+        return Fit(MemoryChoice.parsed(answer["choice"]), smallest.size, answer["remedies"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise UserError(_unexpected_answer(options.python, f"{type(error).__name__}: {error}")) from error
+
+
+def _settings(asked: TrainerConfig, fit: Fit | None) -> Iterator[tuple[str, str]]:
+    """Yield rows about the settings that the job does not set."""
+    if not absent(asked):
+        return
+    if fit is None:
+        yield "Settings", f"not measured; the job chooses {', '.join(absent(asked))} by the memory of its GPUs"
+        return
+    values = ", ".join(f"{field} {value}" for field, value in fit.choice.chosen(asked).items())
+    yield "Settings", f"{values}: chosen for {fit.ranks} ranks"
+    if fit.remedies:
+        yield "Refused", f"does not fit; any of these makes it fit: {'; '.join(fit.remedies)}"
+
+
+def _print(console: Console, name: str, spec: JobSpec, estimate: Estimate, settings: Iterator[tuple[str, str]]) -> None:
     grid = Table.grid(padding=(0, 2))
-    for row in _facts(spec, estimate):
+    for row in (*_facts(spec, estimate), *settings):
         grid.add_row(*row)
     ranks, replicas = estimate.layout.size, estimate.replicas
     console.print(f"{name}: {ranks} ranks in {replicas} replicas, {estimate.gpu.name}, {estimate.fabric}\n")
@@ -419,7 +469,7 @@ def _print_search(console: Console, name: str, layout: ParallelLayout, estimates
     for estimate in estimates:
         peak = _size(estimate.peak.total) if estimate.peak else "not measured"
         table.add_row(
-            _degrees(estimate.layout), estimate.layout.trainer.memory.activations, f"{estimate.tokens_per_second:,.0f}",
-            f"{estimate.mfu:.1%}", peak, bottleneck(estimate).partition(":")[0],
+            _degrees(estimate.layout), estimate.layout.trainer.memory.resolved_activations,
+            f"{estimate.tokens_per_second:,.0f}", f"{estimate.mfu:.1%}", peak, bottleneck(estimate).partition(":")[0],
         )  # fmt: skip
     console.print(table)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from concertina_trainer.ladder import GIB, usable_memory
 from concertina_trainer.model.flops import PEAK_FLOPS
-
-GIB = float(1 << 30)
 
 
 class GpuName(enum.StrEnum):
@@ -32,8 +31,8 @@ class Gpu:
     name: GpuName
     device: str
     """Name that the driver gives the device."""
-    memory: float
-    """Memory in bytes."""
+    memory: int
+    """Memory in bytes, in whole GiB, as the driver reports it: workers choose their settings by the same number."""
     memory_rate: float
     """Memory bandwidth in bytes per second."""
     nvlink: float
@@ -47,6 +46,11 @@ class Gpu:
     """
 
     @property
+    def usable(self) -> float:
+        """Bytes that tensors can use."""
+        return usable_memory(self.memory)
+
+    @property
     def flops(self) -> float:
         """Floating-point operations per second of dense bfloat16 products."""
         return PEAK_FLOPS[self.device]
@@ -55,10 +59,10 @@ class Gpu:
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu(GpuName.a100, "NVIDIA A100-SXM4-80GB", 80e9, 2.0e12, 300e9, 32e9, 0.75),
-        Gpu(GpuName.h100, "NVIDIA H100 80GB HBM3", 80e9, 3.35e12, 450e9, 64e9, 0.55),
-        Gpu(GpuName.h200, "NVIDIA H200", 141e9, 4.8e12, 450e9, 64e9, 0.55),
-        Gpu(GpuName.b200, "NVIDIA B200", 180e9, 8.0e12, 900e9, 64e9, 0.5),
+        Gpu(GpuName.a100, "NVIDIA A100-SXM4-80GB", 79 * GIB, 2.0e12, 300e9, 32e9, 0.75),
+        Gpu(GpuName.h100, "NVIDIA H100 80GB HBM3", 79 * GIB, 3.35e12, 450e9, 64e9, 0.55),
+        Gpu(GpuName.h200, "NVIDIA H200", 139 * GIB, 4.8e12, 450e9, 64e9, 0.55),
+        Gpu(GpuName.b200, "NVIDIA B200", 178 * GIB, 8.0e12, 900e9, 64e9, 0.5),
     )
 }
 FABRICS = {
@@ -72,9 +76,6 @@ FABRICS = {
 
 REACHED = 0.8
 """Share of a link's rate that large collectives reach."""
-USABLE = 0.92
-"""Share of a GPU's memory that tensors can use. The rest is for CUDA's context, the workspaces of NCCL and cuBLAS, and
-the allocator's waste. Not measured on a GPU."""
 HOST_MEMORY_RATE = 40e9
 """Bytes per second of a GPU's share of its node's memory and processors: assumed, with enough threads."""
 LATENCY = 10e-6

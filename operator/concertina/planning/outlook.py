@@ -8,7 +8,7 @@ from typing import Any
 
 from concertina.api.spec import JobSpec
 from concertina.plan.state import snapshot_memory
-from concertina.planning.hardware import FABRICS, USABLE, FabricName, Gpu
+from concertina.planning.hardware import FABRICS, FabricName, Gpu
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
@@ -94,7 +94,7 @@ class Estimate:
     @property
     def fits(self) -> bool | None:
         """Whether the peak fits into the GPU's memory; None if the peak is unknown."""
-        return None if self.peak is None else self.peak.total <= self.gpu.memory * USABLE
+        return None if self.peak is None else self.peak.total <= self.gpu.usable
 
     def rate(self, part: Traffic) -> float:
         """Return the bytes per second of the link that this traffic uses."""
@@ -147,7 +147,7 @@ def bottleneck(estimate: Estimate) -> str:
     if peak is not None and not estimate.fits:
         largest = max(peak.kinds, key=lambda kind: peak.kinds[kind])
         return (
-            f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.memory * USABLE)} that tensors can "
+            f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.usable)} that tensors can "
             f"have on {gpu.name}, most of it {largest} ({_gib(peak.kinds[largest])}): {_less(estimate, largest)}."
         )
     if estimate.room is not None and estimate.snapshots + estimate.offloaded > estimate.room:
@@ -209,9 +209,9 @@ def _less(estimate: Estimate, kind: str) -> str:
     if kind in ("activations", "routed", "temporary"):
         if parallelism.pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe:
             return "GPipe keeps those of all microbatches; choose parallelism.schedule OneForwardOneBackward"
-        if trainer.memory.activations is not Activations.recompute:
+        if trainer.memory.resolved_activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
-        if trainer.micro_batch_size > 1:
+        if trainer.resolved_micro_batch_size > 1:
             return "lower microBatchSize"
         return "raise parallelism.tensor or parallelism.context"
     if kind == "gradients" and batch(estimate.layout).microbatches > 1:
@@ -236,9 +236,11 @@ def _less_of_own(estimate: Estimate, own: OwnDescription, kind: str) -> str:
         "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts"),
     )
     if kind in ("activations", "temporary"):
-        if own.blocks and trainer.memory.activations is not Activations.recompute:
+        if own.blocks and trainer.memory.resolved_activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
-        shorter = "lower microBatchSize" if trainer.micro_batch_size > 1 else "lower trainer.model.sequenceLength"
+        shorter = (
+            "lower microBatchSize" if trainer.resolved_micro_batch_size > 1 else "lower trainer.model.sequenceLength"
+        )
         return shorter if own.blocks else f"{parts} of the model, so that these can be computed again, or {shorter}"
     if kind == "gradients" and batch(estimate.layout).microbatches > 1:
         return "set memory.reshardAfterForward to Always, so that each microbatch's are cut"
@@ -260,7 +262,7 @@ def as_object(estimate: Estimate) -> dict[str, Any]:
         "ranksPerReplica": layout.per_node,
         "degrees": {str(group): layout.degree(group) for group in layout.groups},
         "schedule": layout.parallelism.schedule if layout.parallelism.pipeline > 1 else None,
-        "activations": layout.trainer.memory.activations,
+        "activations": layout.trainer.memory.resolved_activations,
         "acrossNodes": [str(group) for group in layout.groups if layout.crosses(group)],
         "parameters": layout.weights,
         "trainedParameters": layout.trained,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from concertina.planning.hardware import USABLE, Gpu
+from concertina.planning.hardware import Gpu
 from concertina.planning.layout import OwnDescription, ParallelLayout
 from concertina.planning.timing import step_time
 from concertina.planning.traffic import COMPUTED, HELD, REDUCED, batch, rank_weights, reductions, stage_blocks
@@ -30,7 +30,7 @@ def candidates(
     timed_layouts = [
         (step_time(layout, gpu, fabric).total, number, layout)
         for number, layout in enumerate(_layouts(trainer, size, per_node, own))
-        if least_memory(layout) <= gpu.memory * USABLE
+        if least_memory(layout) <= gpu.usable
     ]
     return [layout for _, _, layout in sorted(timed_layouts)]
 
@@ -80,7 +80,7 @@ def least_memory(layout: ParallelLayout) -> float:
         Activations.keep: 8 * model.dim + 4 * model.token_width,
         Activations.products: 4 * model.dim + 2 * model.token_width,
         Activations.recompute: model.dim,
-    }[layout.trainer.memory.activations]
+    }[layout.trainer.memory.resolved_activations]
     waiting = (
         plan.microbatches
         if parallelism.schedule is PipelineSchedule.gpipe

@@ -97,8 +97,8 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
     trainer, model, parallelism, plan = layout.trainer, layout.trainer.model, layout.parallelism, batch(layout)
     ranks = parallelism.pipeline * parallelism.context * parallelism.tensor
     tokens = plan.microbatches * plan.rows * model.sequence_length / ranks
-    products = tokens * layout.flops * AGAIN[trainer.memory.activations] / (gpu.flops * gpu.kernels)
-    recompute_factor = 4 / 3 if trainer.memory.activations is not Activations.keep else 1.0
+    products = tokens * layout.flops * AGAIN[trainer.memory.resolved_activations] / (gpu.flops * gpu.kernels)
+    recompute_factor = 4 / 3 if trainer.memory.resolved_activations is not Activations.keep else 1.0
     bytes_moved = tokens * moved(layout, recompute_factor)
     compute = products + bytes_moved / gpu.memory_rate
     communication: dict[Group, float] = {}
@@ -136,7 +136,7 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     hides the transfer for another.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
-    forward_passes = 1 + (layout.trainer.memory.activations is Activations.recompute)
+    forward_passes = 1 + (layout.trainer.memory.resolved_activations is Activations.recompute)
     blocks, routed = stage_blocks(layout), routed_blocks(layout)
     shared = model.experts.shared * model.expert_dim if model.experts is not None else 0
     inner = [model.resolved_hidden_dim] * (blocks - routed) + [shared] * (routed if shared else 0)

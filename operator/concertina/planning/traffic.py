@@ -205,7 +205,7 @@ def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) 
     if model.experts is not None:
         halves -= 0 if model.experts.shared else routed
         routers = float(REDUCED * reductions(layout, plan) * routed * model.experts.count * model.dim)
-    of_layers = plan.microbatches * halves * _gathers_of_half(layout.trainer.memory.activations, overlapped)
+    of_layers = plan.microbatches * halves * _gathers_of_half(layout.trainer.memory.resolved_activations, overlapped)
     of_ends = plan.microbatches * 4 / layout.parallelism.pipeline
 
     def part(name: str, collectives: float, extra_bytes: float, exposed: bool) -> Traffic:
@@ -245,7 +245,7 @@ def _of_experts(layout: ParallelLayout, microbatches: int, residual: float) -> T
     """
     experts = layout.trainer.model.experts
     assert experts is not None
-    is_recomputed = layout.trainer.memory.activations is not Activations.keep
+    is_recomputed = layout.trainer.memory.resolved_activations is not Activations.keep
     times = microbatches * routed_blocks(layout) * (6 if is_recomputed else 4)
     return Traffic(
         DerivedGroup.expert, "tokens to experts and back", layout.parallelism.expert, times,

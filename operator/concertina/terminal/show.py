@@ -229,6 +229,8 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         )
         more = ", ..." if len(status.batch_assignment) > _SHARES else ""
         yield "Shares", f"sequences a step, the least first: {', '.join(shares)}{more}"
+    if status.settings:
+        yield "Chosen", ", ".join(f"{mark.field} {mark.value}" for mark in status.settings)
     restarts = status.restarts
     yield (
         "Failures",

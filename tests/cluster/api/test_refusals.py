@@ -66,6 +66,10 @@ FEW_HEADS = ("spec.trainer.model.kvHeads", 2)
 BITWISE = [("spec.trainer.determinism", "Bitwise")]
 
 
+def sized(size: str, **fields: Any) -> tuple[str, Any]:
+    return "spec.trainer.model", {"size": size, **fields}
+
+
 def mixture(weight: int) -> dict[str, Any]:
     return {"mixture": [{"uri": "s3://demo/data", "weight": weight}]}
 
@@ -97,6 +101,12 @@ ALL_REFUSED = [
         JOB,
         [("spec.trainer.model", {"from": "/models/a", "entrypoint": "package.module:spec"})],
         "beside entrypoint only options and sequenceLength",
+    ),
+    (
+        "from and size",
+        JOB,
+        [("spec.trainer.model", {"from": "/models/a", "size": "1B"})],
+        "beside size the decoder is a Llama of that size",
     ),
     (
         "rotaryShare of an odd number",
@@ -141,6 +151,40 @@ ALL_REFUSED = [
         "spec.trainer.evaluation.everySteps in body should be greater than or equal to 1",
     ),
     ("tensor and heads", JOB, [("spec.parallelism", {"tensor": 3})], "tensor does not divide trainer.model.heads"),
+    ("size and layers", JOB, [sized("8B", layers=31)], "size sets the other fields of the decoder"),
+    ("size and kvHeads", JOB, [sized("8B", kvHeads=2)], "size sets the other fields of the decoder"),
+    (
+        "size and experts",
+        JOB,
+        [sized("8B", experts={"count": 8})],
+        "size sets the other fields of the decoder",
+    ),
+    (
+        "size and other experts",
+        JOB,
+        [sized("8x7B", experts={"count": 4})],
+        "size sets the other fields of the decoder",
+    ),
+    (
+        "size and entrypoint",
+        JOB,
+        [sized("8B", entrypoint="package.module:spec")],
+        "beside entrypoint only options and sequenceLength",
+    ),
+    ("size and tensor", JOB, [sized("8B"), ("spec.parallelism", {"tensor": 16})], "divide trainer.model.kvHeads"),
+    (
+        "size and pipeline",
+        JOB,
+        [sized("8B"), ("spec.parallelism", {"pipeline": 33})],
+        "more stages than trainer.model.layers",
+    ),
+    (
+        "size and expert",
+        JOB,
+        [sized("8x7B"), ("spec.parallelism", {"expert": 3})],
+        "divide trainer.model.experts.count",
+    ),
+    ("size without experts", JOB, [sized("8B"), ("spec.parallelism", {"expert": 2})], "experts says of none"),
     ("tensor and kvHeads", JOB, [FEW_HEADS, ("spec.parallelism", {"tensor": 4})], "divide trainer.model.kvHeads"),
     (
         "tensor and a hiddenDim that is said",

@@ -32,7 +32,7 @@ def main() -> int:
     TrainState(model, config, optimizer, world).initialise(config)
     plan = batch_plan(config, world.degrees)
     if shares := json.loads(os.environ["SHARES"]):
-        plan = plan.shared_out(shares, config.micro_batch_size)
+        plan = plan.shared_out(shares, config.resolved_micro_batch_size)
     batch = [each.to(world.device) for each in microbatches(reader, plan, world.data_rank, position=100)]
     sums = summing.sums(config, model, plan, world)
     with tensor.measured_waits(world):

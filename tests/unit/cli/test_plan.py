@@ -99,7 +99,7 @@ def test_the_manifest_from_standard_input_at_another_size(file: Path) -> None:
 
 def test_a_search_is_ordered_by_speed(file: Path) -> None:
     found = planned(file, "--top-layouts", 6, "--no-memory")
-    assert found.keys() == {"job", "validReplicas", "layouts"}
+    assert found.keys() == {"job", "validReplicas", "settings", "remedies", "layouts"}
     seconds = [each["stepSeconds"] for each in found["layouts"]]
     assert seconds == sorted(seconds)
     assert len(seconds) == 6
@@ -208,8 +208,10 @@ def test_json_has_names_that_stay_and_memory_as_the_trainers_image_measures_it(
 ) -> None:
     python = " ".join(environments[1])
     measured = json.loads(without_torch(environments, file, "--replicas", 2, "-o", "json", "--python", python))
-    assert measured.keys() == {"job", "validReplicas", "sizes"}
+    assert measured.keys() == {"job", "validReplicas", "settings", "remedies", "sizes"}
     assert (measured["job"], measured["validReplicas"]) == ("planned", [2, 3, 4])
+    assert measured["settings"] == {"memory.activations": "Keep", "memory.reshardAfterForward": "Never"}
+    assert measured["remedies"] == []
     [size] = measured["sizes"]
     assert size.keys() == PLANNED
     assert size["degrees"] == {"replicate": 1, "shard": 2, "pipeline": 1, "context": 1, "tensor": 2, "expert": 1}

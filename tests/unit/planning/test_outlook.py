@@ -119,7 +119,7 @@ def test_the_first_bottleneck_is_named_with_what_to_try() -> None:
     tight = [RankMemoryEstimate(3, "forward", {"weights": 1 << 30, "activations": 90 << 30})]
     full = outlook(job(), of(job(), 8), H100, NETWORK, tight)
     assert full.fits is False
-    assert bottleneck(full).startswith("Memory: rank 3 needs 91.0 GiB of the 68.5 GiB")
+    assert bottleneck(full).startswith("Memory: rank 3 needs 91.0 GiB of the 72.7 GiB")
     assert "set trainer.memory.activations to Recompute" in bottleneck(full)
     few = outlook(job(), layout(batch=64, pipeline=16), H100, NETWORK)
     assert bottleneck(few).startswith("The pipeline: ranks wait ")

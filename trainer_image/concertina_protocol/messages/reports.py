@@ -31,6 +31,8 @@ class FailureReason(OpenEnum):
     INVALID_INPUT = "InvalidInput"
     DATA_CHANGED = "DataChanged"
     """The data differ from those that the state was trained on."""
+    DOES_NOT_FIT = "DoesNotFit"
+    """The model needs more memory than the devices have."""
     DAMAGED = "Damaged"
     """The data that were read differ from those that were written."""
     LOSS_SPIKE = "LossSpike"
@@ -40,7 +42,14 @@ class FailureReason(OpenEnum):
     """The member was rolled back because another rank's state was corrupted."""
 
 
-BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
+BAD_INPUTS = frozenset(
+    {
+        FailureReason.INVALID_INPUT,
+        FailureReason.DATA_CHANGED,
+        FailureReason.DOES_NOT_FIT,
+        FailureReason.DAMAGED,
+    }
+)
 """Reasons for which a retry cannot help."""
 
 
@@ -188,6 +197,8 @@ class Progress:
     """Share of the devices' peak arithmetic with all of attention counted, as torchtitan does."""
     snapshots: Optional[SnapshotInterval] = None
     """Interval of snapshots in this round, from its second snapshot on."""
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Values that the trainer chose for fields that spec.trainer does not set, by path below spec.trainer."""
     optimizer: str = ""
     """Class of the optimizer whose steps `step` counts since the process started, or empty if the worker reports steps.
 

@@ -74,7 +74,7 @@ def _settings(config: TrainerConfig) -> dict[str, Any]:
 
 def resolved(model: ModelConfig) -> dict[str, Any]:
     """Return the fields by path, with defaults that depend on other fields: stating such a default is no change."""
-    dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options"})
+    dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options", "size"})
     dumped |= {"kvHeads": model.resolved_kv_heads, "hiddenDim": model.resolved_hidden_dim}
     if model.resolved_head_dim == model.dim / model.heads:
         dumped.pop("headDim", None)

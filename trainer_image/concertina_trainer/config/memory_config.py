@@ -36,6 +36,7 @@ class Activations(enum.StrEnum):
 
 class Resharding(enum.StrEnum):
     auto = "Auto"
+    """The same as an absent field."""
     always = "Always"
     never = "Never"
 
@@ -44,29 +45,23 @@ class Offload(enum.StrEnum):
     state = "State"
 
 
-RESHARD_ABOVE = 100_000_000
-"""Number of parameters above which a block's weights are freed between forward and backward.
-
-In smaller models memory does not matter, and the cost of gathering them again does.
-"""
-
-
 class MemoryConfig(Section):
     """Measures that save memory of the devices, at the cost of more computation or communication.
 
     The results are the same.
     """
 
-    activations: Activations = Field(
-        default=Activations.keep,
+    activations: Activations | None = Field(
+        default=None,
         description="Activations that a block's backward finds: Keep everything; KeepProducts, the results of "
-        "matrix products and attention, the rest is computed again; Recompute all from the block's input.",
+        "matrix products and attention, the rest is computed again; Recompute all from the block's input. Absent: the "
+        "fastest that fits into the GPU's memory (docs/memory.md).",
     )
-    reshard_after_forward: Resharding = Field(
-        default=Resharding.auto,
+    reshard_after_forward: Resharding | None = Field(
+        default=None,
         description="Whether a block's gathered weights are freed between forward and backward, and gradients cut "
-        "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Auto frees "
-        "them in models of more than 100 million weights.",
+        "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Absent or "
+        "Auto: Never if that fits into the GPU's memory.",
     )
     offload: Offload | None = Field(
         default=None,
@@ -74,3 +69,12 @@ class MemoryConfig(Section):
         "optimizer's moments, which processors update; weights are copied to the device as they are gathered. Absent: "
         "nothing.",
     )
+
+    @property
+    def resharding(self) -> Resharding | None:
+        """Always or Never; None if it is to be chosen."""
+        return None if self.reshard_after_forward is Resharding.auto else self.reshard_after_forward
+
+    @property
+    def resolved_activations(self) -> Activations:
+        return self.activations or Activations.keep

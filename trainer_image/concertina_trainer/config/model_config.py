@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from concertina_trainer.config.model_sizes import EXPERTS, OF_DATA, SIZES, WITH_EXPERTS, ModelSize, value_of_size
 from concertina_trainer.config.positions_config import RopeScalingConfig, RotaryPairs
 from concertina_trainer.config.section import Section, SectionRule
 from concertina_trainer.config.window_config import WindowConfig
@@ -113,6 +115,11 @@ class LoraConfig(Section):
         return self.alpha / self.rank
 
 
+def _no_default(schema: dict[str, Any]) -> None:
+    """Leave the default out of the CRD: the API server would fill it in, and a size has another one."""
+    schema.pop("default")
+
+
 class ModelConfig(Section):
     """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a model of one's own."""
 
@@ -137,7 +144,11 @@ class ModelConfig(Section):
         "fields are those of that model, except sequenceLength and lora. Weights are not read from there, but from "
         "checkpoint.initFrom.",
     )
-
+    size: ModelSize | None = Field(
+        default=None,
+        description="Named size of the decoder, with the figures of a published model (docs/memory.md). Beside it, a "
+        "job sets only vocabSize, sequenceLength, lora and how experts are balanced. Absent: the fields below.",
+    )
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
     heads: int = Field(default=4, ge=1, le=1024, description="Attention heads.")
@@ -161,9 +172,19 @@ class ModelConfig(Section):
         description="Width of the feed-forward layer. Absent: 8/3 of dim, rounded up to a multiple of 32.",
     )
     vocab_size: int = Field(
-        default=256, ge=2, le=4194304, description="Number of different tokens; 256 is enough for bytes."
+        default=256,
+        ge=2,
+        le=4194304,
+        description="Number of different tokens. Absent: that of size, or else 256, which is enough for bytes.",
+        json_schema_extra=_no_default,
     )
-    sequence_length: int = Field(default=256, ge=2, le=1048576, description="Tokens, or frames, of a sequence.")
+    sequence_length: int = Field(
+        default=256,
+        ge=2,
+        le=1048576,
+        description="Tokens, or frames, of a sequence. Absent: that of size, or else 256.",
+        json_schema_extra=_no_default,
+    )
     tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
     rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
     rope_scaling: RopeScalingConfig | None = Field(
@@ -234,6 +255,19 @@ class ModelConfig(Section):
         description="Trains low-rank adapters of weights that are frozen (docs/lora.md): those of checkpoint.initFrom. "
         "Absent: all weights are trained.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, data: Any) -> Any:
+        """Fill in the fields of a size. The API server has filled in defaults, so a default counts as not set."""
+        if not isinstance(data, Mapping) or data.get("size") not in set(ModelSize):
+            return data
+        defaults = {to_camel(name): field.default for name, field in cls.model_fields.items()}
+        given = {to_camel(name): value for name, value in data.items()}
+        for name, value in SIZES[data["size"]].items():
+            if given.get(name) is None or (name not in OF_DATA and given[name] == defaults[name]):
+                given[name] = value
+        return given
 
     @property
     def resolved_kv_heads(self) -> int:
@@ -388,7 +422,7 @@ class ModelConfig(Section):
         ),
         SectionRule(
             "lora",
-            "!has(self.lora) || !has(self.experts)",
+            f"!has(self.lora) || !has(self.experts) && !(has(self.size) && self.size in {list(WITH_EXPERTS)})",
             lambda model: model.lora is None or model.experts is None,
             "lora is for dense models: routers and their biases would continue to train; remove lora or experts",
         ),
@@ -412,11 +446,51 @@ def _unsaid(name: str, default: object) -> str:
     The API server fills in defaults before it evaluates rules, so a field that has its default counts as not set.
     """
     path = f"self.{ModelConfig.model_fields[name].alias or to_camel(name)}"
-    return f"!has({path})" if default is None else f"{path} == {json.dumps(default)}"
+    if default is None:
+        return f"!has({path})"
+    is_default = f"{path} == {json.dumps(default)}"
+    return f"(!has({path}) || {is_default})" if to_camel(name) in OF_DATA else is_default
 
 
+def _of_size(name: str) -> str:
+    """Return a CEL expression for a field that is not set, or has the value of the size."""
+    default = _OF_THE_DECODER[name]
+    return f"({_unsaid(name, default)} || self.{to_camel(name)} == {value_of_size(to_camel(name), 'self.size')})"
+
+
+def _has_fields_of_size(model: ModelConfig) -> bool:
+    if model.size is None:
+        return True
+    fields = {name: value for name, value in SIZES[model.size].items() if name not in OF_DATA and name != "experts"}
+    dumped = model.model_dump(mode="json", by_alias=True)
+    experts = dumped["experts"]
+    if "experts" not in SIZES[model.size]:
+        return experts is None and all(dumped[name] == value for name, value in fields.items())
+    same_experts = experts["hiddenDim"] is None and all(experts[name] == value for name, value in EXPERTS.items())
+    return same_experts and all(dumped[name] == value for name, value in fields.items())
+
+
+_SIZED = ("layers", "dim", "heads", "kv_heads", "hidden_dim", "tie_embeddings", "rope_theta", "norm_epsilon")
+_EXPERTS_OF_SIZE = " && ".join(f"self.experts.{name} == {value!r}" for name, value in EXPERTS.items())
+
+
+_BESIDE_SIZE = (*_SIZED, "size", "vocab_size", "experts", "lora")
+_NOT_OF_SIZES = tuple(name for name in _OF_THE_DECODER if name not in _BESIDE_SIZE)
 ModelConfig.RULES = (
     *ModelConfig.RULES,
+    SectionRule(
+        "size",
+        f"!has(self.size) || {' && '.join(map(_of_size, _SIZED))} && (!has(self.experts) || "
+        f"self.size in {list(WITH_EXPERTS)} && !has(self.experts.hiddenDim) && {_EXPERTS_OF_SIZE})",
+        _has_fields_of_size,
+        "size sets the other fields of the decoder: remove them, or size; vocabSize and sequenceLength may stay",
+    ),
+    SectionRule(
+        "size",
+        f"!has(self.size) || {' && '.join(_unsaid(name, _OF_THE_DECODER[name]) for name in _NOT_OF_SIZES)}",
+        lambda model: model.size is None or all(getattr(model, n) == _OF_THE_DECODER[n] for n in _NOT_OF_SIZES),
+        "beside size the decoder is a Llama of that size: remove from and the fields of other families, or size",
+    ),
     SectionRule(
         "entrypoint",
         f"!has(self.entrypoint) || {' && '.join(_unsaid(*field) for field in _OF_THE_DECODER.items())}",

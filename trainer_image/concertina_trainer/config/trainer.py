@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import math
 from typing import Annotated
 
 from pydantic import Field
@@ -14,6 +15,7 @@ from concertina_trainer.config.anomaly_config import AnomalyConfig
 from concertina_trainer.config.data_config import Balancing, DataConfig, DocumentMode, EvaluationConfig
 from concertina_trainer.config.memory_config import MemoryConfig, SnapshotConfig
 from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.model_sizes import WITH_EXPERTS
 from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule
 from concertina_trainer.config.section import Section, SectionRule
 
@@ -30,6 +32,8 @@ class Determinism(enum.StrEnum):
 
 
 MOST_FIXED_MICROBATCHES = 16
+DEFAULT_MICRO_BATCH_SIZE = 8
+"""Micro-batch size of a device whose memory is not known."""
 
 
 Edge = Annotated[int, Field(ge=0, le=2**53)]  # JSON parsers may round larger numbers
@@ -77,11 +81,12 @@ class TrainerConfig(Section):
     global_batch_size: int = Field(
         default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
     )
-    micro_batch_size: int = Field(
-        default=8,
+    micro_batch_size: int | None = Field(
+        default=None,
         ge=1,
         le=65536,
-        description="Most sequences that a worker computes at once; lower it where memory does not suffice.",
+        description="Most sequences that a worker computes at once. Absent: as many as a GPU needs to be busy, and "
+        "fewer if they do not fit into its memory (docs/memory.md).",
     )
     optimizer: OptimizerConfig = Field(
         default=OptimizerConfig(), description="AdamW and the schedule of its learning rate."
@@ -120,6 +125,16 @@ class TrainerConfig(Section):
         return self.determinism is Determinism.bitwise
 
     @property
+    def least_micro_batch_size(self) -> int:
+        """Smallest micro-batch size that the other fields allow."""
+        return math.ceil(self.global_batch_size / MOST_FIXED_MICROBATCHES) if self.bitwise else 1
+
+    @property
+    def resolved_micro_batch_size(self) -> int:
+        """Micro-batch size, or that of a device whose memory is not known."""
+        return self.micro_batch_size or max(DEFAULT_MICRO_BATCH_SIZE, self.least_micro_batch_size)
+
+    @property
     def last_step(self) -> int:
         """Step after which the run is complete."""
         return (self.reproduction and self.reproduction.last_step) or self.steps
@@ -133,9 +148,12 @@ class TrainerConfig(Section):
         ),
         SectionRule(
             "microBatchSize",
-            f"self.determinism != 'Bitwise' || self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
+            "self.determinism != 'Bitwise' || !has(self.microBatchSize) || "
+            f"self.globalBatchSize <= {MOST_FIXED_MICROBATCHES} * self.microBatchSize",
             lambda trainer: (
-                not trainer.bitwise or trainer.global_batch_size <= MOST_FIXED_MICROBATCHES * trainer.micro_batch_size
+                not trainer.bitwise
+                or trainer.micro_batch_size is None
+                or trainer.global_batch_size <= MOST_FIXED_MICROBATCHES * trainer.micro_batch_size
             ),
             f"determinism Bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
             "globalBatchSize",
@@ -148,7 +166,8 @@ class TrainerConfig(Section):
         ),
         SectionRule(
             "determinism",
-            "self.determinism != 'Bitwise' || !has(self.model.experts)",
+            "self.determinism != 'Bitwise' || !has(self.model.experts) && "
+            f"!(has(self.model.size) && self.model.size in {list(WITH_EXPERTS)})",
             lambda trainer: not trainer.bitwise or trainer.model.experts is None,
             "determinism Bitwise knows no experts, whose products are of other shapes in another world: set "
             "determinism to Order, or remove model.experts",
@@ -177,9 +196,10 @@ class TrainerConfig(Section):
         The data has a digest of its own, by content.
         """
         without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
-        if self.bitwise:
-            without.remove("micro_batch_size")
         settings = self.model_dump(mode="json", exclude=without)
+        del settings["model"]["size"]
+        if self.bitwise:
+            settings["micro_batch_size"] = self.resolved_micro_batch_size
         settings["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
         if self.optimizer.schedule is Schedule.warmup_stable_decay:
             settings["optimizer"]["decay_steps"] = self.optimizer.resolved_decay_steps(self.steps)

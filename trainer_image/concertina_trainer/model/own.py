@@ -80,7 +80,7 @@ class OwnSpec:
                 f"blocks of {self._name} gives {nested[0] if nested else 'what is no part of the module'}: give parts "
                 "of it, none within another."
             )
-        if not blocks_by_name and self.config.memory.activations is not Activations.keep:
+        if not blocks_by_name and self.config.memory.resolved_activations is not Activations.keep:
             raise InvalidInput(
                 f"trainer.memory.activations computes blocks again, and {self._name} names none: give "
                 "ModelSpec.blocks, or set activations to Keep."
@@ -212,7 +212,7 @@ class OwnModel(nn.Module):
         self.model = own.module()
         self.blocks = own.blocks(self.model)
         for block in self.blocks.values():
-            recomputed = functools.partial(computed_again, own.config.memory.activations, True, block.forward)
+            recomputed = functools.partial(computed_again, own.config.memory.resolved_activations, True, block.forward)
             block.forward = recomputed  # FSDP's hooks are around it
         self._still = [module for module in self.model.modules() if not module.training]
         """Parts that their author has put into eval(), and that stay so."""

@@ -11,6 +11,7 @@ import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,6 +92,13 @@ class DistContext:
             position = self.degrees.place(rank)
             groups.setdefault((position.pipeline, position.tensor), []).append(rank)
         return list(groups.values())
+
+
+def of_first_rank(world: DistContext, value: Any) -> Any:
+    """Return rank 0's value on all ranks."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=world.device)
+    return box[0]
 
 
 def interface_of(address: str) -> str:

@@ -29,7 +29,7 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
     parts = []
     for part in stages[degrees.place(world.rank).pipeline :: degrees.pipeline]:
         with torch.device("meta"):
-            model = Decoder(config.model, context, part, config.memory.activations)
+            model = Decoder(config.model, context, part, config.memory.resolved_activations)
         if meshes.tensor:
             tensor.cut(model, meshes.tensor, world.parallelism.async_tensor)
         if meshes.expert:

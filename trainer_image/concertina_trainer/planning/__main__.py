@@ -1,7 +1,8 @@
-"""Planning process for `concertina plan`, which has no torch: `python -m concertina_trainer.planning`.
+"""Planning process for `concertina plan`, which has no torch, and for workers: `python -m concertina_trainer.planning`.
 
 It reads layouts from standard input, as JSON, one per line, and writes what their fullest ranks use to standard output.
-For a custom model, the first request asks for its description. The model's code runs only in this process.
+For a custom model, the first request asks for its description. `concertina plan` runs the model's code only in this
+process. Workers ask for the settings that fit, because a process that is in a process group can't plan.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from concertina_data.data_manifest import FrameFacts
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.planning.choice import Job, chosen
 from concertina_trainer.planning.described_model import DataDescription, data_of, described
 from concertina_trainer.planning.memory import RankMemory, fullest, memory
 
@@ -27,7 +29,8 @@ def answered(request: dict[str, Any]) -> object:
     """Answer a request.
 
     {trainer, data} asks for the description of a custom model. `data`, if known, is {vocab_size, frames}, as in
-    the answer. {trainer, data, parallelism, size} asks for one layout.
+    the answer. {trainer, data, parallelism, size} asks for one layout. With `deviceBytes`, it asks for the settings
+    that fit into so much memory.
 
     Raises:
         InvalidInput: When the world is no whole number of blocks, or the model or its data can't be used.
@@ -39,6 +42,8 @@ def answered(request: dict[str, Any]) -> object:
         return {**dataclasses.asdict(described(trainer, data)), "data": dataclasses.asdict(data)}
     parallelism = ParallelismConfig.model_validate(request["parallelism"])
     size = int(request["size"])
+    if "deviceBytes" in request:
+        return dataclasses.asdict(chosen(Job(trainer, parallelism, size, data), int(request["deviceBytes"])))
     ranks = fullest(trainer, parallelism, size)
     return [_as_object(memory(trainer, parallelism, size, rank, data)) for rank in ranks]
 

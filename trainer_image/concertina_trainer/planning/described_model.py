@@ -125,7 +125,7 @@ def described(config: TrainerConfig, data: DataDescription) -> Description:
     declared_flops = own.flops()
     keeping = config.model_copy(update={"memory": config.memory.model_copy(update={"activations": Activations.keep})})
     dtype = compute_dtype(config.precision, torch.device("cpu"))
-    batch_rows, operations = min(config.micro_batch_size, config.global_batch_size), Operations()
+    batch_rows, operations = min(config.resolved_micro_batch_size, config.global_batch_size), Operations()
     with fake_tensors(own), running(own):
         model = OwnModel(OwnSpec(keeping, own.data), dtype)
         _computed_in(model, dtype)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import torch.distributed as dist
 
@@ -26,7 +26,7 @@ from concertina_trainer.config.checkpoint_config import CheckpointConfig, Damage
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
-from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.group import DistContext, of_first_rank
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
 
@@ -52,7 +52,7 @@ def restore(
         StorageError: When durable storage can't be read.
         DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
     """
-    start = _usable(start, uid, world)
+    start = usable_start(start, uid, world)
     if start.source == RestoreSource.FRESH and checkpoint is not None and checkpoint.resume_from:
         return _resume(checkpoint.resume_from, state, config, data, world)
     if start.source == RestoreSource.FRESH:
@@ -70,19 +70,61 @@ def restore(
         return _load(InMemory(start.id, channel), state, config, data, world)
     assert start.durable is not None
     durable = start.durable
+    with (
+        _rolling_back(start, uid, checkpoint),
+        _reading(lambda: durable.uri, world) as folder,  # an isolated older world may delete it meanwhile
+    ):
+        stored = StoredCheckpoint(folder)
+        metadata = _load(stored, state, config, data, world)
+        metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
+        return metadata if durable.uid == uid else _of_another_job(metadata, stored)
+
+
+@contextlib.contextmanager
+def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None) -> Iterator[None]:
+    """Set the rollback of errors about a damaged checkpoint, if the job goes back to an older one.
+
+    Raises:
+        DamagedInput: When the checkpoint is damaged.
+    """
     try:
-        with _reading(lambda: durable.uri, world) as folder:  # an isolated older world may delete it meanwhile
-            stored = StoredCheckpoint(folder)
-            metadata = _load(stored, state, config, data, world)
-            metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
-            return metadata if durable.uid == uid else _of_another_job(metadata, stored)
+        yield
     except DamagedInput as error:
         if checkpoint is not None and checkpoint.on_damage is DamageResponse.USE_PREVIOUS:
             error.rollback = before_damaged(error, checkpoint.uri, uid, start)
         raise
 
 
-def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
+def recorded(
+    start: Restore, uid: str, checkpoint: CheckpointConfig | None, world: DistContext, channel: Requests
+) -> TrainerConfig | None:
+    """Return the configuration of the state that a round continues from, on all ranks; None for a new run.
+
+    `start` is a usable one.
+
+    Raises:
+        InvalidInput: When the configuration can't be used.
+        RestoreFailed: When the state in memory can't be read.
+        StorageError: When durable storage can't be read.
+        DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
+    """
+    if world.rank > 0:
+        return cast(TrainerConfig | None, of_first_rank(world, None))
+    config = None
+    if start.source == RestoreSource.MEMORY:
+        assert start.id is not None
+        config = _trainer_of(InMemory(start.id, channel).header(0))
+    elif start.source == RestoreSource.STORAGE:
+        assert start.durable is not None
+        with _rolling_back(start, uid, checkpoint), opened(start.durable.uri) as stored:
+            config = _trainer_of(stored.header(0))
+    elif checkpoint is not None and checkpoint.resume_from:
+        with opened(final(lambda: resolve(checkpoint.resume_from))) as stored:
+            config = _trainer_of(stored.header(0))
+    return cast(TrainerConfig | None, of_first_rank(world, config))
+
+
+def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
     """Return the start with the newest checkpoint that was neither undone nor found damaged.
 
     If all were undone, training starts from the beginning.
@@ -95,7 +137,7 @@ def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
     durable = start.durable
     if start.source != RestoreSource.STORAGE or durable is None or not start.bars(durable, uid):
         return start
-    previous = _same(world, usable(durable, uid, start) if world.rank == 0 else None)
+    previous = of_first_rank(world, usable(durable, uid, start) if world.rank == 0 else None)
     if previous is None and world.rank == 0:
         print(f"no checkpoint that was not undone is left in {run_of(durable.uri)}: training begins anew", flush=True)
     return dataclasses.replace(
@@ -193,7 +235,7 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
     Raises:
         InvalidInput: When the files are not of this model.
     """
-    if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
+    if of_first_rank(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
     if model.entrypoint:
         raise InvalidInput(
@@ -246,12 +288,5 @@ def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None
-        yield _same(world, folder)
+        yield of_first_rank(world, folder)
         dist.barrier()
-
-
-def _same(world: DistContext, value: Any) -> Any:
-    """Return rank 0's value on all ranks."""
-    box = [value]
-    dist.broadcast_object_list(box, src=0, device=world.device)
-    return box[0]

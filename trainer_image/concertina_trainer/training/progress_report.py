@@ -97,6 +97,8 @@ class Reporter:
         self._sent: Progress | Beat | None = None
         self._stalled_by = ""
         self._evaluated: Evaluated | None = None
+        self.settings: Mapping[str, str] = {}
+        """Values that were chosen for fields that the job does not set, by path."""
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -168,6 +170,7 @@ class Reporter:
                 tokens=None if varies else info.position * self._config.model.sequence_length,
                 seconds={part: round(s - self._before[part], 4) for part, s in self._round.times.parts.items()},
                 metrics=_metrics(info),
+                settings=self.settings,
             )
         )
         # In each step, because drills and the demo measure steps by these lines.

@@ -209,6 +209,8 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
     optional_values = {"CONCERTINA_TRACKING": tracking.replace("$", "$$")} if tracking else {}
     if spec.bundled and spec.parallelism != Parallelism():
         optional_values["CONCERTINA_PARALLELISM"] = spec.parallelism.model_dump_json(by_alias=True, exclude_none=True)
+    if spec.bundled:
+        optional_values["CONCERTINA_LEAST_RANKS"] = str(spec.least_replicas * spec.workers)
     if not spec.bundled and not spec.step_detection.enabled:
         optional_values["CONCERTINA_STEP_DETECTION"] = "false"
     return {

@@ -14,13 +14,12 @@ from concertina_trainer.layouts import nearest_sizes
 
 def most(spec: JobSpec) -> int:
     """Return the largest valid size that the spec wants; 0 if no block fits."""
-    return spec.replicas - spec.replicas % spec.replica_step
+    return spec.most_replicas
 
 
 def least(spec: JobSpec) -> int:
     """Return the smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
-    floor = min(spec.min_replicas, most(spec))
-    return min(most(spec), -(-floor // spec.replica_step) * spec.replica_step)
+    return spec.least_replicas
 
 
 def fitting(available: int, spec: JobSpec) -> int:

@@ -153,6 +153,7 @@ ROUNDS: Mapping[str, Row] = {
     "warm_start_skipped_modules": lambda p: progress.coordinator_sentence(p.ctx, "warm_start_skipped_modules"),
     "world_mismatch": lambda p: progress.coordinator_sentence(p.ctx, "world_mismatch"),
     "tracking": lambda p: progress.coordinator_sentence(p.ctx, "tracking"),
+    "settings": lambda p: progress.settings(p.ctx),
     "rounds": lambda p: p.old.rounds + (p.decision.world is not None and p.decision.world.round > p.old.world.round),
 }
 RECOVERY: Mapping[str, Row] = {

@@ -23,6 +23,7 @@ from concertina.api.status import (
     EvaluationMark,
     JobProgress,
     JobStatus,
+    SettingMark,
     ShareMark,
     SnapshotEvery,
     SnapshotMark,
@@ -96,6 +97,15 @@ def history(ctx: JobContext, now: JobProgress | None) -> str | None:
 def _short(loss: float | None) -> float | None:
     """Return a loss with four digits: a curve shows no more."""
     return None if loss is None else float(f"{loss:.4g}")
+
+
+def settings(ctx: JobContext) -> tuple[SettingMark, ...]:
+    """Return status.settings; it stays as it was until a round reports a step."""
+    reported = ctx.round.report.progress if ctx.round.report else None
+    if reported is None or reported.first_step_at is None:
+        return ctx.status.settings
+    marks = sorted(reported.settings.items())[:MOST_SHARES]
+    return tuple(SettingMark(field=field[:253], value=value[:1024]) for field, value in marks)
 
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:

@@ -187,3 +187,14 @@ def test_a_script_that_reports_after_counted_steps_has_replayed_none_of_them() -
     own = progress(21, T0 + 20, restored_step=20)
     later = plan(with_coordinator(again, progress=own), T0 + 30).status
     assert (later.progress.step, later.progress.optimizer, later.steps_replayed) == (21, None, 0)
+
+
+def test_settings_that_the_trainer_chose_stay_in_the_status() -> None:
+    seen = jobs.running(jobs.spec())
+    chosen = {"microBatchSize": "2", "memory.activations": "KeepProducts"}
+    reported = with_coordinator(seen, progress=progress(44, T0 + 11, settings=chosen))
+    status = plan(reported, T0 + 12.5).status
+    assert {mark.field: mark.value for mark in status.settings} == chosen
+    again = replace(reported, job=replace(reported.job, status=status))
+    starting = protocol.Progress(44, 100, 0.0, 0.0, 0.0, 0, "starting", T0 + 13)
+    assert plan(with_coordinator(again, progress=starting), T0 + 20).status.settings == status.settings

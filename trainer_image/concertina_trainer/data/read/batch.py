@@ -88,5 +88,9 @@ def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = Fals
 def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
     """Return the plan of a run in a world of these degrees."""
     return plan_batch(
-        config.global_batch_size, config.micro_batch_size, degrees.data, config.bitwise, multiple=degrees.pipeline
+        config.global_batch_size,
+        config.resolved_micro_batch_size,
+        degrees.data,
+        config.bitwise,
+        multiple=degrees.pipeline,
     )

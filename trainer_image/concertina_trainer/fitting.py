@@ -1,0 +1,161 @@
+"""Settings that a job leaves out: those of the saved state, or those that fit into the devices' memory.
+
+They decide in which order numbers are added, so all ranks of all rounds have the same (decision "The first worker
+chooses what fits"). They are chosen for the smallest world that the job allows, where a rank has most to hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from concertina_state.errors import DoesNotFit, InvalidInput
+from concertina_trainer.config.memory_choice import RESHARD, MemoryChoice, absent
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.data.read.sequence_reader import Reader
+from concertina_trainer.ladder import GIB
+from concertina_trainer.layouts import frees_weights
+from concertina_trainer.model.own import OwnSpec
+from concertina_trainer.parallel.group import DistContext, of_first_rank
+
+DEVICE_BYTES = "CONCERTINA_DEVICE_BYTES"
+"""Variable: memory of a device that a worker can use, in bytes, instead of the size that the device has."""
+LEAST_RANKS = "CONCERTINA_LEAST_RANKS"
+"""Variable: number of ranks of the smallest world that the job allows."""
+PLANNING_SECONDS = 300.0
+"""Seconds for the planning process. With all of a large custom model to run, it takes some minutes."""
+_POLL_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """Configuration of a round, with a value in each of the fields of MemoryChoice."""
+
+    config: TrainerConfig
+    chosen: dict[str, str]
+    """Values of the fields that the job does not set, by path."""
+    note: str = ""
+    """Line for the log, or an empty string."""
+
+
+def fitted(
+    config: TrainerConfig,
+    own: OwnSpec | None,
+    reader: Reader,
+    recorded: TrainerConfig | None,
+    world: DistContext,
+    check: Callable[[], None],
+) -> Fitted:
+    """Return the configuration of the round, the same on all ranks.
+
+    Args:
+        config: Configuration of the job.
+        own: Custom model, or None for the decoder.
+        reader: Reader of the data.
+        recorded: Configuration of the state that the round continues from, or None if there is none.
+        world: This rank's place in the round.
+        check: Function that raises if the round is over.
+
+    Raises:
+        DoesNotFit: When a new run does not fit into the memory of the smallest device, with any settings.
+        InvalidInput: When a variable can't be used.
+    """
+    default = _default(recorded or config, own, world)
+    if recorded is not None or not (device_bytes := least_memory(world)):
+        return Fitted(default.filled(config), default.chosen(config))
+    request = {
+        "trainer": config.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "data": own
+        and {"vocab_size": reader.vocab_size, "frames": reader.frames and dataclasses.asdict(reader.frames)},
+        "parallelism": world.parallelism.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "size": least_ranks(world),
+        "deviceBytes": device_bytes,
+    }
+    answer = of_first_rank(world, _planned(request, check) if world.rank == 0 else None)
+    if isinstance(answer, str):
+        note = f"the memory of this model can't be planned, so the settings are those of a CPU: {default}. {answer}"
+        return Fitted(default.filled(config), default.chosen(config), note)
+    choice = MemoryChoice.parsed(answer["choice"])
+    room = f"{device_bytes / GIB:.1f} GiB of the smallest device, with {request['size']} ranks"
+    if answer["peak"] > device_bytes:
+        used = MemoryChoice.of(choice.filled(config), frees_weights=False)
+        raise DoesNotFit(
+            f"this model needs {answer['peak'] / GIB:.1f} GiB on a device with {used}, and does not fit into the "
+            f"{room}. {_advice(answer['remedies'])}"
+        )
+    note = f"settings for the {room}: {choice}; the planned peak is {answer['peak'] / GIB:.1f} GiB"
+    return Fitted(choice.filled(config), choice.chosen(config), note if absent(config) else "")
+
+
+def _advice(remedies: list[str]) -> str:
+    if not remedies:
+        return "Use larger devices, or a smaller model."
+    return f"Any of these makes it fit: {'; '.join(remedies)}."
+
+
+def _default(config: TrainerConfig, own: OwnSpec | None, world: DistContext) -> MemoryChoice:
+    weights = None
+    if own is not None and RESHARD in absent(config):
+        weights = sum(parameter.numel() for parameter in own.module().parameters())
+    return MemoryChoice.of(config, frees_weights(config, world.parallelism, weights))
+
+
+def least_ranks(world: DistContext) -> int:
+    """Return the number of ranks of the smallest world that the job allows."""
+    return min(world.size, int(os.environ.get(LEAST_RANKS) or world.size))
+
+
+def least_memory(world: DistContext) -> int:
+    """Return the memory of the smallest device of all ranks, in bytes; 0 if it is not known.
+
+    Raises:
+        InvalidInput: When the variable is no number of bytes.
+    """
+    text = os.environ.get(DEVICE_BYTES) or "0"
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidInput(f"{DEVICE_BYTES} is {text!r} and must be a number of bytes, such as {40 * GIB}.")
+    size = int(text)
+    if not size and world.device.type == "cuda":
+        size = torch.cuda.get_device_properties(world.device).total_memory
+    sizes = torch.tensor([size], dtype=torch.int64, device=world.device)
+    dist.all_reduce(sizes, dist.ReduceOp.MIN)
+    return int(sizes.item())
+
+
+def _planned(request: dict[str, Any], check: Callable[[], None]) -> dict[str, Any] | str:
+    """Return the answer of a planning process, or a sentence about why there is none.
+
+    It is another process, because no process group may exist where one is pretended.
+    """
+    command = [sys.executable, "-m", "concertina_trainer.planning"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    deadline, text = time.monotonic() + PLANNING_SECONDS, json.dumps(request) + "\n"
+    try:
+        while True:
+            check()
+            try:
+                output, errors = process.communicate(text, timeout=_POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                text = ""  # communicate takes its input once
+                if time.monotonic() > deadline:
+                    return f"Planning took more than {PLANNING_SECONDS:.0f} s."
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        return (errors.strip().splitlines() or [f"The planning process ended with {process.returncode}."])[-1][:500]
+    answer: dict[str, Any] = json.loads(output)
+    return answer
