@@ -76,6 +76,8 @@ class UploadedRun:
     """spec.trainer with its defaults, or {} for a user's own script."""
     reaches: Sequence[int] = ()
     """Numbers of steps that a rollback may go back (see `retention.Keeping.back`)."""
+    trainer_in_shards: bool = False
+    """Whether `trainer` lacks what the header of each shard has: the model that `trainer.model.from` describes."""
 
 
 UNKNOWN = UploadedRun()
@@ -244,7 +246,7 @@ def publish(
             at=now,
             parts=tuple(sidecar.part for sidecar in sidecars),
             parallelism=_parallelism(id.shards),
-            trainer=run.trainer,
+            trainer=_trainer_of(folder, prefix, sidecars[0]) if run.trainer_in_shards else run.trainer,
             code=code,
             continued=metadata.continued,
             skipped=metadata.skipped,
@@ -290,6 +292,21 @@ def _replaced(
             raise
         return Continued(named_checkpoint.uid, named_checkpoint.round, named_checkpoint.step)
     return continued
+
+
+def _trainer_of(folder: ObjectPrefix, prefix: str, sidecar: StoredSidecar) -> dict[str, Any]:
+    """Return the configuration in the header of a shard.
+
+    Raises:
+        StorageError: When the header can't be read, or is damaged.
+    """
+    part = sidecar.part
+    [header] = folder.get_ranges(f"{prefix}/{part.key}", [(8, part.header_size)])
+    try:
+        trainer: dict[str, Any] = json.loads(parse_header(bytes(header)).trainer)
+    except ValueError as error:
+        raise StorageError(f"the header of {prefix}/{part.key} is damaged: {error}") from error
+    return trainer
 
 
 def _shipped(folder: ObjectPrefix, prefix: str, id: SnapshotId) -> list[StoredSidecar]:

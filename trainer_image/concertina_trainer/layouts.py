@@ -78,7 +78,19 @@ def _whole(dimension: str) -> LayoutRule:
     )
 
 
-RULES = (
+def _of_sizes(rule: LayoutRule) -> LayoutRule:
+    """Return a rule on sizes of the model, which holds where `trainer.model.from` says where they are described.
+
+    The trainer applies it once it has read them.
+    """
+    return dataclasses.replace(
+        rule,
+        cel=f"has(self.trainer.model.from) || ({rule.cel})",
+        holds=lambda trainer, parallelism: trainer.model.from_ is not None or rule.holds(trainer, parallelism),
+    )
+
+
+_RULES = (
     *map(_whole, ("tensor", "pipeline", "context")),
     LayoutRule(
         "parallelism.tensor",
@@ -190,6 +202,12 @@ RULES = (
         "Bitwise knows one order of summing over all workers, and no parallelism: set determinism to Order, or remove "
         "parallelism",
     ),
+)
+
+
+OF_SIZES = ("model.heads", "model.kvHeads", "model.hiddenDim", "model.layers", "model.experts")
+RULES = tuple(
+    _of_sizes(rule) if any(f"self.trainer.{name}" in rule.cel for name in OF_SIZES) else rule for rule in _RULES
 )
 
 

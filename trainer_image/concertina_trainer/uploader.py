@@ -19,4 +19,4 @@ def main() -> NoReturn:
 def run(environment: Mapping[str, str]) -> uploader.UploadedRun:
     config = TrainerConfig.model_validate(json.loads(environment["CONCERTINA_TRAINER"]))
     trainer = config.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return uploader.UploadedRun(trainer, config.anomalies.reaches)
+    return uploader.UploadedRun(trainer, config.anomalies.reaches, trainer_in_shards=config.model.from_ is not None)

@@ -59,6 +59,7 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
+from concertina_trainer.state.described_model import with_described_model
 from concertina_trainer.state.restore import recorded, restore, usable_start
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
@@ -172,9 +173,18 @@ def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, Parallelism
         raise InvalidInput(f"spec.trainer can't be used: {messages}") from error
     checkpoint = json.loads(os.environ.get("CONCERTINA_CHECKPOINT", "null"))
     layout = ParallelismConfig.model_validate_json(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
+    _check_layout(config, layout)
+    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None, layout
+
+
+def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
+    """Check that the model can be trained in this layout.
+
+    Raises:
+        InvalidInput: When it can't.
+    """
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
         raise InvalidInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
-    return config, CheckpointConfig.model_validate(checkpoint) if checkpoint else None, layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +205,9 @@ class Built:
 def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     """Run the whole round: join, build, restore, train. Nothing of it is open afterwards."""
     config, checkpoint, parallelism = configuration()
+    config, model_source = with_described_model(config, start.restore, channel)
+    _check_layout(config.model_copy(update={"model": config.model.model_copy(update={"from_": None})}), parallelism)
+    reporter.note(model_source)
     if config.bitwise:
         group.make_deterministic()
     reporter.starting(WorkerPhase.STARTING, start.restore.step)

@@ -30,6 +30,7 @@ from concertina.planning.traffic import batch
 from concertina.report.ranks import picture
 from concertina.terminal.cluster_connection import UserError
 from concertina.terminal.console import plain
+from concertina_state.errors import InvalidInput
 from concertina_trainer.config.memory_choice import MemoryChoice, absent
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
@@ -137,7 +138,29 @@ def _read(file: Path) -> tuple[str, JobSpec]:
         raise UserError(
             f"{file} runs a command of its own, which only its author can plan: `concertina plan` knows spec.trainer."
         )
-    return str(manifest["metadata"]["name"]), spec
+    return str(manifest["metadata"]["name"]), _with_described_model(spec, spec.trainer)
+
+
+def _with_described_model(spec: JobSpec, trainer: TrainerConfig) -> JobSpec:
+    """Return the spec with the model that `trainer.model.from` describes.
+
+    Raises:
+        UserError: When the description can't be read here, or the decoder does not compute the model.
+    """
+    uri = trainer.model.from_
+    if uri is None:
+        return spec
+    try:
+        from concertina_state.objects.prefix import StorageError
+        from concertina_trainer.state.described_model import filled_config, read_model
+    except ImportError as error:
+        raise UserError(f"trainer.model.from can't be read here: {error}. Install concertina-cli[storage].") from error
+    try:
+        whole = filled_config(trainer, read_model(uri), uri)
+    except (InvalidInput, StorageError) as error:
+        raise UserError(f"trainer.model.from can't be planned: {error}") from error
+    whole = whole.model_copy(update={"model": whole.model.model_copy(update={"from_": None})})
+    return spec.model_copy(update={"trainer": whole})
 
 
 def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool) -> OwnDescription | None:

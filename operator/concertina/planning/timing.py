@@ -157,7 +157,6 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     blocks, routed = stage_blocks(layout), routed_blocks(layout)
     shared = model.experts.shared * model.expert_dim if model.experts is not None else 0
     inner = [model.resolved_hidden_dim] * (blocks - routed) + [shared] * (routed if shared else 0)
-    keys_and_values = 2 * model.resolved_kv_heads * (model.dim // model.heads)
     tokens = plan.rows * model.sequence_length / parallelism.context
 
     def unhidden_seconds(sent: int, width: int) -> float:
@@ -165,7 +164,7 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
         return max(0.0, sent * once - product * (1 - 1 / parallelism.tensor))
 
     microbatch_seconds = 0.0
-    for columns, rows in [(model.dim + keys_and_values, model.dim)] * blocks + [
+    for columns, rows in [(model.query_dim + 2 * model.key_dim, model.query_dim)] * blocks + [
         (2 * width_of_layer, width_of_layer) for width_of_layer in inner
     ]:
         # In the backward pass, a layer's input is gathered once more, during the product that computes its gradient.

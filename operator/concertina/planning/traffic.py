@@ -241,7 +241,7 @@ def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
 
 def _of_context_groups(layout: ParallelLayout, plan: BatchPlan) -> Traffic:
     model = layout.trainer.model
-    kv = 2 * model.resolved_kv_heads * (model.dim // model.heads) / layout.parallelism.tensor
+    kv = 2 * model.key_dim / layout.parallelism.tensor
     times = plan.microbatches * stage_blocks(layout) * 2
     whole = plan.rows * model.sequence_length * kv * COMPUTED
     return Traffic(Dimension.context, "keys and values", layout.parallelism.context, times, times * whole, True)

@@ -33,7 +33,7 @@ class Written(torch.nn.Module):
             best = wanted.masked_fill(chosen, -1e9).argmax(-1, keepdim=True)
             chosen = chosen | torch.zeros_like(chosen).scatter(-1, best, True)
         picked = scores * chosen
-        shares = picked / picked.sum(-1, keepdim=True)
+        shares = picked / picked.sum(-1, keepdim=True) if config.normalize_shares else picked
         result = torch.zeros_like(x)
         for i in range(config.count):
             inner = F.silu(x @ experts.gate[i].T) * (x @ experts.up[i].T)
@@ -51,7 +51,8 @@ class Written(torch.nn.Module):
 
     def even_out(self):
         """Update the biases after a step with these loads."""
-        self.moe.router.bias += self.config.bias_rate * torch.sign(self.loads.mean() - self.loads)
+        if self.moe.router.bias is not None:
+            self.moe.router.bias += self.config.bias_rate * torch.sign(self.loads.mean() - self.loads)
 
 
 def write_out(model, config):

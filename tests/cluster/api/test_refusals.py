@@ -96,6 +96,41 @@ ALL_REFUSED = [
     ("price", JOB, [("spec.price", {"perReplicaHour": "12,3"})], "spec.price.perReplicaHour"),
     ("precision", JOB, [("spec.trainer.precision", "float8")], 'supported values: "Auto", "BFloat16", "Float32"'),
     ("heads", JOB, [("spec.trainer.model.heads", 5)], "dim must be an even multiple of heads"),
+    (
+        "from and entrypoint",
+        JOB,
+        [("spec.trainer.model", {"from": "/models/a", "entrypoint": "package.module:spec"})],
+        "beside entrypoint only options and sequenceLength",
+    ),
+    (
+        "from and size",
+        JOB,
+        [("spec.trainer.model", {"from": "/models/a", "size": "1B"})],
+        "beside size the decoder is a Llama of that size",
+    ),
+    (
+        "rotaryShare of an odd number",
+        JOB,
+        [("spec.trainer.model.rotaryShare", 0.1)],
+        "rotaryShare must be that of an even number of a head's elements",
+    ),
+    (
+        "ropeScaling without a length",
+        JOB,
+        [("spec.trainer.model.ropeScaling", {"type": "Llama3", "factor": 8})],
+        "ropeScaling of the types Llama3 and Yarn needs originalLength",
+    ),
+    (
+        "ropeScaling that is upside down",
+        JOB,
+        [
+            (
+                "spec.trainer.model.ropeScaling",
+                {"type": "Llama3", "factor": 8, "originalLength": 9, "lowFrequencyFactor": 5},
+            )
+        ],
+        "lowFrequencyFactor must be below highFrequencyFactor",
+    ),
     ("kvHeads", JOB, [("spec.trainer.model.kvHeads", 3)], "heads must be a multiple of kvHeads"),
     (
         "balance and bitwise",

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch.distributed import _symmetric_memory
 from torch.distributed.tensor import distribute_tensor
 
-from concertina_trainer.model.decoder import Decoder, StageLayers, rotate
+from concertina_trainer.model.decoder import Decoder, StageLayers
+from concertina_trainer.model.positions import Positions, rotate
 from concertina_trainer.parallel import async_tensor, group, tensor
 from concertina_trainer.worker import configuration
 
@@ -71,10 +72,10 @@ def by_hand(x, weights, config):
 
     inner = Gather.apply(norm(x, weights["attention_norm"]))
     query, key, value = (
-        (inner @ weights[name].T).unflatten(-1, (-1, config.dim // config.heads)).transpose(1, 2)
+        (inner @ weights[name].T).unflatten(-1, (-1, config.resolved_head_dim)).transpose(1, 2)
         for name in ("query", "key", "value")
     )
-    query, key = rotate(query, config.rope_theta, None), rotate(key, config.rope_theta, None)
+    query, key = rotate(query, Positions.of(config, 0), None), rotate(key, Positions.of(config, 0), None)
     shared = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     scores = query @ key.transpose(-2, -1) / query.size(-1) ** 0.5

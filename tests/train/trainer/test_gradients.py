@@ -1,5 +1,7 @@
 """The gradient means the same in every world (AdamW hides its scale, so losses alone would not show it)."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -105,6 +107,36 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, 
     if "pipeline" not in parallelism:
         communication = sum(found["seconds"][part] for part in COMMUNICATION)
         assert found["waiting"] == pytest.approx(communication), "none is within another"
+
+
+SWITCHES = {
+    "qwen": {
+        "headDim": 16, "qkvBias": True, "qkNorm": True, "rotaryShare": 0.5, "rotaryPairs": "Adjacent",
+        "ropeScaling": {"type": "Yarn", "factor": 4.0, "originalLength": 8}, "window": {"size": 5, "fullEvery": 2},
+    },
+    "gemma": {
+        "headDim": 16, "qkNorm": True, "window": {"size": 5, "fullEvery": 3, "ropeTheta": 100.0}, "postNorms": True,
+        "normOffset": True, "embeddingScale": True, "activation": "GeluTanh", "queryScale": 24, "attentionSoftCap": 0.1,
+        "logitSoftCap": 0.2,
+    },
+}  # fmt: skip
+"""What the decoders of other families have. Caps are so low that they bend the values of an untrained model."""
+SWITCHES_LAW = "tests/train/trainer/test_gradients.py::test_so_have_the_layouts_of_other_families[qwen-fsdp x tensor]"
+IN_GATE = (("qwen", "fsdp x tensor"), ("qwen", "context x async tensor"), ("gemma", "pipeline x tensor"))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        pytest.param(*case, id="-".join(case), marks=[] if case in IN_GATE else [pytest.mark.long(law=SWITCHES_LAW)])
+        for case in itertools.product(SWITCHES, LAYOUTS)
+    ],
+)
+def test_so_have_the_layouts_of_other_families(parent, trainer, tmp_path, family, layout):
+    world, parallelism = LAYOUTS[layout]
+    changed = {**trainer, "model": {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2, **SWITCHES[family]}}
+    found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism, dtype=torch.float64)
+    check(found, *mean_gradient(TrainerConfig.model_validate(changed), torch.float64))
 
 
 @pytest.mark.parametrize("layout", ["fsdp x tensor", "zero-bubble pipeline"])

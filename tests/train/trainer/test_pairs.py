@@ -55,8 +55,60 @@ def of_experts(parent, course, folder_of_module):
     return found
 
 
+QWEN3 = {
+    "headDim": 8, "qkNorm": True, "ropeScaling": {"type": "Yarn", "factor": 4.0, "originalLength": 8},
+}  # fmt: skip
+QWEN3_MOE = {"headDim": 8, "qkNorm": True, "experts": {"count": 4, "hiddenDim": 24, "normalizeShares": False}}
+
+
+def of_family(course, layouts, fields, folder):
+    folder.mkdir()
+    changed = {**course.trainer, "model": {**course.trainer["model"], **fields}}
+    return Course(course.parent, changed, layouts, folder)
+
+
+@pytest.fixture(scope="module")
+def qwen3(course, folder_of_module):
+    return of_family(course, LAYOUTS, QWEN3, folder_of_module / "qwen3")
+
+
+@pytest.fixture(scope="module")
+def qwen3_moe(course, folder_of_module):
+    return of_family(course, OF_EXPERTS, QWEN3_MOE, folder_of_module / "qwen3-moe")
+
+
+@pytest.fixture(scope="module")
+def halves_of_qwen3(qwen3):
+    qwen3.halves()
+
+
+@pytest.fixture(scope="module")
+def halves_of_qwen3_moe(qwen3_moe):
+    qwen3_moe.halves()
+
+
 def test_one_layout_goes_on_from_another(course):
     course.run(4, course.leg("fsdp x tensor"), course.leg("fsdp x pipeline", "fsdp x tensor"))
+
+
+def test_qwen_3_goes_on_in_another_layout(qwen3):
+    qwen3.run(4, qwen3.leg("fsdp x tensor"), qwen3.leg("fsdp x pipeline", "fsdp x tensor"))
+
+
+def test_qwen_3_with_experts_goes_on_in_another_layout(qwen3_moe):
+    qwen3_moe.run(4, qwen3_moe.leg("fsdp"), qwen3_moe.leg("experts x fsdp", "fsdp"))
+
+
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_qwen_3_goes_on_in_another_layout")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_qwen_3_goes_on_in_every_layout(qwen3, halves_of_qwen3, layout):
+    qwen3.ends(layout)
+
+
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_qwen_3_with_experts_goes_on_in_another_layout")
+@pytest.mark.parametrize("layout", OF_EXPERTS)
+def test_qwen_3_with_experts_goes_on_in_every_layout(qwen3_moe, halves_of_qwen3_moe, layout):
+    qwen3_moe.ends(layout)
 
 
 @pytest.mark.long(law=LAW)

@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 
 from concertina.cli.main import app
 from concertina_data.data_manifest import NAME, OF_FRAMES, DataManifest, FrameFacts, TokenizerFacts
+from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.format import hf_config
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {
@@ -147,6 +149,18 @@ def test_what_can_not_be_planned_is_one_sentence(
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert (done.exit_code, done.stdout) == (1, "")
+
+
+def test_a_described_model_is_planned_as_its_config_says(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(hf_config.config_json(ModelConfig.model_validate(MODEL))))
+    typed = planned(written(tmp_path), "--no-memory")
+    described = {**TRAINER, "model": {"from": str(tmp_path), "sequenceLength": 128}}
+    assert planned(written(tmp_path, trainer=described), "--no-memory") == typed
+    done = plan(written(tmp_path, trainer=described, parallelism={"tensor": 3}), "--no-memory")
+    assert "tensor is 3: the nearest that fit: 2 and 4" in done.stderr
+    (tmp_path / "config.json").unlink()
+    done = plan(written(tmp_path, trainer=described))
+    assert f"trainer.model.from can't be planned: {tmp_path} holds no config.json" in done.stderr
 
 
 def environment(folder: Path, lock: str) -> list[str]:

@@ -27,6 +27,15 @@ def problems(trainer: TrainerConfig, world: int | None = None, **degrees: Any) -
     return layouts.problems(trainer, ParallelismConfig(**degrees), world)
 
 
+def test_sizes_that_are_not_known_yet_allow_every_layout() -> None:
+    """Leave the check to the trainer, which reads config.json."""
+    described = config(model={"from": "/models/a"})
+    known = config(model={**described.model.model_dump(by_alias=True), "from": None})
+    for degrees in ({"tensor": 8}, {"pipeline": 8}, {"expert": 8}):
+        assert problems(described, **degrees) == ()
+        assert len(problems(known, **degrees)) == 1
+
+
 @pytest.mark.parametrize(
     ("trainer", "degrees", "start", "end"),
     [

@@ -34,7 +34,7 @@ from concertina_trainer.data import packing
 from concertina_trainer.data.build import sources
 from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.format import hf_config
-from concertina_trainer.format.hf_names import config_json
+from concertina_trainer.format.hf_config import config_json
 from concertina_trainer.state.weights import SafetensorsFiles
 
 HERE = "tests/unit/trainer/test_strange_bytes.py"
@@ -112,7 +112,7 @@ def weights(content: bytes) -> object:
     folder = FOLDER / "weights"
     folder.mkdir(exist_ok=True)
     (folder / "model.safetensors").write_bytes(content)
-    return SafetensorsFiles(folder.as_uri()).shards
+    return SafetensorsFiles(folder.as_uri()).of(MODEL)[0]
 
 
 def safetensors() -> bytes:

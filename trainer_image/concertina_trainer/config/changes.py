@@ -12,10 +12,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
-MAY_CHANGE = ("experts.balanceLoss", "experts.biasRate")
-"""Fields of the model that affect how it is trained, but not what it computes."""
+MAY_CHANGE = ("from", "experts.balanceLoss", "experts.biasRate")
+"""Fields of the model that affect where it is described or how it is trained, but not what it computes."""
 ABSENT = object()
 LONGEST = 200
 """Maximum characters of a value in a sentence."""
@@ -49,26 +50,34 @@ def other_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
     return [change for change in _changes(_settings(saved), _settings(now)) if change.field not in refused]
 
 
+def architecture(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields that determine what the model computes, by path, with the values that absent ones mean."""
+    fields = {name: value for name, value in resolved(model).items() if name not in MAY_CHANGE}
+    if model.experts is not None:
+        fields["experts.biasRate"] = "absent" if model.experts.bias_rate is None else "present"
+        if not model.experts.first_dense:
+            del fields["hiddenDim"]  # no layer has a feed-forward of that width
+    return fields
+
+
 def _identity(config: TrainerConfig) -> dict[str, Any]:
-    fields = {f"model.{name}": value for name, value in _resolved_model(config).items() if name not in MAY_CHANGE}
-    experts = config.model.experts
-    if experts is not None:
-        fields["model.experts.biasRate"] = "absent" if experts.bias_rate is None else "present"
+    fields = {f"model.{name}": value for name, value in architecture(config.model).items()}
     return {**fields, "seed": config.seed}
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
     """Return all fields except `reproduction`, with the resolved defaults of the fields of `model`."""
     dumped = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"reproduction", "model"})
-    model = {f"model.{name}": value for name, value in _resolved_model(config).items()}
+    model = {f"model.{name}": value for name, value in resolved(config.model).items()}
     return {**dict(_flat(dumped)), **model}
 
 
-def _resolved_model(config: TrainerConfig) -> dict[str, Any]:
-    """Return the model's fields, with defaults that depend on other fields: stating such a default is no change."""
-    model = config.model
+def resolved(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields by path, with defaults that depend on other fields: stating such a default is no change."""
     dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options", "size"})
     dumped |= {"kvHeads": model.resolved_kv_heads, "hiddenDim": model.resolved_hidden_dim}
+    if model.resolved_head_dim == model.dim / model.heads:
+        dumped.pop("headDim", None)
     if model.options:
         dumped["options"] = model.options
     if model.experts is not None:

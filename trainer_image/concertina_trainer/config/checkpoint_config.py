@@ -64,7 +64,8 @@ class CheckpointConfig(BaseModel):
         default="",
         max_length=1024,
         description="Weights to begin with at step 0: another run's checkpoint or folder, or safetensors with "
-        "Hugging Face's names for Llama. It matters only while there is no checkpoint under uri.",
+        "the names of a family of Hugging Face's models (docs/models.md). It matters only while there is no checkpoint "
+        "under uri.",
     )
     on_damage: DamageResponse = Field(
         default=DamageResponse.STOP,

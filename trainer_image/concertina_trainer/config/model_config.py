@@ -12,7 +12,14 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from concertina_trainer.config.model_sizes import EXPERTS, OF_DATA, SIZES, WITH_EXPERTS, ModelSize, value_of_size
+from concertina_trainer.config.positions_config import RopeScalingConfig, RotaryPairs
 from concertina_trainer.config.section import Section, SectionRule
+from concertina_trainer.config.window_config import WindowConfig
+
+
+class Activation(enum.StrEnum):
+    silu = "Silu"
+    gelu_tanh = "GeluTanh"
 
 
 class RouterScores(enum.StrEnum):
@@ -46,8 +53,10 @@ class ExpertsConfig(Section):
     )
     scores: RouterScores = Field(
         default=RouterScores.softmax,
-        description="Function of the router's logits. A token's experts are weighed by theirs, which are made to "
-        "add up to 1.",
+        description="Function of the router's logits. A token's experts are weighed by theirs.",
+    )
+    normalize_shares: bool = Field(
+        default=True, description="Whether the scores of a token's experts are made to add up to 1."
     )
     balance_loss: float = Field(
         default=0.01,
@@ -125,6 +134,16 @@ class ModelConfig(Section):
         default=None, description="Options of the model that entrypoint names: any fields."
     )
 
+    from_: str | None = Field(
+        default=None,
+        alias="from",
+        min_length=1,
+        max_length=1024,
+        pattern=r"^\S+$",
+        description="Folder with the config.json of a Hugging Face model: a path in the pods, or a URI. All other "
+        "fields are those of that model, except sequenceLength and lora. Weights are not read from there, but from "
+        "checkpoint.initFrom.",
+    )
     size: ModelSize | None = Field(
         default=None,
         description="Named size of the decoder, with the figures of a published model (docs/memory.md). Beside it, a "
@@ -132,14 +151,19 @@ class ModelConfig(Section):
     )
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
-    heads: int = Field(
-        default=4, ge=1, le=1024, description="Attention heads; dim must be an even multiple of their number."
-    )
+    heads: int = Field(default=4, ge=1, le=1024, description="Attention heads.")
     kv_heads: int | None = Field(
         default=None,
         ge=1,
         le=1024,
         description="Key and value heads; heads must be a multiple of their number. Absent: as many as heads.",
+    )
+    head_dim: int | None = Field(
+        default=None,
+        ge=2,
+        le=4096,
+        multiple_of=2,
+        description="Width of an attention head. Absent: dim / heads, which must then be even.",
     )
     hidden_dim: int | None = Field(
         default=None,
@@ -163,6 +187,59 @@ class ModelConfig(Section):
     )
     tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
     rope_theta: float = Field(default=10000.0, ge=1.0, le=1e9, description="Base of the rotary position frequencies.")
+    rope_scaling: RopeScalingConfig | None = Field(
+        default=None, description="Scaling of the rotary position frequencies. Absent: they are not scaled."
+    )
+    rotary_share: float = Field(
+        default=1.0, gt=0.0, le=1.0, description="Share of each head that is rotated, from its beginning."
+    )
+    rotary_pairs: RotaryPairs = Field(
+        default=RotaryPairs.halves,
+        description="Elements that are rotated together: Halves pairs those of the first half of a head with those of "
+        "the second, Adjacent each with its neighbor.",
+    )
+    window: WindowConfig | None = Field(
+        default=None,
+        description="Window of tokens that a token attends to (Mistral, Gemma). Absent: all tokens before it.",
+    )
+    qkv_bias: bool = Field(default=False, description="Whether a bias is added to queries, keys and values (Qwen 2).")
+    qk_norm: bool = Field(
+        default=False,
+        description="Whether each head's queries and keys pass an RMSNorm before they are rotated (Qwen 3).",
+    )
+    query_scale: int | None = Field(
+        default=None,
+        ge=1,
+        le=65536,
+        description="Attention scores are divided by its square root (Gemma). Absent: the width of a head.",
+    )
+    attention_soft_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=65536.0,
+        description="Bound c of attention scores s, which become c tanh(s / c) (Gemma 2). Absent: they have no bound.",
+    )
+    logit_soft_cap: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=65536.0,
+        description="Bound c of logits l, which become c tanh(l / c) (Gemma 2). Absent: they have no bound.",
+    )
+    activation: Activation = Field(
+        default=Activation.silu,
+        description="Function in the gate of the feed-forward: Silu, or GeluTanh, the approximation of GELU by tanh.",
+    )
+    embedding_scale: bool = Field(
+        default=False, description="Whether embeddings are multiplied by the square root of dim (Gemma)."
+    )
+    post_norms: bool = Field(
+        default=False,
+        description="Whether the results of attention and of the feed-forward also pass a norm before they are added "
+        "to the residual stream (Gemma 2, GLM 4).",
+    )
+    norm_offset: bool = Field(
+        default=False, description="Whether norms multiply by 1 + weight instead of by the weight (Gemma)."
+    )
     norm_epsilon: float = Field(
         default=1e-5,
         ge=1e-12,
@@ -197,6 +274,25 @@ class ModelConfig(Section):
         return self.kv_heads or self.heads
 
     @property
+    def resolved_head_dim(self) -> int:
+        return self.head_dim or self.dim // self.heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """Number of elements of a head that are rotated."""
+        return int(self.resolved_head_dim * self.rotary_share)
+
+    @property
+    def query_dim(self) -> int:
+        """Total width of all queries of a token."""
+        return self.heads * self.resolved_head_dim
+
+    @property
+    def key_dim(self) -> int:
+        """Total width of all keys of a token."""
+        return self.resolved_kv_heads * self.resolved_head_dim
+
+    @property
     def resolved_hidden_dim(self) -> int:
         return self.hidden_dim or math.ceil(self.dim * 8 / 3 / 32) * 32
 
@@ -211,6 +307,11 @@ class ModelConfig(Section):
         if self.experts is None:
             return self.resolved_hidden_dim
         return (self.experts.active_per_token + self.experts.shared) * self.expert_dim
+
+    def window_of(self, layer: int) -> WindowConfig | None:
+        """Return the window that tokens attend to in this layer, counted from 0, or None if there is none."""
+        every = self.window and self.window.full_every
+        return None if every and (layer + 1) % every == 0 else self.window
 
     def routed(self, layer: int) -> bool:
         """Return whether this layer, counted from 0, has experts."""
@@ -234,8 +335,7 @@ class ModelConfig(Section):
         """
         active = self._weights(self.experts.active_per_token if self.experts else 0)
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
-        norms = (2 * self.layers + 1) * self.dim
-        return active - looked_up - norms
+        return active - looked_up - self.layers * self.block_vectors - self.dim
 
     def _weights(self, experts: int) -> int:
         """Return the number of parameters, with this many of the experts that a router chooses from."""
@@ -253,10 +353,10 @@ class ModelConfig(Section):
 
     def shape(self, projection: Projection) -> tuple[int, int]:
         """Return the number of inputs and of outputs of one matrix of a dense block."""
-        dim, hidden, kv = self.dim, self.resolved_hidden_dim, self.resolved_kv_heads * self.dim // self.heads
+        dim, hidden, query, key = self.dim, self.resolved_hidden_dim, self.query_dim, self.key_dim
         return {
-            Projection.query: (dim, dim), Projection.key: (dim, kv), Projection.value: (dim, kv),
-            Projection.output: (dim, dim), Projection.gate: (dim, hidden), Projection.up: (dim, hidden),
+            Projection.query: (dim, query), Projection.key: (dim, key), Projection.value: (dim, key),
+            Projection.output: (query, dim), Projection.gate: (dim, hidden), Projection.up: (dim, hidden),
             Projection.down: (hidden, dim),
         }[projection]  # fmt: skip
 
@@ -272,9 +372,15 @@ class ModelConfig(Section):
     @property
     def block_weights(self) -> int:
         """Number of parameters of one dense decoder block."""
-        head = self.dim // self.heads
-        attention = 2 * self.dim * self.dim + 2 * self.resolved_kv_heads * head * self.dim
-        return attention + 3 * self.dim * self.resolved_hidden_dim + 2 * self.dim
+        attention = 2 * self.dim * (self.query_dim + self.key_dim)
+        return attention + 3 * self.dim * self.resolved_hidden_dim + self.block_vectors
+
+    @property
+    def block_vectors(self) -> int:
+        """Number of parameters of one decoder block that are no matrices: norms and biases."""
+        biases = self.query_dim + 2 * self.key_dim if self.qkv_bias else 0
+        norms = (4 if self.post_norms else 2) * self.dim + (2 * self.resolved_head_dim if self.qk_norm else 0)
+        return norms + biases
 
     @property
     def expert_weights(self) -> int:
@@ -291,9 +397,16 @@ class ModelConfig(Section):
     RULES: ClassVar[tuple[SectionRule, ...]] = (
         SectionRule(
             "dim",
-            "self.dim % (2 * self.heads) == 0",
-            lambda model: model.dim % (2 * model.heads) == 0,
-            "dim must be an even multiple of heads: each head's width must be even",
+            "has(self.headDim) || self.dim % (2 * self.heads) == 0",
+            lambda model: model.head_dim is not None or model.dim % (2 * model.heads) == 0,
+            "dim must be an even multiple of heads, because each head's width must be even: change them, or set "
+            "headDim",
+        ),
+        SectionRule(
+            "rotaryShare",
+            "int(double(has(self.headDim) ? self.headDim : self.dim / self.heads) * self.rotaryShare) % 2 == 0",
+            lambda model: model.rotary_dim % 2 == 0,
+            "rotaryShare must be that of an even number of a head's elements",
         ),
         SectionRule(
             "kvHeads",
@@ -332,7 +445,7 @@ def _unsaid(name: str, default: object) -> str:
 
     The API server fills in defaults before it evaluates rules, so a field that has its default counts as not set.
     """
-    path = f"self.{to_camel(name)}"
+    path = f"self.{ModelConfig.model_fields[name].alias or to_camel(name)}"
     if default is None:
         return f"!has({path})"
     is_default = f"{path} == {json.dumps(default)}"
@@ -361,6 +474,8 @@ _SIZED = ("layers", "dim", "heads", "kv_heads", "hidden_dim", "tie_embeddings", 
 _EXPERTS_OF_SIZE = " && ".join(f"self.experts.{name} == {value!r}" for name, value in EXPERTS.items())
 
 
+_BESIDE_SIZE = (*_SIZED, "size", "vocab_size", "experts", "lora")
+_NOT_OF_SIZES = tuple(name for name in _OF_THE_DECODER if name not in _BESIDE_SIZE)
 ModelConfig.RULES = (
     *ModelConfig.RULES,
     SectionRule(
@@ -369,6 +484,12 @@ ModelConfig.RULES = (
         f"self.size in {list(WITH_EXPERTS)} && !has(self.experts.hiddenDim) && {_EXPERTS_OF_SIZE})",
         _has_fields_of_size,
         "size sets the other fields of the decoder: remove them, or size; vocabSize and sequenceLength may stay",
+    ),
+    SectionRule(
+        "size",
+        f"!has(self.size) || {' && '.join(_unsaid(name, _OF_THE_DECODER[name]) for name in _NOT_OF_SIZES)}",
+        lambda model: model.size is None or all(getattr(model, n) == _OF_THE_DECODER[n] for n in _NOT_OF_SIZES),
+        "beside size the decoder is a Llama of that size: remove from and the fields of other families, or size",
     ),
     SectionRule(
         "entrypoint",

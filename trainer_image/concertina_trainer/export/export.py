@@ -22,7 +22,8 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.tokenizer_files import exported
-from concertina_trainer.format import adapters, hf_experts, hf_names
+from concertina_trainer.format import adapters, hf_config, hf_names
+from concertina_trainer.format.hf_families import EXPERT, FAMILIES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,19 +45,36 @@ class Adapter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
-    """One tensor of the export."""
+class Part:
+    """Weight of this project in a tensor of the export."""
 
-    name: str
-    ours: Chunk
-    shape: tuple[int, ...]
-    """Shape of the exported tensor. For the tensor of one expert, it lacks the dimension that counts the experts."""
+    chunk: Chunk
     adapter: Adapter | None = None
 
     @property
     def read(self) -> list[Chunk]:
-        """Chunks of the checkpoint that the exported tensor is computed from."""
-        return [self.ours, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
+        """Chunks that the part is made of."""
+        return [self.chunk, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """One tensor of the export."""
+
+    name: str
+    parts: tuple[Part, ...]
+    """Weights whose rows follow each other: mostly one."""
+    shape: tuple[int, ...]
+    """Shape of the exported tensor; for an expert without the dimension of experts."""
+
+    @property
+    def dtype(self) -> str:
+        return self.parts[0].chunk.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return sum(part.chunk.size for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,23 +116,22 @@ def export(
         )
     tensors = _tensors(checkpoint, trainer.model)
     headers = {number: part.header for number, part in enumerate(checkpoint.shards)}
-    plan = reads(headers, [chunk for tensor in tensors for chunk in tensor.read])
+    plan = reads(headers, [chunk for tensor in tensors for part in tensor.parts for chunk in part.read])
     plan.require(checkpoint.uri)
     files = _files(tensors, file_bytes)
     for file, members in files.items():
         content = _content(members, checkpoint, plan, advance)
-        target.put_pieces(file, content, sum(tensor.ours.size for tensor in members))
+        target.put_pieces(file, content, sum(tensor.size for tensor in members))
     tokenizer = exported(trainer, checkpoint.manifest.data, data)
     config = {
-        **hf_names.config_json(trainer.model),
-        **(hf_experts.config_fields(trainer.model, trainer.model.experts) if trainer.model.experts else {}),
-        "torch_dtype": TORCH_NAMES[tensors[0].ours.dtype],
+        **hf_config.config_json(trainer.model),
+        "torch_dtype": TORCH_NAMES[tensors[0].dtype],
         **tokenizer.config,
     }
     extra: dict[str, object] = {"config.json": config, **tokenizer.files}
     if len(files) > 1:
         weight_map = {tensor.name: file for file, members in files.items() for tensor in members}
-        total = sum(tensor.ours.size for tensor in tensors)
+        total = sum(tensor.size for tensor in tensors)
         extra["model.safetensors.index.json"] = {"metadata": {"total_size": total}, "weight_map": weight_map}
     for name, value in extra.items():
         target.put(name, json.dumps(value, indent=2).encode())
@@ -123,7 +140,7 @@ def export(
 
 def size(checkpoint: StoredCheckpoint) -> int:
     """Return the approximate number of bytes that an export writes."""
-    return sum(tensor.ours.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model))
+    return sum(tensor.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model))
 
 
 def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
@@ -137,33 +154,37 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
 
 
 def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
-    """Return the tensors of the export, sorted by their names in this project.
+    """Return the tensors of the export, sorted by their exported names.
 
     Raises:
-        InvalidInput: When a tensor of the checkpoint has no counterpart in a Hugging Face model.
+        InvalidInput: When no Hugging Face model computes as this one does, or a tensor has no counterpart in it.
     """
-    experts = model.experts
+    family = FAMILIES[hf_config.config_json(model)["model_type"]]
     wholes = {
         name: stored.chunk
         for part in checkpoint.shards
         for name, stored in part.header.chunks.items()
         if name.startswith(hf_names.MODEL)
     }
-    tensors = []
-    for name, chunk in sorted(wholes.items()):
+    tensors: dict[str, Tensor] = {}
+    for name, chunk in sorted(wholes.items(), key=lambda item: hf_names.rank_in_tensor(item[0], family)):
         if adapters.is_adapter(name):
             continue
         bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
-        exported_name = hf_names.theirs(bare) or (hf_experts.theirs(bare, experts) if experts else None)
+        exported_name = hf_names.theirs(bare, family)
         if exported_name is None:
-            raise InvalidInput(f"{name} has no place in a Hugging Face Llama: this model can't be exported.")
-        if hf_experts.EXPERT not in exported_name:
-            tensors.append(Tensor(exported_name, _whole(chunk), shape, _adapter(name, wholes, model)))
+            raise InvalidInput(f"{name} has no place in a {family.architecture}: this model can't be exported.")
+        if EXPERT not in exported_name:
+            before = tensors.get(exported_name, Tensor(exported_name, (), (0, *shape[1:])))
+            part = Part(_whole(chunk), _adapter(name, wholes, model))
+            rows = (before.shape[0] + shape[0], *shape[1:])
+            tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
         for number in range(shape[0]):
             expert_chunk = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
-            tensors.append(Tensor(exported_name.replace(hf_experts.EXPERT, str(number)), expert_chunk, shape[1:]))
-    return tensors
+            expert_name = exported_name.replace(EXPERT, str(number))
+            tensors[expert_name] = Tensor(expert_name, (Part(expert_chunk),), shape[1:])
+    return [tensors[name] for name in sorted(tensors)]
 
 
 def _whole(chunk: Chunk) -> Chunk:
@@ -182,7 +203,7 @@ def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adap
 def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
     groups: list[list[Tensor]] = [[]]
     for tensor in tensors:
-        if groups[-1] and sum(member.ours.size for member in groups[-1]) + tensor.ours.size > most:
+        if groups[-1] and sum(member.size for member in groups[-1]) + tensor.size > most:
             groups.append([])
         groups[-1].append(tensor)
     if len(groups) == 1:
@@ -197,19 +218,20 @@ def _content(
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
-        offsets = [end, end + tensor.ours.size]
-        entries[tensor.name] = {"dtype": tensor.ours.dtype, "shape": tensor.shape, "data_offsets": offsets}
-        end += tensor.ours.size
+        offsets = [end, end + tensor.size]
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        end += tensor.size
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     yield memoryview(struct.pack("<Q", len(header)) + header)
     for tensor in tensors:
-        out = _bytes(tensor.ours, checkpoint, plan)
-        if tensor.adapter is not None:
-            a, b = (_bytes(chunk, checkpoint, plan) for chunk in (tensor.adapter.a, tensor.adapter.b))
-            _merge(out, tensor.adapter, a, b)
-        yield memoryview(out)
-        advance(tensor.ours.size)
+        for part in tensor.parts:
+            out = _bytes(part.chunk, checkpoint, plan)
+            if part.adapter is not None:
+                a, b = (_bytes(chunk, checkpoint, plan) for chunk in (part.adapter.a, part.adapter.b))
+                _merge(out, part.adapter, a, b)
+            yield memoryview(out)
+            advance(part.chunk.size)
 
 
 def _merge(weight: bytearray, adapter: Adapter, a: bytearray, b: bytearray) -> None:

@@ -1,4 +1,4 @@
-"""Check of config.json beside initial weights: whether its model is the one of spec.trainer.model.
+"""config.json of Hugging Face models: what model of the bundled decoder it describes, and whether two are the same.
 
 Most of a model's arithmetic is in no tensor's name or shape: how many heads share a row of weights, the base of the
 rotary positions, what is added to a norm. Weights of a model with other arithmetic still train, from a bad loss
@@ -7,54 +7,247 @@ rotary positions, what is added to a norm. Weights of a model with other arithme
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from concertina_state.errors import InvalidInput
+from concertina_trainer.config.changes import ABSENT, architecture, resolved
 from concertina_trainer.config.model_config import ModelConfig
-from concertina_trainer.format.hf_names import config_json
+from concertina_trainer.config.section import Section
+from concertina_trainer.format.hf_families import COMMON, DEFAULTS, FAMILIES, NULLABLE, Family
+from concertina_trainer.format.hf_positions import OF_POSITIONS, positions, positions_json, rope_of
+from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
-KINDS = ("llama", "mistral")
-"""Values of model_type whose names and arithmetic are those of the bundled decoder."""
-OURS = {
-    "num_hidden_layers": "layers",
-    "hidden_size": "dim",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kvHeads",
-    "intermediate_size": "hiddenDim",
-    "vocab_size": "vocabSize",
-    "tie_word_embeddings": "tieEmbeddings",
-    "rms_norm_eps": "normEpsilon",
-    "rope_theta": "ropeTheta",
-}
-"""Field of config.json, and the field of spec.trainer.model that must have the same value."""
-FIXED = ("head_dim", "hidden_act", "attention_bias", "mlp_bias")
-"""Fields for which the bundled decoder has one value only."""
+OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets")
+"""Fields of spec.trainer.model that models of the same arithmetic may have otherwise."""
 
 
-def check(text: bytes, where: str, model: ModelConfig) -> None:
-    """Check the contents of a file.
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """Model that a config.json describes."""
+
+    kind: str
+    """model_type"""
+    fields: Mapping[str, object]
+    """Fields of spec.trainer.model by path."""
+    sources: Mapping[str, str]
+    """Fields of config.json by path, as far as there are any."""
+    problems: Sequence[str]
+    """What the bundled decoder does not compute, and what is missing: a clause each."""
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.kind]
+
+    def model(self) -> ModelConfig:
+        """Return the model.
+
+        Raises:
+            ValidationError: When spec.trainer.model can't have the fields.
+        """
+        return ModelConfig.model_validate(_nested(self.fields))
+
+
+def read(text: bytes, where: str) -> Described:
+    """Return the model that the contents of a config.json describe.
+
+    Raises:
+        InvalidInput: When it is none that the bundled decoder computes. The message names each field.
+    """
+    try:
+        found = described(json.loads(text))
+        if not found.problems:
+            found.model()
+    except ValidationError as error:
+        problem = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise InvalidInput(f"{where} describes a model that spec.trainer.model can't be: {problem[:300]}.") from error
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"{where} is no config.json that can be read: {str(error)[:300]}.") from error
+    if found.problems:
+        raise InvalidInput(f"the bundled decoder does not compute the model of {where}: {'; '.join(found.problems)}.")
+    return found
+
+
+def check(text: bytes, where: str, model: ModelConfig) -> Family:
+    """Check that the contents of a config.json are of this model, and return its family.
 
     Raises:
         InvalidInput: When a field differs. The message has each such field, both values, and what to set.
     """
-    try:
-        check_fields(json.loads(text), where, model)
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"{where} is no config.json that can be read: {str(error)[:300]}.") from error
+    found = read(text, where)
+    _refuse(_differences(found.model(), model, found.sources), where)
+    return found.family
 
 
-def check_fields(config: Mapping[str, Any], where: str, model: ModelConfig) -> None:
-    """Check the fields of a config.json, as `check` does."""
-    _refuse(tuple(_differences(config, model)), where)
+def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
+    """Return the model that `model.from` describes, with the fields of `model` that are not the architecture's.
+
+    Args:
+        model: Section of the spec. Fields that it states must be those of `found`.
+        found: Model that is described there.
+        where: Place of the description, for messages.
+
+    Raises:
+        InvalidInput: When `model` states something else. The message has each such field, both values, and what to do.
+    """
+    experts = found.experts
+    if experts is not None and model.experts is not None:
+        loss, rate = model.experts.balance_loss, model.experts.bias_rate
+        of_training = {"balance_loss": loss, "bias_rate": experts.bias_rate if rate is None else rate}
+        experts = experts.model_copy(update=of_training)
+    of_spec = {"from_": model.from_, "sequence_length": model.sequence_length, "lora": model.lora, "experts": experts}
+    whole = found.model_copy(update=of_spec)
+    values = resolved(whole)
+    problems = [
+        f"{path} is {_shown(values.get(path, ABSENT))}, and spec.trainer.model.{path} is {_shown(value)}: remove it"
+        for path, value in _stated(model)
+        if not path.startswith("lora.") and not _equal(values.get(path, ABSENT), value)
+    ]
+    if problems:
+        raise InvalidInput(f"spec.trainer.model is not the model of {where}: there {'; '.join(problems)}.")
+    return ModelConfig.model_validate(whole.model_dump(by_alias=True))
+
+
+def _stated(section: Section, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the fields that have other values than their defaults, by path."""
+    for name, field in type(section).model_fields.items():
+        value, path = getattr(section, name), f"{prefix}{field.alias}"
+        if isinstance(value, Section):
+            yield from _stated(value, f"{path}.")
+        elif value != field.default:
+            yield path, value
 
 
 def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
-    """Check a checkpoint of this trainer, as `check` does, including fields that no config.json has."""
-    _refuse((*_differences(config_json(stored), model), *_differences_of_ours(stored, model)), where)
+    """Check that a checkpoint of this trainer is of this model, as `check` does."""
+    _refuse(_differences(stored, model, {}), where)
+
+
+def family_of(model: ModelConfig) -> tuple[str, Family] | None:
+    """Return the model_type and the family that computes as this model does, or None if there is none."""
+    for kind, family in FAMILIES.items():
+        if not list(_lost(kind, model)):
+            return kind, family
+    return None
+
+
+def config_json(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json of the same model.
+
+    Raises:
+        InvalidInput: When no Hugging Face model computes as this one does.
+    """
+    found = family_of(model)
+    if found is None:
+        lost = {kind: list(_lost(kind, model)) for kind in FAMILIES}
+        nearest = min(lost, key=lambda kind: len(lost[kind]))
+        raise InvalidInput(
+            "no Hugging Face model that this version knows computes as this model does, so it can't be exported. The "
+            f"nearest is {nearest}, which has no {', '.join(lost[nearest])} with these values."
+        )
+    return _written(found[0], model)
+
+
+def described(config: Mapping[str, Any]) -> Described:
+    """Return the model that a config.json describes, with everything that stands against it."""
+    kind = config.get("model_type")
+    if kind not in FAMILIES:
+        fact = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
+        return Described("", {}, {}, [f"{fact}, and the bundled decoder computes {', '.join(FAMILIES)}"])
+    family = FAMILIES[kind]
+    values = _with_defaults(config, family)
+    sources = {path: name for name, path in {**COMMON, **family.fields}.items()}
+    needed = [name for name in sources.values() if name not in NULLABLE]
+    problems = [f"{name} is missing: add what the model has" for name in needed if values.get(name) is None]
+    problems += [
+        _not_built(name, values[name], f"{_shown(only)} alone")
+        for name, only in family.only.items()
+        if not _equal(values[name], only)
+    ]
+    if config.get("quantization_config"):
+        problems.append(_not_built("quantization_config", config["quantization_config"], "weights as they are"))
+    of_positions = positions(values, rope_of(config))
+    of_windows = windows(values, family)
+    problems += [*of_positions.problems, *of_windows.problems]
+    fields = {path: values.get(name) for path, name in sources.items()}
+    fields |= {**of_positions.fields, **of_windows.fields, **family.fixed}
+    return Described(kind, fields, {**sources, **of_positions.sources, **of_windows.sources}, problems)
+
+
+def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Return the fields with the defaults that transformers uses for absent ones.
+
+    A file may be older than a field. Null counts as absent, except for NULLABLE.
+    """
+    present = {name: value for name, value in config.items() if value is not None}
+    present |= {name: present[other] for other, name in family.other_names.items() if other in present}
+    width, heads = present.get("hidden_size"), present.get("num_attention_heads")
+    head_dim = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
+    of_width = {"num_key_value_heads": heads, "head_dim": head_dim}
+    nulls = {name: None for name in NULLABLE if name in config}
+    return {**DEFAULTS, **of_width, **family.defaults, **nulls, **present, **rope_of(config)}
+
+
+def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json of a family's model with the values of this model, as far as the family has them."""
+    family, values = FAMILIES[kind], resolved(model)
+    sources = {**COMMON, **family.fields}
+    known = {name: path for name, path in sources.items() if path in values or name in NULLABLE}
+    return {
+        "architectures": [family.architecture],
+        "model_type": kind,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": model.sequence_length,
+        "use_cache": True,
+        "pad_token_id": None,  # a family's default may be beyond the vocabulary
+        **{name: value for name, value in family.only.items() if name not in OF_POSITIONS},
+        **{name: values.get(path) for name, path in known.items()},
+        "head_dim": model.resolved_head_dim,
+        **positions_json(model),
+        **windows_json(model, family),
+    }
+
+
+def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
+    """Yield the fields that are lost, or other ones, when the model is written as one of this family."""
+    found = described(_written(kind, model))
+    if FAMILIES[kind].whole_heads and model.dim % model.heads:
+        yield "dim"
+    if found.problems:
+        yield from found.problems
+        return
+    try:
+        yield from (path for path, _, _ in _different(found.model(), model))
+    except ValidationError as error:
+        yield from (".".join(map(str, each["loc"])) for each in error.errors())
+
+
+def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, object, object]]:
+    """Yield the fields of which the models' arithmetic differs, with both values."""
+    first, second = architecture(stored), architecture(model)
+    for path in sorted({*first, *second}):
+        value, current = first.get(path, ABSENT), second.get(path, ABSENT)
+        same_adapters = path != "lora.alpha" or value is ABSENT or current is ABSENT
+        if not _equal(value, current) and not (path in OF_TRAINING and same_adapters):
+            yield path, value, current
+
+
+def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
+    """Return a clause for each difference, with the names that the fields have in a config.json."""
+    clauses = []
+    for path, value, current in _different(stored, model):
+        is_there = _shown(value)
+        what = "remove it" if value is ABSENT else f"set it to {is_there}"
+        clauses.append(
+            f"{sources.get(path, path)} is {is_there}, and spec.trainer.model.{path} is {_shown(current)}: {what}"
+        )
+    return clauses
 
 
 def _refuse(problems: Sequence[str], where: str) -> None:
@@ -64,82 +257,15 @@ def _refuse(problems: Sequence[str], where: str) -> None:
         )
 
 
-def _differences_of_ours(stored: ModelConfig, model: ModelConfig) -> Iterator[str]:
-    """Yield differences in fields that are in no shape and no config.json."""
-    pairs: list[tuple[str, object, object]] = []
-    if stored.lora and model.lora:
-        pairs += [("lora.alpha", stored.lora.alpha, model.lora.alpha)]
-    if stored.experts and model.experts:
-        stored_experts, ours = stored.experts, model.experts
-        pairs += [
-            ("experts.scores", stored_experts.scores, ours.scores),
-            ("experts.activePerToken", stored_experts.active_per_token, ours.active_per_token),
-        ]
-    for name, value, current in pairs:
-        if not _equal(value, current):
-            is_there = _shown(value)
-            yield f"{name} is {is_there}, and spec.trainer.model.{name} is {_shown(current)}: set it to {is_there}"
-
-
-def _differences(config: Mapping[str, Any], model: ModelConfig) -> Iterator[str]:
-    kind = config.get("model_type")
-    if kind not in KINDS:
-        fact = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
-        yield f"{fact}, and the bundled decoder computes as {' and '.join(KINDS)} do: begin with such a model's weights"
-        return
-    file_fields, own_fields = _with_defaults(config), config_json(model)
-    for name, field in OURS.items():
-        value = file_fields.get(name)
-        if value is None:
-            yield f"{name} is missing: add what the model has"
-        elif not _equal(value, own_fields[name]):
-            stored_text, own_text = _shown(value), _shown(own_fields[name])
-            yield f"{name} is {stored_text}, and spec.trainer.model.{field} is {own_text}: set it to {stored_text}"
-    for name in FIXED:
-        # A difference that follows from the width has been reported already.
-        derived = name == "head_dim" and file_fields["head_dim"] == _head_dim(file_fields)
-        if not derived and not _equal(file_fields[name], own_fields[name]):
-            yield _not_built(name, file_fields[name], f"{_shown(own_fields[name])} alone")
-    window = file_fields.get("sliding_window")
-    if window is not None and model.sequence_length > window:
-        yield (f"sliding_window is {_shown(window)}, and in the bundled decoder a token attends to all before it: set "
-               f"spec.trainer.model.sequenceLength ({model.sequence_length}) to at most that")  # fmt: skip
-    if (scaling := file_fields["rope_type"]) != "default":
-        section = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-        yield _not_built(f"rope_type in {section}", scaling, "positions that are not scaled")
-    if (part := file_fields["partial_rotary_factor"]) != 1:
-        yield _not_built("partial_rotary_factor", part, "1 alone")
-    if config.get("quantization_config"):
-        yield _not_built("quantization_config", config["quantization_config"], "weights that are not quantized")
-
-
-def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with the defaults that transformers uses for absent ones.
-
-    A file may be older than a field. Null counts as absent, except for sliding_window. Fields about positions, which
-    have been in three places, are merged.
-    """
-    present = {name: value for name, value in config.items() if value is not None}
-    rope = {**present.get("rope_scaling", {}), **present.get("rope_parameters", {})}
-    mistral = config["model_type"] == "mistral"
-    defaults = {
-        "num_key_value_heads": 8 if mistral else present.get("num_attention_heads"),
-        "head_dim": _head_dim(present),
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 1,
-        **({"sliding_window": 4096} if mistral and "sliding_window" not in config else {}),
-    }
-    return {**defaults, **present, **rope, "rope_type": rope.get("rope_type") or rope.get("type") or "default"}
-
-
-def _head_dim(config: Mapping[str, Any]) -> int | None:
-    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    return width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
+def _nested(fields: Mapping[str, object]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in fields.items():
+        *sections, name = path.split(".")
+        target = nested
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
+    return nested
 
 
 def _not_built(name: str, value: object, ours: str) -> str:
@@ -147,6 +273,8 @@ def _not_built(name: str, value: object, ours: str) -> str:
 
 
 def _shown(value: object) -> str:
+    if value is ABSENT:
+        return "absent"
     text = json.dumps(value)
     return text if len(text) < 200 else text[:200] + " ..."
 

@@ -1,69 +1,66 @@
-"""Names of the bundled decoder's weights in Hugging Face's Llama, which has the same arithmetic.
+"""Names of the bundled decoder's weights in a family of Hugging Face models.
 
 Export writes these names, and initFrom reads them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Sequence
 
-from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.model_config import ModelConfig, Projection
+from concertina_trainer.format.hf_families import ENDS, EXPERT, NAMES, Family
 
 MODEL = "model."
 """Prefix of the names of weights in a checkpoint. Moments have other prefixes."""
-NAMES = (
-    (r"embedding\.weight", "model.embed_tokens.weight"),
-    (r"blocks\.(\d+)\.attention_norm\.weight", r"model.layers.\1.input_layernorm.weight"),
-    (r"blocks\.(\d+)\.attention\.query\.weight", r"model.layers.\1.self_attn.q_proj.weight"),
-    (r"blocks\.(\d+)\.attention\.key\.weight", r"model.layers.\1.self_attn.k_proj.weight"),
-    (r"blocks\.(\d+)\.attention\.value\.weight", r"model.layers.\1.self_attn.v_proj.weight"),
-    (r"blocks\.(\d+)\.attention\.output\.weight", r"model.layers.\1.self_attn.o_proj.weight"),
-    (r"blocks\.(\d+)\.feed_forward_norm\.weight", r"model.layers.\1.post_attention_layernorm.weight"),
-    (r"blocks\.(\d+)\.feed_forward\.gate\.weight", r"model.layers.\1.mlp.gate_proj.weight"),
-    (r"blocks\.(\d+)\.feed_forward\.up\.weight", r"model.layers.\1.mlp.up_proj.weight"),
-    (r"blocks\.(\d+)\.feed_forward\.down\.weight", r"model.layers.\1.mlp.down_proj.weight"),
-    (r"norm\.weight", "model.norm.weight"),
-    (r"head\.weight", "lm_head.weight"),
-)
-"""Patterns of this project's names, and templates of the Hugging Face names."""
+_LAYER = r"blocks\.(\d+)\.(.+)"
+_THEIR_LAYER = r"model\.layers\.(\d+)\.(.+)"
 
 
-def theirs(name: str) -> str | None:
-    """Return the Hugging Face name of a weight (without MODEL), or None if there is none."""
-    for pattern, template in NAMES:
-        if match := re.fullmatch(pattern, name):
-            return match.expand(template)
-    return None
+@dataclasses.dataclass(frozen=True)
+class OwnName:
+    """Name of a weight in this project (without MODEL)."""
+
+    name: str
+    expert: int | None = None
+    """Number of the expert whose part of the weight it is, or None for the whole weight."""
 
 
-def ours(name: str) -> str | None:
-    """Return this project's name of a Hugging Face weight, or None if there is none."""
-    for pattern, template in NAMES:
-        if match := re.fullmatch(re.escape(template).replace(re.escape(r"\1"), r"(\d+)"), name):
-            plain = pattern.replace("\\.", ".")
-            return plain.replace(r"(\d+)", match[1]) if match.groups() else plain
-    return None
+def theirs(name: str, family: Family) -> str | None:
+    """Return the Hugging Face name of a weight (without MODEL), with EXPERT if there is a tensor for each expert.
+
+    Several weights have the same name if one tensor holds the rows of all. None if the family has no such weight.
+    """
+    if (layer := re.fullmatch(_LAYER, name)) is None:
+        return ENDS.get(name)
+    inner = _names(family).get(layer[2])
+    return None if inner is None else f"model.layers.{layer[1]}.{inner}"
 
 
-def config_json(model: ModelConfig) -> dict[str, object]:
-    """Return the config.json of the same model."""
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": model.dim,
-        "head_dim": model.dim // model.heads,
-        "intermediate_size": model.resolved_hidden_dim,
-        "max_position_embeddings": model.sequence_length,
-        "mlp_bias": False,
-        "num_attention_heads": model.heads,
-        "num_hidden_layers": model.layers,
-        "num_key_value_heads": model.resolved_kv_heads,
-        "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rope_theta,
-        "tie_word_embeddings": model.tie_embeddings,
-        "use_cache": True,
-        "vocab_size": model.vocab_size,
-    }
+def ours(name: str, family: Family) -> Sequence[OwnName]:
+    """Return this project's names of a Hugging Face weight, in the order of its rows, or none if there is none."""
+    if (layer := re.fullmatch(_THEIR_LAYER, name)) is None:
+        return [OwnName(own) for own, other in ENDS.items() if other == name]
+    if layer[2] in family.fused:
+        return [OwnName(f"blocks.{layer[1]}.{own}") for own in family.fused[layer[2]]]
+    for own, other in _names(family).items():
+        if match := re.fullmatch(re.escape(other).replace(re.escape(EXPERT), r"(\d+)"), layer[2]):
+            return [OwnName(f"blocks.{layer[1]}.{own}", int(match[1]) if match.groups() else None)]
+    return []
+
+
+def rows(name: str, model: ModelConfig) -> int:
+    """Return the number of rows of a weight that shares a tensor with others."""
+    return model.shape(Projection(name.split(".")[-2].capitalize()))[1]
+
+
+def rank_in_tensor(name: str, family: Family) -> int:
+    """Return the place of a weight, named as in a checkpoint, among those that share its tensor."""
+    inner = name.removeprefix(MODEL).split(".", 2)[-1]
+    return next((parts.index(inner) for parts in family.fused.values() if inner in parts), 0)
+
+
+def _names(family: Family) -> dict[str, str]:
+    fused = {own: other for other, parts in family.fused.items() for own in parts}
+    return {**NAMES, **family.names, **fused}

@@ -5,6 +5,7 @@ If several ranks share each sequence (`Context`), queries are those of this rank
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
@@ -12,6 +13,9 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from concertina_trainer.model.precision import precise
+from concertina_trainer.model.soft_cap import soft_capped
 
 Mask: TypeAlias = Any
 """Bool tensor `[batch or 1, 1, queries, keys]`, or a BlockMask of FlexAttention."""
@@ -46,7 +50,14 @@ class Context(Protocol):
         ...
 
 
-def causal_mask(document_ids: Tensor | None, length: int, context: Context | None, device: torch.device) -> Mask | None:
+def causal_mask(
+    document_ids: Tensor | None,
+    length: int,
+    context: Context | None,
+    device: torch.device,
+    window: int | None = None,
+    needed: bool = False,
+) -> Mask | None:
     """Return the attention mask, or None if plain causal attention suffices.
 
     On CUDA the mask consists of blocks, so its memory grows with blocks and not with pairs of tokens. FlexAttention has
@@ -58,24 +69,28 @@ def causal_mask(document_ids: Tensor | None, length: int, context: Context | Non
         length: Tokens of a whole sequence.
         context: Division of the sequence among ranks.
         device: Device of the mask.
+        window: Number of tokens that a token attends to, itself included. None: all before it.
+        needed: Whether to return a mask in any case.
     """
-    if document_ids is None and context is None:
+    size = length if window is None else min(window, length)
+    if document_ids is None and context is None and size == length and not needed:
         return None
     everything = torch.arange(length, device=device)
     queries = everything if context is None else context.queries(length, device)
     keys = everything if context is None else context.keys(length, device)
-    return (_blocks if device.type == "cuda" else _pairs)(document_ids, queries, keys)
+    return (_blocks if device.type == "cuda" else _pairs)(document_ids, queries, keys, size)
 
 
-def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor:
-    visible = queries[:, None] >= keys[None, :]
+def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    distance = queries[:, None] - keys[None, :]
+    visible = (distance >= 0) & (distance < window)
     if document_ids is None:
         return visible[None, None]
     same_document = document_ids[:, queries][:, None, :, None] == document_ids[:, keys][:, None, None, :]
     return same_document & visible
 
 
-def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
+def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: int) -> Mask:
     """Return the mask that FlexAttention's create_block_mask returns.
 
     That function takes three bytes for each pair of tokens. This one examines some queries at a time.
@@ -84,7 +99,8 @@ def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor) -> Mask:
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         q, k = queries[query], keys[key]
-        return (q >= k) if document_ids is None else (q >= k) & (document_ids[batch, q] == document_ids[batch, k])
+        near = (q >= k) & (q - k < window)
+        return near if document_ids is None else near & (document_ids[batch, q] == document_ids[batch, k])
 
     device, rows = queries.device, 1 if document_ids is None else len(document_ids)
     batch = torch.arange(rows, device=device)[:, None, None]
@@ -122,14 +138,53 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return chosen.sum(-1, dtype=torch.int32), first.to(torch.int32)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, gqa: bool) -> Tensor:
-    """Return causal attention under `mask`, as `[batch, heads, length, head_dim]`."""
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Scores of queries and keys."""
+
+    gqa: bool
+    """Whether several queries share a key."""
+    scale: float
+    """Factor of the product of a query and a key."""
+    soft_cap: float | None = None
+    """Soft bound of the scaled products."""
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scores: Scores) -> Tensor:
+    """Return causal attention under `mask`, as `[batch, heads, length, head_dim]`.
+
+    Without a mask, scores have no soft bound: causal_mask returns one where `needed`.
+    """
+    gqa, scale = scores.gqa, scores.scale
     if mask is None:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=gqa)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=gqa)
+    if isinstance(mask, Tensor) and scores.soft_cap is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa)
     if isinstance(mask, Tensor):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=gqa)
-    result: Tensor = _compiled()(query, key, value, block_mask=mask, enable_gqa=gqa)
+        return _capped(query, key, value, mask, scores)
+    cap = _cap_of(scores.soft_cap)
+    result: Tensor = _compiled()(query, key, value, score_mod=cap, block_mask=mask, scale=scale, enable_gqa=gqa)
     return result
+
+
+def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
+    """Compute attention by all pairs, as no kernel of torch on CPU has a soft bound."""
+    shared = query.size(1) // key.size(1)
+    key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+    capped = soft_capped(query @ key.transpose(-2, -1) * scores.scale, scores.soft_cap)
+    return precise(capped.masked_fill(~mask, -torch.inf)).softmax(-1).type_as(value) @ value
+
+
+@functools.cache
+def _cap_of(cap: float | None) -> Callable[..., Tensor] | None:
+    """Return the function of a score for FlexAttention, always the same one, so that it is compiled once."""
+    if cap is None:
+        return None
+
+    def bounded(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return soft_capped(score, cap)
+
+    return bounded
 
 
 @functools.cache

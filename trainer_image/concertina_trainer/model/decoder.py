@@ -1,9 +1,11 @@
-"""Compact Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
+"""Compact decoder: RMSNorm, rotary positions, grouped-query attention, gated feed-forward or experts.
+
+Fields of ModelConfig are the switches between the families of models that it computes (format/hf_families.py).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,48 +13,44 @@ import torch
 import torch.distributed._symmetric_memory  # defines the operations of PRODUCTS that are its own
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from concertina_trainer.config.memory_config import Activations
-from concertina_trainer.config.model_config import LoraConfig, ModelConfig, Projection
-from concertina_trainer.model.attention import Context, Mask, attend, causal_mask
+from concertina_trainer.config.model_config import Activation, LoraConfig, ModelConfig, Projection
+from concertina_trainer.model.activation import ACTIVATIONS
+from concertina_trainer.model.attention import Context, Mask, Scores, attend, causal_mask
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import freeze, linear
 from concertina_trainer.model.loss import summed_cross_entropy
+from concertina_trainer.model.positions import Positions, rotate
 from concertina_trainer.model.precision import precise
+from concertina_trainer.model.soft_cap import soft_capped
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, dim: int, epsilon: float) -> None:
+    def __init__(self, dim: int, config: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(dim))
-        self.epsilon = epsilon
+        self.epsilon, self.offset = config.norm_epsilon, config.norm_offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.size(-1),), self.weight, self.epsilon)
+        return self.normalized(x, self.weight)
+
+    def normalized(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.offset:
+            return F.rms_norm(x, (x.size(-1),), weight, self.epsilon)
+        # In half precision, 1 + weight would lose most of the weight's digits.
+        return F.rms_norm(precise(x), (x.size(-1),), precise(weight) + 1.0, self.epsilon).type_as(x)
 
 
-@functools.lru_cache(maxsize=8)
-def rotary_table(length: int, head_dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each float32 `[length, head_dim / 2]`.
+class HeadNorm(RMSNorm):
+    """RMSNorm of each head. Ranks of a tensor group have the same weight and different heads."""
 
-    They are no buffers, because `to_empty` would leave buffers uninitialized.
-    """
-    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
-    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, theta: float, context: Context | None) -> Tensor:
-    """Apply rotary positions to x `[batch, heads, length, head_dim]`, or to this rank's part of the length."""
-    if context is None:
-        cos, sin = rotary_table(x.size(-2), x.size(-1), theta, x.device)
-    else:
-        length = x.size(-2) * context.size
-        rows = context.queries(length, x.device)
-        cos, sin = (table[rows] for table in rotary_table(length, x.size(-1), theta, x.device))
-    first, second = precise(x).chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).type_as(x)
+    def forward(self, x: Tensor) -> Tensor:
+        # Gradients of the ranks' heads are added up.
+        weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
+        return self.normalized(x, weight)
 
 
 class Products:
@@ -67,16 +65,19 @@ class Products:
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, context: Context | None) -> None:
+    def __init__(self, config: ModelConfig, layer: int, context: Context | None) -> None:
         super().__init__()
         self.context, self.products = context, Products()
-        self.heads, self.kv_heads = config.heads, config.resolved_kv_heads
-        self.head_dim = config.dim // config.heads
-        self.theta = config.rope_theta
-        self.query = linear(config.dim, config.dim, config.lora, Projection.query)
-        self.key = linear(config.dim, self.kv_heads * self.head_dim, config.lora, Projection.key)
-        self.value = linear(config.dim, self.kv_heads * self.head_dim, config.lora, Projection.value)
-        self.output = linear(config.dim, config.dim, config.lora, Projection.output)
+        self.head_dim = config.resolved_head_dim
+        scale = (config.query_scale or self.head_dim) ** -0.5
+        self.scores = Scores(config.heads != config.resolved_kv_heads, scale, config.attention_soft_cap)
+        self.positions = Positions.of(config, layer)
+        self.query = linear(*config.shape(Projection.query), config.lora, Projection.query, config.qkv_bias)
+        self.key = linear(*config.shape(Projection.key), config.lora, Projection.key, config.qkv_bias)
+        self.value = linear(*config.shape(Projection.value), config.lora, Projection.value, config.qkv_bias)
+        self.output = linear(*config.shape(Projection.output), config.lora, Projection.output)
+        self.query_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
+        self.key_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         batch, length, _ = x.shape
@@ -84,32 +85,34 @@ class Attention(nn.Module):
             projection.view(batch, length, -1, self.head_dim).transpose(1, 2)
             for projection in self.products.columns(x, (self.query, self.key, self.value))
         )
-        query, key = rotate(query, self.theta, self.context), rotate(key, self.theta, self.context)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rotate(query, self.positions, self.context), rotate(key, self.positions, self.context)
         if self.context is not None:
             key, value = self.context.gather(key, value)
-        attended = attend(query, key, value, mask, gqa=self.heads != self.kv_heads)
+        attended = attend(query, key, value, mask, self.scores)
         return self.products.rows(attended.transpose(1, 2).reshape(batch, length, -1), self.output)
 
 
 class FeedForward(nn.Module):
-    def __init__(self, dim: int, hidden_dim: int, lora: LoraConfig | None = None) -> None:
+    def __init__(self, dim: int, hidden_dim: int, activation: Activation, lora: LoraConfig | None = None) -> None:
         super().__init__()
-        self.products = Products()
+        self.products, self.activation = Products(), ACTIVATIONS[activation]
         self.gate = linear(dim, hidden_dim, lora, Projection.gate)
         self.up = linear(dim, hidden_dim, lora, Projection.up)
         self.down = linear(hidden_dim, dim, lora, Projection.down)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.products.columns(x, (self.gate, self.up))
-        return self.products.rows(F.silu(gate) * up, self.down)
+        return self.products.rows(self.activation(gate) * up, self.down)
 
 
 def feed_forward(config: ModelConfig, layer: int) -> FeedForward | MixtureOfExperts:
     if config.experts is None or not config.routed(layer):
-        return FeedForward(config.dim, config.resolved_hidden_dim, config.lora)
+        return FeedForward(config.dim, config.resolved_hidden_dim, config.activation, config.lora)
     width = config.experts.shared * config.expert_dim
-    shared = FeedForward(config.dim, width) if width else None
-    return MixtureOfExperts(config.dim, config.expert_dim, config.experts, shared)
+    shared = FeedForward(config.dim, width, config.activation) if width else None
+    return MixtureOfExperts(config.dim, config.expert_dim, config.activation, config.experts, shared)
 
 
 PRODUCTS = (
@@ -151,10 +154,12 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int, context: Context | None, activations: Activations) -> None:
         super().__init__()
         self.activations = activations
-        self.attention_norm = RMSNorm(config.dim, config.norm_epsilon)
-        self.attention = Attention(config, context)
-        self.feed_forward_norm = RMSNorm(config.dim, config.norm_epsilon)
+        self.attention_norm = RMSNorm(config.dim, config)
+        self.attention = Attention(config, layer, context)
+        self.feed_forward_norm = RMSNorm(config.dim, config)
         self.feed_forward = feed_forward(config, layer)
+        self.attention_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
+        self.feed_forward_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
 
     def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
         """Compute the block. See MixtureOfExperts for `weights`."""
@@ -166,13 +171,14 @@ class Block(nn.Module):
         return result
 
     def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        x = x + self.attention(self.attention_norm(x), mask)
+        attended = self.attention(self.attention_norm(x), mask)
+        x = x + (attended if self.attention_post_norm is None else self.attention_post_norm(attended))
         inner, loads = self.feed_forward_norm(x), None
         if isinstance(self.feed_forward, MixtureOfExperts):
             inner, loads = self.feed_forward(inner, weights)
         else:
             inner = self.feed_forward(inner)
-        return x + inner, loads
+        return x + (inner if self.feed_forward_post_norm is None else self.feed_forward_post_norm(inner)), loads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,13 +204,17 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         part = part or StageLayers(range(config.layers))
+        self.embedding_scale = config.dim**0.5 if config.embedding_scale else None
+        self.logit_soft_cap, self.masked = config.logit_soft_cap, config.attention_soft_cap is not None
         self.part, self.context, self.tensor_degree = part, context, 1
         # Tied weights are one parameter used twice. `to_empty` would untie two parameters that share memory.
         tied = config.tie_embeddings
         has_embedding = part.first or (part.last and tied)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
         self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
-        self.norm = RMSNorm(config.dim, config.norm_epsilon) if part.last else None
+        windows = {str(i): config.window_of(i) for i in part.blocks}
+        self.windows = {layer: window.size if window else None for layer, window in windows.items()}
+        self.norm = RMSNorm(config.dim, config) if part.last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
         if config.lora:
             freeze(self)
@@ -238,18 +248,22 @@ class Decoder(nn.Module):
         if self.part.first:
             assert self.embedding is not None
             length, x = x.size(1), self.embedding(x)
+            x = x if self.embedding_scale is None else x * self.embedding_scale
         else:
             length = x.size(1) * self.tensor_degree  # between layers each rank of a tensor group has some of the tokens
         whole = length * (1 if self.context is None else self.context.size)
-        mask = causal_mask(document_ids, whole, self.context, x.device)
+        masks = {
+            window: causal_mask(document_ids, whole, self.context, x.device, window, self.masked)
+            for window in set(self.windows.values())
+        }
         balanced = weights if torch.is_grad_enabled() else None
-        for block in self.blocks.values():
-            x = block(x, mask, balanced)
+        for layer, block in self.blocks.items():
+            x = block(x, masks[self.windows[layer]], balanced)
         if self.norm is None:
             return x
         output = self.embedding if self.head is None else self.head
         assert output is not None
         x = self.norm(x)
         if targets is None or weights is None:
-            return F.linear(x, output.weight)
-        return summed_cross_entropy(x, output.weight, targets, weights)
+            return soft_capped(F.linear(x, output.weight), self.logit_soft_cap)
+        return summed_cross_entropy(x, output.weight, targets, weights, self.logit_soft_cap)

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
 
-from concertina_trainer.config.model_config import ExpertsConfig, RouterScores
+from concertina_trainer.config.model_config import Activation, ExpertsConfig, RouterScores
+from concertina_trainer.model.activation import ACTIVATIONS
 from concertina_trainer.model.precision import precise
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,8 +52,9 @@ class Experts(nn.Module):
     They are three tensors: gate and up `[experts, hidden, dim]`, down `[experts, dim, hidden]`.
     """
 
-    def __init__(self, dim: int, hidden_dim: int, count: int) -> None:
+    def __init__(self, dim: int, hidden_dim: int, activation: Activation, count: int) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[activation]
         self.gate = nn.Parameter(torch.empty(count, hidden_dim, dim))
         self.up = nn.Parameter(torch.empty(count, hidden_dim, dim))
         self.down = nn.Parameter(torch.empty(count, dim, hidden_dim))
@@ -63,7 +65,7 @@ class Experts(nn.Module):
         `counts`, int64 `[experts]`, is the number of rows of each expert.
         """
         gate, up, down = (p.to_local() if isinstance(p, DTensor) else p for p in (self.gate, self.up, self.down))
-        inner = F.silu(grouped_product(rows, gate, counts)) * grouped_product(rows, up, counts)
+        inner = self.activation(grouped_product(rows, gate, counts)) * grouped_product(rows, up, counts)
         return grouped_product(inner, down, counts)
 
 
@@ -102,15 +104,18 @@ def whole(counts: Tensor) -> Tensor:
 
 
 class MixtureOfExperts(nn.Module):
-    def __init__(self, dim: int, hidden_dim: int, config: ExpertsConfig, shared: nn.Module | None) -> None:
+    def __init__(
+        self, dim: int, hidden_dim: int, activation: Activation, config: ExpertsConfig, shared: nn.Module | None
+    ) -> None:
         """Build the router and the experts.
 
         `hidden_dim` is the width of one expert. `shared` computes every token besides.
         """
         super().__init__()
         self.number, self.balance_loss = config.count, config.balance_loss
+        self.normalize_shares = config.normalize_shares
         self.router = Router(dim, config)
-        self.experts = Experts(dim, hidden_dim, config.count)
+        self.experts = Experts(dim, hidden_dim, activation, config.count)
         self.shared = shared
         self.dispatch: Dispatch = here
         self.over_sequences: OverSequences = whole
@@ -134,7 +139,8 @@ class MixtureOfExperts(nn.Module):
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)
         shares = scores.gather(1, chosen)
-        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # all sigmoids may be 0
+        if self.normalize_shares:
+            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # all sigmoids may be 0
         loads = None
         if weights is not None:
             chances = scores / (scores.sum(-1, keepdim=True) + 1e-20)

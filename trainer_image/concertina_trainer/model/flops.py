@@ -5,8 +5,9 @@ counts them, and attention by its mask"):
 
 - Products count 2 operations for each weight and token in the forward and 4 in the backward. A frozen weight counts 2
   in the backward (the gradient of its input), and none if nothing before it is trained.
-- Attention counts 12 x dim x length for each layer and token when every token attends to all tokens of its sequence, as
-  torchtitan and torch's `FlopCounterMode` count it. The trainer's own MFU counts half of that: attention is causal.
+- Attention counts 12 x heads x headDim x length for each layer and token when every token attends to all tokens of its
+  sequence, as torchtitan and torch's `FlopCounterMode` count it. The trainer's own MFU counts half of that, because
+  attention is causal, and less in layers in which a token attends to a window.
 - Looking up an embedding, norms and elementwise operations count nothing. Neither does what is computed again in the
   backward: by activation checkpointing, or by attention kernels.
 """
@@ -73,9 +74,15 @@ def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
     frozen = config.multiplied_weights - config.lora_weights if config.lora else 0
     unreached, attends = _before_the_first_adapter(config)
     products = 6.0 * config.multiplied_weights - 2.0 * (frozen + unreached)
-    pairs = 1.0 if full_attention else 0.5
-    attention = 4.0 * config.dim * config.sequence_length * pairs
-    return products + attention * (3 * config.layers - 2 * attends)
+    keys = [float(config.sequence_length) if full_attention else _keys(config, i) for i in range(config.layers)]
+    return products + 4.0 * config.query_dim * (3 * sum(keys) - 2 * attends * keys[0])
+
+
+def _keys(config: ModelConfig, layer: int) -> float:
+    """Return the mean number of tokens that a token of a whole sequence attends to."""
+    length, window = config.sequence_length, config.window_of(layer)
+    size = length if window is None else min(window.size, length)
+    return size - size * size / (2 * length)
 
 
 def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:

@@ -34,11 +34,12 @@ AT_ONCE = 1 << 20
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
     """Return the initial values of a box, float32 on CPU.
 
-    Norms are 1, and biases of routers 0. Matrices are normal, and those that write into the residual stream are scaled
+    Norms multiply by 1, and biases are 0. Matrices are normal, and those that write into the residual stream are scaled
     down. The product of adapters is 0.
     """
     if len(whole) == 1:
-        return torch.full(box.shape, 0.0 if name.endswith("router.bias") else 1.0, dtype=torch.float32)
+        zero = name.endswith(".bias") or config.norm_offset
+        return torch.full(box.shape, 0.0 if zero else 1.0, dtype=torch.float32)
     if name.endswith(adapters.B):
         return torch.zeros(box.shape, dtype=torch.float32)
     if name.endswith(adapters.A):

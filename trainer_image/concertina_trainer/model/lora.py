@@ -15,20 +15,20 @@ from concertina_trainer.format.adapters import is_adapter
 
 
 class LoraLinear(nn.Linear):
-    def __init__(self, inputs: int, outputs: int, lora: LoraConfig) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, lora: LoraConfig, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias)
         self.lora_a = nn.Parameter(torch.empty(lora.rank, inputs))
         self.lora_b = nn.Parameter(torch.empty(outputs, lora.rank))
         self.scale = lora.scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+        return F.linear(x, self.weight, self.bias) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
 
-def linear(inputs: int, outputs: int, lora: LoraConfig | None, projection: Projection) -> nn.Linear:
+def linear(inputs: int, outputs: int, lora: LoraConfig | None, projection: Projection, bias: bool = False) -> nn.Linear:
     if lora is None or projection not in lora.targets:
-        return nn.Linear(inputs, outputs, bias=False)
-    return LoraLinear(inputs, outputs, lora)
+        return nn.Linear(inputs, outputs, bias)
+    return LoraLinear(inputs, outputs, lora, bias)
 
 
 def freeze(model: nn.Module) -> None:

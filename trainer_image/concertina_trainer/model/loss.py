@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 
 from concertina_trainer.model.precision import precise
+from concertina_trainer.model.soft_cap import soft_capped
 
 CHUNK_LOGITS = 2**28
 """Maximum number of logits of a chunk: 1 GiB in float32.
@@ -28,7 +29,9 @@ Each further chunk reads and writes the gradient of the weight, which takes long
 """
 
 
-def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor) -> Tensor:
+def summed_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, soft_cap: float | None = None
+) -> Tensor:
     """Return the sum of the tokens' cross entropies, each times its weight, at least in float32.
 
     The result can be differentiated once.
@@ -39,6 +42,7 @@ def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, token_weigh
             mesh of one dimension, and every rank of the mesh has the same `x`.
         targets: `[batch, length]`, each below the size of the vocabulary.
         token_weights: `[batch, length]`.
+        soft_cap: Soft bound of the logits.
     """
     mesh, offset = None, 0
     if isinstance(weight, DTensor):
@@ -55,8 +59,10 @@ def summed_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, token_weigh
     with torch.no_grad():
         for begin in range(0, len(rows), rows_per_chunk):
             chunk = slice(begin, begin + rows_per_chunk)
-            logits = F.linear(rows[chunk], weight)
+            logits = soft_capped(F.linear(rows[chunk], weight), soft_cap)
             loss, gradient = _loss_and_gradient(logits, targets[chunk], token_weights[chunk], mesh)
+            if soft_cap is not None:
+                gradient *= 1 - (logits / soft_cap).square()
             losses.append(loss)
             if has_gradient[0]:
                 row_gradients.append(gradient @ weight)

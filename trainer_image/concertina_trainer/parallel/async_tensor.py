@@ -32,9 +32,12 @@ def overlap(layer: Attention | FeedForward, mesh: DeviceMesh) -> None:
     """Make a layer communicate while it multiplies. Each rank cuts its own whole weights, so nothing is sent."""
     layer.products = OverlappedProducts(mesh)
     for name, linear in layer.named_children():
-        assert isinstance(linear, nn.Linear)
+        if not isinstance(linear, nn.Linear):
+            continue
         placement = Shard(1) if name in ("output", "down") else Shard(0)
         linear.weight = nn.Parameter(distribute_tensor(linear.weight, mesh, [placement], src_data_rank=None))
+        if linear.bias is not None:  # of queries, keys and values
+            linear.bias = nn.Parameter(distribute_tensor(linear.bias, mesh, [placement], src_data_rank=None))
 
 
 class OverlappedProducts(Products):
@@ -46,7 +49,10 @@ class OverlappedProducts(Products):
     def columns(self, x: Tensor, weights: Sequence[nn.Linear]) -> Sequence[Tensor]:
         own_tokens = local(x)
         products = _Columns.apply(_rows(own_tokens), self._group, *(local(linear.weight) for linear in weights))
-        return [_sequences(product, len(own_tokens)) for product in products]
+        return [
+            _sequences(product if linear.bias is None else product + local(linear.bias), len(own_tokens))
+            for product, linear in zip(products, weights, strict=True)
+        ]
 
     def rows(self, x: Tensor, weight: nn.Linear) -> Tensor:
         product: Tensor = _Rows.apply(_rows(x), self._group, local(weight.weight))

@@ -28,11 +28,14 @@ from torch.distributed.tensor.parallel import (
 )
 
 from concertina_protocol import StepPart
-from concertina_trainer.model.decoder import Attention, Decoder, FeedForward
+from concertina_trainer.model.decoder import Attention, Decoder, FeedForward, HeadNorm
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import LoraLinear
 from concertina_trainer.parallel.async_tensor import overlap
 from concertina_trainer.parallel.group import DistContext
+
+POST_NORMS = ("attention_post_norm", "feed_forward_post_norm")
+"""Norms of what is added to the residual stream, which is a plain tensor on each rank."""
 
 
 def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
@@ -51,12 +54,16 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
         plans: dict[str, Any] = {"attention_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
+        if block.attention_post_norm is not None:
+            plans |= {name: SequenceParallel(use_local_output=True) for name in POST_NORMS}
         if not overlapped:
             plans |= _layers(block.feed_forward)
         parallelize_module(block, mesh, plans, src_data_rank=None)
     for layer in model.modules():
         if isinstance(layer, LoraLinear):
             _cut_adapter(layer, mesh)
+        if isinstance(layer, HeadNorm):
+            layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh, [Replicate()], src_data_rank=None))
         if overlapped and isinstance(layer, Attention | FeedForward):
             overlap(layer, mesh)
     for moe in model.mixtures():

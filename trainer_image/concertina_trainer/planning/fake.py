@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeProcessGroup  # noqa
 
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.model import decoder
+from concertina_trainer.model import decoder, positions
 from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.parallel import expert
 from concertina_trainer.parallel.group import DistContext
@@ -54,7 +54,7 @@ def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool
 def _forget() -> None:
     """Clear what is cached across process groups and modes."""
     _clear_sharding_prop_cache()  # meshes of another rank are equal to this one's
-    decoder.rotary_table.cache_clear()
+    positions.rotary_table.cache_clear()
 
 
 @contextmanager

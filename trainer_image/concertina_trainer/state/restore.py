@@ -250,10 +250,10 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
             f"{model.entrypoint} is not known: give checkpoint.initFrom a checkpoint of this model."
         )
     files = final(lambda: SafetensorsFiles(uri))
-    unchecked = final(lambda: files.check(model))
+    weights, unchecked = final(lambda: files.of(model))
     if unchecked and world.rank == 0:
         print(unchecked, flush=True)
-    return final(lambda: files.shards)
+    return weights
 
 
 def _begin_with(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 from concertina_protocol import SnapshotId
@@ -27,11 +27,12 @@ from concertina_state.format.shardfile import (
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config, hf_names
+from concertina_trainer.format.hf_families import FAMILIES, Family
 
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
-UNSEEN = {name: hf_config.OURS[name] for name in ("num_attention_heads", "rms_norm_eps", "rope_theta")}
-"""Fields of config.json whose values can't be inferred from the names and shapes of tensors."""
+UNSEEN = ("heads", "normEpsilon", "ropeTheta", "ropeScaling")
+"""Fields of the model that can't be inferred from the names and shapes of tensors."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
 """Suffixes of names of tensors in files that are not weights, and so are ignored."""
 _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
@@ -58,7 +59,7 @@ class FileWeights:
 
 
 class SafetensorsFiles:
-    """One safetensors file or a folder of them. Tensors have this project's names or those of Hugging Face's Llama."""
+    """One safetensors file or a folder of them. Tensors have this project's names or those of a Hugging Face model."""
 
     def __init__(self, uri: str) -> None:
         """Find the files at `uri`.
@@ -96,38 +97,41 @@ class SafetensorsFiles:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
-    def check(self, model: ModelConfig) -> str:
-        """Check that config.json describes `model`. Return a sentence about what could not be checked, or "".
+    def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
+        """Return the tensors of the files, with this project's names for those of the model.
 
-        Without config.json, only the names and shapes of tensors can be checked.
+        The second result is a sentence about what could not be checked, or an empty one.
 
         Raises:
-            InvalidInput: When config.json describes another model.
+            InvalidInput: When config.json is of another model, a file can't be used, or a tensor has no place in the
+                model.
         """
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
         if text is not None:
-            hf_config.check(text, where, model)
-            return ""
-        fields = ", ".join(f"{field} ({exported_name})" for exported_name, field in UNSEEN.items())
-        return (
-            f"there is no {where}: that the weights were trained with the same {fields}, activation and rope scaling "
-            "as spec.trainer.model says could not be checked; only names and shapes were"
-        )
+            family, unchecked = hf_config.check(text, where, model), ""
+        else:
+            found = hf_config.family_of(model)
+            family = found[1] if found else FAMILIES["llama"]
+            unchecked = (
+                f"there is no {where}: that the weights were trained with the same {', '.join(UNSEEN)} and activation "
+                "as spec.trainer.model says could not be checked; only names and shapes were"
+            )
+        return [weights for key in self._keys for weights in self._read(key, model, family)], unchecked
 
-    @cached_property
-    def shards(self) -> list[FileWeights]:
-        """Readers of the tensors of each file.
+    def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
+        """Yield the tensors of a file, each at most once: an expert's tensor is a part of a larger one."""
+        parts: list[dict[str, StoredChunk]] = []
+        for stored in self._stored_chunks(key, model, family):
+            name = stored.chunk.name
+            free = next((part for part in parts if name not in part), None)
+            if free is None:
+                parts.append(free := {})
+            free[name] = stored
+        for part in parts:
+            yield FileWeights(self._folder, key, part)
 
-        Raises:
-            InvalidInput: When a file can't be used, or has a tensor that the model has no place for.
-        """
-        return [
-            FileWeights(self._folder, key, {stored.chunk.name: stored for stored in self._stored_chunks(key)})
-            for key in self._keys
-        ]
-
-    def _stored_chunks(self, key: str) -> Iterator[StoredChunk]:
+    def _stored_chunks(self, key: str, model: ModelConfig, family: Family) -> Iterator[StoredChunk]:
         where = f"{self._folder.uri}/{key}"
         try:
             header_size = header_length(bytes(self._folder.get_ranges(key, [(0, 8)])[0]))
@@ -135,16 +139,23 @@ class SafetensorsFiles:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 if not name.endswith(PASSED_OVER):
-                    yield _stored_chunk(name, entry, header_size, where)
+                    yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise InvalidInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
 
 
-def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str) -> StoredChunk:
+def _chunks_of(
+    name: str, entry: dict[str, Any], header_size: int, where: str, model: ModelConfig, family: Family
+) -> Iterator[StoredChunk]:
+    """Yield the weights of a tensor in a file: one, an expert's part of one, or several that share its rows.
+
+    Raises:
+        InvalidInput: When the model has no place for the tensor.
+    """
     dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
-    own_name = hf_names.ours(name) or (bare if hf_names.theirs(bare) else None)
-    if own_name is None:
+    own = hf_names.ours(name, family) or ([hf_names.OwnName(bare)] if hf_names.theirs(bare, family) else [])
+    if not own:
         raise InvalidInput(
             f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
             "model, and can't be begun with."
@@ -153,8 +164,30 @@ def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str
         raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
         raise InvalidInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
-    chunk = Chunk(f"{hf_names.MODEL}{own_name}", dtype, (0,) * len(shape), shape, shape)
-    return StoredChunk(chunk, header_size + data_begin(entry))
+    begin = header_size + data_begin(entry)
+    if len(own) > 1:
+        rows = [hf_names.rows(part.name, model) for part in own]
+        if sum(rows) != shape[0]:
+            raise InvalidInput(f"{name} in {where} has {shape[0]} rows, and the model has {sum(rows)}.")
+        row_bytes = ITEM_SIZES[dtype] * math.prod(shape[1:])
+        for part, count in zip(own, rows, strict=True):
+            yield StoredChunk(_chunk(part.name, dtype, (count, *shape[1:])), begin)
+            begin += count * row_bytes
+        return
+    [weight] = own
+    if weight.expert is None:
+        yield StoredChunk(_chunk(weight.name, dtype, shape), begin)
+        return
+    experts = model.experts.count if model.experts else 0
+    if weight.expert >= experts:
+        raise InvalidInput(f"{where} has a tensor {name:.100}, and the model has {experts} experts in a layer.")
+    offsets = (weight.expert, *(0 for _ in shape))
+    chunk = Chunk(f"{hf_names.MODEL}{weight.name}", dtype, offsets, (1, *shape), (experts, *shape))
+    yield StoredChunk(chunk, begin)
+
+
+def _chunk(name: str, dtype: str, shape: tuple[int, ...]) -> Chunk:
+    return Chunk(f"{hf_names.MODEL}{name}", dtype, (0,) * len(shape), shape, shape)
 
 
 def is_checkpoint(uri: str) -> bool:

@@ -56,10 +56,11 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
     """Return the bytes for all weights, plus `trained` bytes for each trained weight.
 
-    For a custom model without `weights` the result is 0, because only its image knows the number of weights.
+    Without `weights`, the result is 0 for a custom model, and for a model that `model.from` describes, because only the
+    pods know the number of weights.
     """
     model = spec.trainer and spec.trainer.model
-    if weights is None and model and not model.entrypoint:
+    if weights is None and model and not model.entrypoint and not model.from_:
         weights = Weights(model.weights, model.trained_weights)
     return WEIGHT_BYTES * weights.all + trained * weights.trained if weights else 0
 

@@ -20,7 +20,10 @@ def checked(stored, mine):
         (LORA, {"lora": {"rank": 16}}, r"lora\.alpha is 16\.0, and spec\.trainer\.model\.lora\.alpha is 32\.0: set it"),
         (EXPERTS, {"experts": {"count": 4, "activePerToken": 1}}, r"experts\.activePerToken is 2, and .* is 1: set"),
         (EXPERTS, {"experts": {"count": 4, "scores": "Sigmoid"}}, r'experts\.scores is "Softmax", and .* is "Sigmoid"'),
-        ({"ropeTheta": 1e4}, {"ropeTheta": 5e5}, r"rope_theta is 10000\.0"),
+        ({"ropeTheta": 1e4}, {"ropeTheta": 5e5}, r"ropeTheta is 10000\.0"),
+        ({"ropeScaling": {"type": "Linear", "factor": 2}}, {}, r'ropeScaling\.type is "Linear", and .* is absent: set'),
+        ({}, {"qkvBias": True}, r"qkvBias is false, and .* is true: set it to false"),
+        ({}, {"window": {"size": 8}}, r"window\.size is absent, and .* is 8: remove it"),
     ],
 )
 def test_one_that_computes_otherwise_is_refused(stored, mine, says):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from builders.train.routed import Written
-from concertina_trainer.config.model_config import ExpertsConfig, ModelConfig
+from concertina_trainer.config.model_config import Activation, ExpertsConfig, ModelConfig
 from concertina_trainer.model.decoder import Decoder, FeedForward
 from concertina_trainer.model.experts import MixtureOfExperts, grouped_product
 
@@ -13,7 +13,9 @@ DIM, HIDDEN = 16, 24
 
 def layer(dtype=torch.float64, **fields):
     config = ExpertsConfig(**fields)
-    moe = MixtureOfExperts(DIM, HIDDEN, config, FeedForward(DIM, config.shared * HIDDEN) if config.shared else None)
+    silu = Activation.silu
+    shared = FeedForward(DIM, config.shared * HIDDEN, silu) if config.shared else None
+    moe = MixtureOfExperts(DIM, HIDDEN, silu, config, shared)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in moe.parameters():

@@ -17,6 +17,9 @@ MODELS = {
     "a long context": {"sequenceLength": 256},
     "a short context": {"sequenceLength": 8, "tieEmbeddings": False},
     "one layer": {"layers": 1},
+    "wide heads, biases, norms": {"headDim": 32, "kvHeads": 2, "qkvBias": True, "qkNorm": True},
+    "soft caps and post-norms": {"attentionSoftCap": 9.0, "logitSoftCap": 9.0, "postNorms": True, "normOffset": True},
+    "wide heads with adapters": {"headDim": 32, "kvHeads": 2, "qkvBias": True, "lora": LORA},
     "experts": {"experts": {"count": 8, "activePerToken": 2, "hiddenDim": 32}},
     "experts beside dense layers": {"experts": {"count": 4, "shared": 1, "firstDense": 1, "biasRate": 0.1}},
     "adapters of all matrices": {"lora": LORA},
@@ -43,7 +46,11 @@ def counted(config: ModelConfig) -> tuple[float, float]:
     with FlopCounterMode(display=False) as counter:
         model(tokens, targets=tokens, weights=torch.ones_like(tokens, dtype=torch.float64)).backward()
     by_operation = counter.get_flop_counts()["Global"]
-    attention = {operation: count for operation, count in by_operation.items() if "attention" in str(operation)}
+    attention = {
+        operation: count
+        for operation, count in by_operation.items()
+        if "attention" in str(operation) or "bmm" in str(operation)
+    }
     # torch counts five products in the backward pass, the first of which recomputes the scores.
     needed = sum(count * 4 / 5 if "backward" in str(operation) else count for operation, count in attention.items())
     return (sum(by_operation.values()) - sum(attention.values())) / tokens.numel(), needed / tokens.numel()
@@ -55,6 +62,16 @@ def test_operations_agree_with_torch_s_counter(model: dict[str, object]) -> None
     products, attention = counted(config)
     assert token_flops(config, full_attention=True) == pytest.approx(products + attention, rel=1e-9)
     assert token_flops(config) == pytest.approx(products + attention / 2, rel=1e-9)
+
+
+def test_a_window_hides_what_is_beyond_it() -> None:
+    plain = ModelConfig.model_validate({**SMALL, "headDim": 32})
+    windowed = ModelConfig.model_validate({**SMALL, "headDim": 32, "window": {"size": 8, "fullEvery": 3}})
+    pairs = sum(min(token, 8) for token in torch.arange(0.5, 32).tolist())
+    hidden = 2 * 12 * 4 * 32 * (32 / 2 - (8 - 8 * 8 / (2 * 32)))
+    assert token_flops(plain) - token_flops(windowed) == pytest.approx(hidden, rel=1e-9)
+    assert pairs / 32 == pytest.approx(8 - 8 * 8 / (2 * 32), rel=1e-9)
+    assert token_flops(plain, full_attention=True) == token_flops(windowed, full_attention=True)
 
 
 def test_the_look_up_of_an_embedding_counts_nothing() -> None:

@@ -1,0 +1,164 @@
+"""Models of Hugging Face's families: transformers and the decoder compute the same, there and back."""
+
+import itertools
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeStore
+from transformers import AutoModelForCausalLM
+
+from builders.train import families, small
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.config.parallelism import ParallelismConfig
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.export.export import export
+from concertina_trainer.format import hf_config
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.parallel.group import DistContext
+from concertina_trainer.parallel.parallelize import parallelized
+from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.state.weights import SafetensorsFiles
+
+LENGTH = 24
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+ROUNDS = itertools.count(1000)
+LAW = "tests/unit/trainer/format/test_families.py::test_logits_are_those_of_transformers[llama 3.1]"
+GATE = ("llama 3.1", "qwen2", "qwen3_moe")
+
+
+def config_of(folder):
+    """Return the configuration with the model that config.json describes."""
+    found = hf_config.read((folder / "config.json").read_bytes(), "config.json")
+    model = found.model().model_copy(update={"sequence_length": LENGTH})
+    return TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": model.model_dump(by_alias=True)})
+
+
+def loaded(config, folder, world=1, parallelism=None):
+    """Yield what each rank of a layout reads of the folder, as a tensor by chunk."""
+    for rank in range(world):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        try:
+            given = ParallelismConfig.model_validate(parallelism or {})
+            where = torch.device("cpu")
+            context = DistContext.of(rank, world, where, given, config.model.experts is not None, next(ROUNDS))
+            model = parallelized(config, context)
+            state = TrainState(model, config, ShardedAdamW(model, config.optimizer, 0), context)
+            state.initialise(config)
+            readers, unchecked = SafetensorsFiles(folder.as_uri()).of(config.model)
+            assert unchecked == ""
+            state.load_weights(readers, str(folder))
+            yield dict(zip(state.saved.layout.chunks, state.saved.tensors, strict=True))
+        finally:
+            dist.destroy_process_group()
+
+
+def decoder_of(config, folder):
+    [saved] = loaded(config, folder)
+    weights = {chunk.name.removeprefix("model."): tensor for chunk, tensor in saved.items()}
+    model = Decoder(config.model)
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            value.copy_(weights[name])
+    return model
+
+
+def tokens(rows=2):
+    return torch.randint(0, 128, (rows, LENGTH), generator=torch.Generator().manual_seed(4))
+
+
+def check_logits(decoder, model):
+    """Compare whole sequences, and documents that share a sequence with others."""
+    with torch.no_grad():
+        torch.testing.assert_close(decoder(tokens()), model(tokens()).logits, **CLOSE)
+        ends = [5, 6, 17, LENGTH]
+        documents = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 1, 11, 7]))[None]
+        packed = decoder(tokens(1), documents)
+        for begin, end in itertools.pairwise([0, *ends]):
+            torch.testing.assert_close(packed[:, begin:end], model(tokens(1)[:, begin:end]).logits, **CLOSE)
+
+
+def cases():
+    return [name if name in GATE else pytest.param(name, marks=pytest.mark.long(law=LAW)) for name in families.MODELS]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_logits_are_those_of_transformers(tmp_path, monkeypatch, name):
+    """Compare both with the weights of a folder of several files, then with its export, and what they generate."""
+    model = families.made(name)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1
+    config = config_of(tmp_path / "theirs")
+    decoder = decoder_of(config, tmp_path / "theirs")
+    assert sum(p.numel() for p in decoder.parameters()) == config.model.weights
+    check_logits(decoder, model)
+    again = exported(decoder, config, tmp_path, monkeypatch)
+    assert again.config.model_type == families.exported_as(name)
+    check_logits(decoder, again)
+    settings = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    assert torch.equal(again.generate(tokens(), **settings), model.generate(tokens(), **settings))
+
+
+@pytest.mark.parametrize("name", ["phi3", "qwen2"])
+def test_adapters_are_added_to_the_weights_of_their_tensor(tmp_path, monkeypatch, name):
+    """Phi 3 has one tensor for several weights, and Qwen 2 biases beside them."""
+    families.made(name).save_pretrained(tmp_path / "theirs")
+    plain = config_of(tmp_path / "theirs").model_dump(by_alias=True)
+    lora = {"rank": 3, "alpha": 6.0, "targets": ["Query", "Value", "Up"]}
+    config = TrainerConfig.model_validate({**plain, "model": {**plain["model"], "lora": lora}})
+    decoder = decoder_of(config, tmp_path / "theirs")
+    assert sum(p.numel() for p in decoder.parameters()) == config.model.weights
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    check_logits(decoder, exported(decoder, config, tmp_path, monkeypatch))
+
+
+def exported(decoder, config, folder, monkeypatch):
+    monkeypatch.setenv("CONCERTINA_TRAINER", config.model_dump_json(by_alias=True))
+    weights = {name: value.detach().numpy() for name, value in (*decoder.named_parameters(), *decoder.named_buffers())}
+    durable = small.publish(f"file://{folder}/run", folder, weights=weights)
+    export(StoredCheckpoint(durable.uri), ObjectPrefix(str(folder / "hf"), create=True), lambda size: None)
+    return AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+
+
+LAYOUTS = {
+    "fsdp": (3, {}),
+    "fsdp x tensor": (4, {"tensor": 2}),
+    "pipeline": (3, {"pipeline": 3}),
+}
+OF_EXPERTS = {
+    "fsdp": (4, {}),
+    "expert x fsdp": (4, {"expert": 2}),
+    "expert x pipeline": (6, {"expert": 2, "pipeline": 3}),
+}
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+def test_each_rank_reads_its_own_part(tmp_path, name):
+    families.made(name).save_pretrained(tmp_path, max_shard_size="20KB")
+    config = config_of(tmp_path)
+    [whole] = loaded(config, tmp_path)
+    values = {chunk.name: tensor for chunk, tensor in whole.items()}
+    for world, parallelism in (OF_EXPERTS if config.model.experts else LAYOUTS).values():
+        read = {name: torch.full_like(value, torch.nan) for name, value in values.items()}
+        for saved in loaded(config, tmp_path, world, parallelism):
+            for chunk, tensor in saved.items():
+                place = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.shape, strict=True))
+                read[chunk.name][place] = tensor
+        for name_of_weight, value in values.items():
+            assert torch.equal(read[name_of_weight], value), (parallelism, name_of_weight)
+
+
+@pytest.mark.parametrize("name", families.MODELS)
+def test_a_config_comes_back_as_it_was(name):
+    config = json.loads(families.made(name).config.to_json_string())
+    model = hf_config.described(config).model()
+    again = hf_config.described(hf_config.config_json(model))
+    assert again.kind == families.exported_as(name)
+    assert again.model() == model

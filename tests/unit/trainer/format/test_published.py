@@ -1,0 +1,119 @@
+"""Published models: the decoder takes their config.json, and has as many parameters as their cards say."""
+
+import re
+
+import pytest
+
+from concertina_trainer.format import hf_config
+
+LLAMA3 = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}  # fmt: skip
+
+
+def sizes(layers, dim, heads, kv_heads, hidden, vocabulary, tied=False, **fields):
+    return {
+        "num_hidden_layers": layers, "hidden_size": dim, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "intermediate_size": hidden, "vocab_size": vocabulary, "tie_word_embeddings": tied, **fields,
+    }  # fmt: skip
+
+
+PUBLISHED = {
+    "Llama 3.1 8B": (
+        8_030_261_248,
+        sizes(32, 4096, 32, 8, 14336, 128256, model_type="llama", rope_theta=500000.0, rope_scaling=LLAMA3),
+    ),
+    "Llama 3.2 1B": (
+        1_235_814_400,
+        sizes(16, 2048, 32, 8, 8192, 128256, True, model_type="llama", head_dim=64, rope_theta=500000.0,
+              rope_scaling={**LLAMA3, "factor": 32.0}),
+    ),
+    "SmolLM2 135M": (134_515_008, sizes(30, 576, 9, 3, 1536, 49152, True, model_type="llama", rope_theta=100000)),
+    "Mistral 7B v0.1": (7_241_732_096, sizes(32, 4096, 32, 8, 14336, 32000, model_type="mistral", sliding_window=4096)),
+    "Mistral Nemo": (
+        12_247_782_400, sizes(40, 5120, 32, 8, 14336, 131072, model_type="mistral", head_dim=128, sliding_window=None),
+    ),
+    "Mixtral 8x7B": (
+        46_702_792_704,
+        sizes(32, 4096, 32, 8, 14336, 32000, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2,
+              sliding_window=None, rope_theta=1e6),
+    ),
+    "Qwen2.5 7B": (
+        7_615_616_512,
+        sizes(28, 3584, 28, 4, 18944, 152064, model_type="qwen2", use_sliding_window=False, sliding_window=131072,
+              max_window_layers=28, rope_theta=1e6),
+    ),
+    "Qwen3 8B": (
+        8_190_735_360,
+        sizes(36, 4096, 32, 8, 12288, 151936, model_type="qwen3", head_dim=128, use_sliding_window=False,
+              sliding_window=None, rope_scaling=None, rope_theta=1000000),
+    ),
+    "Qwen3 30B A3B": (
+        30_532_122_624,
+        sizes(48, 2048, 32, 4, 6144, 151936, model_type="qwen3_moe", head_dim=128, num_experts=128, norm_topk_prob=True,
+              num_experts_per_tok=8, moe_intermediate_size=768, mlp_only_layers=[], decoder_sparse_step=1),
+    ),
+    "Phi 3 mini 4k": (
+        3_821_079_552,
+        sizes(32, 3072, 32, 32, 8192, 32064, model_type="phi3", sliding_window=2047, rope_scaling=None),
+    ),
+    "Gemma 2 9B": (
+        9_241_705_984,
+        {name: value for name, value in sizes(
+            42, 3584, 16, 8, 14336, 256000, model_type="gemma2", head_dim=256, hidden_activation="gelu_pytorch_tanh",
+            query_pre_attn_scalar=256, attn_logit_softcapping=50.0, final_logit_softcapping=30.0, sliding_window=4096,
+        ).items() if name != "tie_word_embeddings"},
+    ),
+    "Gemma 3 1B": (
+        999_885_952,
+        {name: value for name, value in sizes(
+            26, 1152, 4, 1, 6912, 262144, model_type="gemma3_text", head_dim=256, query_pre_attn_scalar=256,
+            hidden_activation="gelu_pytorch_tanh", attn_logit_softcapping=None, final_logit_softcapping=None,
+            sliding_window=512, sliding_window_pattern=6, rope_local_base_freq=10000, rope_theta=1000000,
+            rope_scaling=None,
+        ).items() if name != "tie_word_embeddings"},
+    ),
+    "GLM 4 9B 0414": (
+        9_400_279_040,
+        sizes(40, 4096, 32, 2, 13696, 151552, model_type="glm4", head_dim=128, attention_bias=True,
+              partial_rotary_factor=0.5, rms_norm_eps=1e-5),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_has_its_number_of_parameters(name):
+    parameters, config = PUBLISHED[name]
+    found = hf_config.described(config)
+    assert found.problems == []
+    model = found.model()
+    assert model.weights == parameters
+    assert hf_config.described(hf_config.config_json(model)).model() == model
+
+
+def test_windows_are_those_of_each_layer():
+    gemma = hf_config.described(PUBLISHED["Gemma 3 1B"][1]).model()
+    windowed = [layer for layer in range(gemma.layers) if gemma.window_of(layer) is not None]
+    assert windowed == [layer for layer in range(26) if (layer + 1) % 6]
+    mistral = hf_config.described(PUBLISHED["Mistral 7B v0.1"][1]).model()
+    assert all(mistral.window_of(layer) for layer in range(mistral.layers))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "says"),
+    [
+        ("Qwen2.5 7B", {"use_sliding_window": True}, "use_sliding_window is true, and the bundled decoder has false"),
+        ("Qwen3 30B A3B", {"mlp_only_layers": [0]}, r"mlp_only_layers is \[0\], and the bundled decoder has \[\]"),
+        ("Phi 3 mini 4k", {"rope_scaling": {"type": "longrope"}}, 'rope_type is "longrope", and the bundled decoder'),
+        ("Phi 3 mini 4k", {"rope_scaling": {"type": "yarn"}}, 'rope_type is "yarn", and the bundled decoder has "def'),
+        ("Llama 3.1 8B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and the bundled decoder has 1"),
+        ("Llama 3.1 8B", {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor of the rope_type"),
+        ("Gemma 2 9B", {"layer_types": ["full_attention"] * 42}, "layer_types is "),
+        ("Gemma 2 9B", {"hidden_activation": "gelu"}, 'hidden_activation is "gelu", and the bundled decoder has "gelu'),
+        ("GLM 4 9B 0414", {"model_type": "deepseek_v3"}, 'model_type is "deepseek_v3", and the bundled decoder comp'),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_its_field(name, changed, says):
+    problems = hf_config.described({**PUBLISHED[name][1], **changed}).problems
+    assert any(re.match(says, problem) for problem in problems), problems

@@ -1,0 +1,27 @@
+"""spec.trainer.model.window: layers in which a token attends to the nearest tokens only."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from concertina_trainer.config.section import Section
+
+
+class WindowConfig(Section):
+    """Layers in which a token attends to a window of tokens: itself and those just before it."""
+
+    size: int = Field(ge=1, le=1048576, description="Tokens of the window.")
+    full_every: int | None = Field(
+        default=None,
+        ge=2,
+        le=512,
+        description="Distance of the layers without a window: with 6, every sixth layer attends to all tokens before. "
+        "Absent: all layers have the window.",
+    )
+    rope_theta: float | None = Field(
+        default=None,
+        ge=1.0,
+        le=1e9,
+        description="Base of the rotary position frequencies in layers with the window, where they are not scaled. "
+        "Absent: positions are those of the other layers.",
+    )

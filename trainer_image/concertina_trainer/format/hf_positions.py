@@ -1,0 +1,108 @@
+"""Rotary positions in config.json, which has had them in three places: top level, rope_scaling, rope_parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.positions_config import RopeScalingType
+
+SCALINGS: Mapping[str, tuple[RopeScalingType, Mapping[str, str]]] = {
+    "linear": (RopeScalingType.linear, {"factor": "factor"}),
+    "llama3": (
+        RopeScalingType.llama3,
+        {
+            "factor": "factor",
+            "low_freq_factor": "lowFrequencyFactor",
+            "high_freq_factor": "highFrequencyFactor",
+            "original_max_position_embeddings": "originalLength",
+        },
+    ),
+    "yarn": (
+        RopeScalingType.yarn,
+        {
+            "factor": "factor",
+            "original_max_position_embeddings": "originalLength",
+            "beta_fast": "betaFast",
+            "beta_slow": "betaSlow",
+            "truncate": "truncate",
+            "attention_factor": "attentionFactor",
+        },
+    ),
+}
+"""By rope_type: the type, and the fields of ropeScaling by those of config.json."""
+OF_POSITIONS = ("rope_type", "partial_rotary_factor")
+"""Fields that `positions_json` writes."""
+OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor")
+NO_SCALING = ("rope_theta", "rope_type", "rope_local_base_freq", "rope_local_type", "partial_rotary_factor")
+"""Fields beside those of a scaling."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Part of what a config.json describes."""
+
+    fields: dict[str, object]
+    """Fields of spec.trainer.model by path."""
+    sources: dict[str, str]
+    """Fields of config.json by path."""
+    problems: Sequence[str]
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields in rope_scaling and rope_parameters. Null counts as absent."""
+    parameters = config.get("rope_parameters") or {}
+    given = {**(config.get("rope_scaling") or {}), **parameters.get("full_attention", parameters)}
+    rope = {name: value for name, value in given.items() if value is not None}
+    if "type" in rope:
+        rope.setdefault("rope_type", rope.pop("type"))
+    if local := parameters.get("sliding_attention"):
+        rope |= {"rope_local_base_freq": local["rope_theta"], "rope_local_type": local.get("rope_type", "default")}
+    return rope
+
+
+def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
+    """Return the positions of a config.json.
+
+    Args:
+        values: Its fields, with the family's defaults, and those of `rope`.
+        rope: What `rope_of` returns.
+    """
+    sources = {"ropeTheta": "rope_theta", "rotaryShare": "partial_rotary_factor"}
+    fields: dict[str, object] = {path: values[name] for path, name in sources.items()}
+    kind = rope.get("rope_type", "default")
+    if rope.get("rope_local_type", "default") != "default":
+        problem = f"rope_type of sliding_attention is {rope['rope_local_type']}, and the bundled decoder has default"
+        return Part(fields, sources, [problem])
+    if kind == "default":
+        return Part(fields, sources, [])
+    if kind not in SCALINGS:
+        known = ", ".join(SCALINGS)
+        problem = f"rope_type is {json.dumps(kind)}, and the bundled decoder has {known}"
+        return Part(fields, sources, [problem])
+    type, names = SCALINGS[kind]
+    fields["ropeScaling.type"], sources["ropeScaling.type"] = type.value, "rope_type"
+    sources |= {f"ropeScaling.{path}": name for name, path in names.items()}
+    fields |= {f"ropeScaling.{path}": rope[name] for name, path in names.items() if name in rope}
+    missing = [name for name in names if name not in rope and name not in OPTIONAL]
+    unknown = sorted(set(rope) - set(names) - set(NO_SCALING))
+    return Part(fields, sources, [
+        *(f"{name} of the rope_type {kind} is missing: add what the model has" for name in missing),
+        *(f"{name} is {json.dumps(rope[name])}, and the bundled decoder has no such rope_scaling" for name in unknown),
+    ])  # fmt: skip
+
+
+def positions_json(model: ModelConfig) -> dict[str, Any]:
+    """Return the fields of config.json, as all versions of transformers read them."""
+    unscaled = {"rope_theta": model.rope_theta, "partial_rotary_factor": model.rotary_share}
+    scaling = model.rope_scaling
+    if scaling is None:
+        return unscaled
+    names = {type: (kind, fields) for kind, (type, fields) in SCALINGS.items()}
+    kind, fields = names[scaling.type]
+    values = scaling.model_dump(mode="json", by_alias=True, exclude_none=True)
+    written = {name: values[path] for name, path in fields.items() if path in values}
+    return {**unscaled, "rope_scaling": {"rope_type": kind, **written}}

@@ -1,0 +1,89 @@
+"""Model of a round if `spec.trainer.model.from` names it (decision "The trainer reads config.json").
+
+The first round reads config.json. Every saved state has the model in its configuration, and later rounds take it from
+there, so the folder may be gone by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from concertina_protocol import Restore, RestoreSource
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import InvalidInput
+from concertina_state.objects.prefix import ObjectPrefix, StorageError
+from concertina_state.objects.retry import final
+from concertina_state.saved import InMemory, Requests
+from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.format import hf_config
+
+
+def with_described_model(config: TrainerConfig, start: Restore, channel: Requests) -> tuple[TrainerConfig, str]:
+    """Return the configuration with all fields of the model, and a sentence about where they are from.
+
+    Raises:
+        InvalidInput: When the model can't be read, is none that the decoder computes, or is not the one of the spec.
+        RestoreFailed: When the state in memory can't be read.
+        StorageError: When storage can't be read.
+    """
+    uri = config.model.from_
+    if uri is None:
+        return config, ""
+    saved = _saved(start, channel)
+    if saved is not None and saved.from_ == uri:
+        found, where = saved, f"the saved state of step {start.step}"
+    else:
+        found, where = read_model(uri), f"{uri}/{hf_config.NAME}"
+    whole = filled_config(config, found, where)
+    kind = hf_config.family_of(whole.model)
+    name = kind[0] if kind else "a decoder"
+    return whole, f"the model is that of {where}: {name}, {whole.model.layers} layers, {whole.model.weights} weights"
+
+
+def filled_config(config: TrainerConfig, found: ModelConfig, where: str) -> TrainerConfig:
+    """Return the configuration with all fields of the model that is described there.
+
+    Raises:
+        InvalidInput: When the configuration says something else about the model, or can't be used with it.
+    """
+    model = hf_config.filled(config.model, found, where)
+    try:
+        return TrainerConfig.model_validate({**config.model_dump(by_alias=True), "model": model})
+    except ValidationError as error:
+        messages = "; ".join(each["msg"] for each in error.errors())
+        raise InvalidInput(f"spec.trainer can't be used with the model of {where}: {messages}.") from error
+
+
+def read_model(uri: str) -> ModelConfig:
+    """Return the model that the config.json in a folder describes.
+
+    Raises:
+        InvalidInput: When there is none, or it is none that the decoder computes.
+        StorageError: When storage can't be read.
+    """
+    text = final(lambda: ObjectPrefix(uri).get(hf_config.NAME))
+    if text is None:
+        raise InvalidInput(f"{uri} holds no {hf_config.NAME}: correct spec.trainer.model.from.")
+    return hf_config.read(text, f"{uri}/{hf_config.NAME}").model()
+
+
+def _saved(start: Restore, channel: Requests) -> ModelConfig | None:
+    """Return the model of the state that the round begins with, or None if there is none."""
+    if start.source == RestoreSource.MEMORY and start.id is not None:
+        trainer: Mapping[str, Any] = json.loads(InMemory(start.id, channel).header(0).trainer or "{}")
+    elif start.source == RestoreSource.STORAGE and start.durable is not None:
+        trainer = {}
+        with contextlib.suppress(InvalidInput, StorageError):  # restoring reports what is damaged
+            trainer = StoredCheckpoint(start.durable.uri).manifest.trainer
+    else:
+        return None
+    try:
+        return ModelConfig.model_validate(trainer["model"]) if "model" in trainer else None
+    except ValidationError:
+        return None
