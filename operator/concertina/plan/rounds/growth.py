@@ -92,7 +92,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
     assert decision.world is not None
     members = decision.world.members
     if len(members) <= len(ctx.round.members):
-        return _failed(ctx, "the replicas that were ready could not be reached by the members")
+        return _failed(ctx, "the members could not reach the replicas that were ready")
     joined = tuple(member.replica for member in members if member.replica not in ctx.round.members)
     return ctx.status.internal.growth.model_copy(update={"round": decision.world.round, "joined": joined[:100]})
 
@@ -108,7 +108,7 @@ def _lost(ctx: JobContext, decision: Decision) -> str:
     if lost_names:
         return f"replica {lost_names[0]}, which joined in round {growth.round}, was lost {lasted:.0f} s later"
     if decision.restart and ctx.round.report and not trains(ctx, ctx.round.report):
-        return f"round {growth.round}, in which {len(growth.joined)} joined, failed before its first step"
+        return f"round {growth.round}, which {len(growth.joined)} joined, failed before its first step"
     return ""
 
 
