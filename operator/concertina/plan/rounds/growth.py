@@ -92,7 +92,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
     assert decision.world is not None
     members = decision.world.members
     if len(members) <= len(ctx.round.members):
-        return _failed(ctx, "the members could not reach the replicas that were ready")
+        return _failed(ctx, "the replicas that were ready could not be reached by the members")
     joined = tuple(member.replica for member in members if member.replica not in ctx.round.members)
     return ctx.status.internal.growth.model_copy(update={"round": decision.world.round, "joined": joined[:100]})
 
