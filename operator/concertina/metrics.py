@@ -57,7 +57,8 @@ def set_all(metric: Gauge, counts: Mapping[str, int]) -> None:
 
 _RECONCILES = Counter(
     "controller_runtime_reconcile",
-    "Passes over jobs, by result: success (the next pass follows a change), requeue_after (it follows a time), error.",
+    "Passes over jobs, by result: success (the next pass follows a change), requeue_after (the next pass "
+    "follows a delay), error.",
     ["controller", "result"],
     registry=REGISTRY,
 )
@@ -190,8 +191,8 @@ AGENT_CALLS = Counter(
 )
 OPERATOR_ISOLATED = Gauge(
     "concertina_operator_isolated",
-    "1 while most jobs that have trained are silent. The operator then assumes a fault of its "
-    "own, and declares no replica lost because of silence.",
+    "1 while most jobs that have trained are silent. The operator then assumes a fault of its own, and does not "
+    "declare replicas lost because of silence.",
     registry=REGISTRY,
 )
 STALL_SECONDS = Counter(

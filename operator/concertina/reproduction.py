@@ -75,13 +75,13 @@ def lineage_of(manifest: Manifest) -> Lineage:
     lineage = manifest.lineage
     if not lineage.rounds:
         raise Irreproducible(
-            "this checkpoint has no lineage: its manifest names no round that has trained it. `concertina checkpoint "
-            "show` prints what is known of it."
+            "this checkpoint has no lineage: its manifest names no round that has trained it. `concertina "
+            "checkpoint show` prints what its manifest contains."
         )
     if not lineage.spec:
         raise Irreproducible(
-            "this checkpoint does not say what its job's spec was: the spec is larger than 64 KiB. Write a manifest by "
-            "hand, with checkpoint.resumeFrom and trainer.reproduction."
+            "this checkpoint does not contain the spec of its job, because the spec is larger than 64 KiB. "
+            "Write a manifest by hand, with checkpoint.resumeFrom and trainer.reproduction."
         )
     return lineage
 
@@ -100,11 +100,13 @@ def without_checkpoint(manifest: Manifest) -> Beginning:
         return Beginning(first, lineage.begun_from)
     parent = lineage.parent
     reason = (
-        f"its parent, step {parent.step} in {parent.uri}, is gone" if parent else "no checkpoint before it is there"
+        f"its parent, step {parent.step} in {parent.uri}, no longer exists"
+        if parent
+        else "no checkpoint before it is there"
     )
     raise Irreproducible(
-        f"{reason}, nor is an older one left that it was trained from, and its history only goes back to step {first}. "
-        "checkpoint.keep and keepEverySteps say what is kept."
+        f"{reason}, no older checkpoint that it was trained from exists, and its history only goes back to step "
+        f"{first}. checkpoint.keep and keepEverySteps set which checkpoints are kept."
     )
 
 
@@ -140,7 +142,9 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: Re
     parsed = _parse_spec(spec)
     spec["replicas"], remainder = divmod(rounds[-1].world, parsed.workers)
     if remainder:
-        raise Irreproducible(f"its {rounds[-1].world} ranks are no whole number of replicas of {parsed.workers} each.")
+        raise Irreproducible(
+            f"its {rounds[-1].world} ranks are not a whole number of replicas with {parsed.workers} ranks each."
+        )
     return Reproduction(
         {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec},
         tuple(_differences(parsed, lineage, beginning, rounds, unpinned)),
@@ -166,7 +170,7 @@ def _give_values(spec: dict[str, Any], variables: Mapping[str, str]) -> None:
                 missing.append(name)
     if missing:
         options = " ".join(f"--env {name}=..." for name in dict.fromkeys(missing))
-        raise Irreproducible(f"a checkpoint holds no values of variables: say what they were, by {options}")
+        raise Irreproducible(f"a checkpoint does not contain the values of variables: give them with {options}")
 
 
 def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
@@ -181,10 +185,12 @@ def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
         trainer["image"] = pinned.pop()
         return ""
     if len(images) > 1:
-        return f"its replicas ran different images ({', '.join(images)}), of which the manifest names the template's"
+        return (
+            f"its replicas ran different images ({', '.join(images)}), and the manifest names the image of the template"
+        )
     if "@sha256:" in trainer.get("image", ""):
         return ""
-    return f"the digest of its image is not known, and what {trainer.get('image')} means may have changed"
+    return f"the digest of its image is not known, and {trainer.get('image')} may be another image now"
 
 
 def _reproduction_settings(manifest: Manifest) -> dict[str, Any]:
@@ -204,10 +210,12 @@ def _checkpoint(
         Irreproducible: When the folder of the new job is unknown or equal to that of the original job.
     """
     if not (options.checkpoint_uri or original.get("uri")):
-        raise Irreproducible("it is not known where its job kept checkpoints: name a new folder by --checkpoint-uri.")
+        raise Irreproducible(
+            "the folder of its job's checkpoints is not known: name a new folder with --checkpoint-uri."
+        )
     new_uri = options.checkpoint_uri or f"{original['uri'].rstrip('/')}-reproduce-{step}"
     if new_uri.rstrip("/") == str(original.get("uri", "")).rstrip("/"):
-        raise Irreproducible(f"{new_uri} is the folder of the job itself: name another by --checkpoint-uri.")
+        raise Irreproducible(f"{new_uri} is the folder of the job itself: name another folder with --checkpoint-uri.")
     unchanged = {
         name: value for name, value in original.items() if name not in ("uri", "takeOver", "resumeFrom", "initFrom")
     }
@@ -227,10 +235,10 @@ def _differences(
 ) -> Iterator[str]:
     worlds = list(dict.fromkeys(trained_round.world for trained_round in rounds))
     if spec.trainer is None:
-        yield "a script decides itself what its numbers hang on, when it ends and what it leaves out"
+        yield "the script decides what its results depend on, when it ends and which samples it skips"
     elif not spec.trainer.bitwise:
         changed = f", and it was trained by {' and '.join(map(str, worlds))} ranks in turn" if len(worlds) > 1 else ""
-        yield f"trainer.determinism was Order, which leaves it open in which order numbers are added{changed}"
+        yield f"trainer.determinism was Order, which does not fix the order in which numbers are added{changed}"
     if len({trained_round.setting for trained_round in rounds}) > 1:
         numbers = ", ".join(str(trained_round.round) for trained_round in rounds)
         yield f"image, configuration or libraries were not the same in its rounds {numbers}"
@@ -239,10 +247,10 @@ def _differences(
     if len(lineage.devices) > 1:
         yield f"it was trained on different devices ({', '.join(lineage.devices)})"
     if not beginning.uri and lineage.begun_from:
-        yield f"of the weights in {lineage.begun_from} there is no digest: they may have changed"
+        yield f"the weights in {lineage.begun_from} have no digest, so they may have changed"
     parent = lineage.parent
     if parent and (parent.step, parent.uri) == (beginning.step, beginning.uri) and parent.digest != beginning.digest:
-        yield f"the manifest in {parent.uri} is not the one that it was trained from"
+        yield f"the manifest in {parent.uri} is not the one from which it was trained"
 
 
 def _conditions(spec: JobSpec, lineage: Lineage, step: int) -> Iterator[str]:
@@ -251,6 +259,6 @@ def _conditions(spec: JobSpec, lineage: Lineage, step: int) -> Iterator[str]:
     if lineage.script:
         yield f"the script's SHA-256 was {lineage.script}"
     if spec.trainer is None:
-        yield f"stop it after step {step}: the manifest can't"
+        yield f"stop it yourself after step {step}: the manifest can't do that"
     if spec.trainer is not None and spec.trainer.reproduction and len(spec.trainer.reproduction.skipped_samples):
-        yield "samples that were left out are left out again, without a look at them"
+        yield "samples that were skipped are skipped again, without another check"

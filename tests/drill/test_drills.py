@@ -126,4 +126,4 @@ def test_what_is_not_a_local_cluster_is_left_alone(tmp_path: Path) -> None:
 
 def test_what_the_local_cluster_cannot_do_is_said(stage: Stage) -> None:
     for scenario in ("partition", "operator-partition"):
-        assert "on real kubelets" in refusal(scenario, str(stage.cluster.kubeconfig))
+        assert "On real kubelets" in refusal(scenario, str(stage.cluster.kubeconfig))

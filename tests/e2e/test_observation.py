@@ -233,7 +233,7 @@ def test_commands_show_the_run_as_the_cluster_has_it(cluster: Cluster, hurt: Hur
 
     diagnosis = diagnosed(JOB)
     assert "agents asked: 2" in diagnosis["saw"]
-    assert not [sentence for sentence in diagnosis["saw"] if "could not" in sentence or "told no metrics" in sentence]
+    assert not [sentence for sentence in diagnosis["saw"] if "could not" in sentence or "sent no metrics" in sentence]
 
 
 def top() -> list[Object]:

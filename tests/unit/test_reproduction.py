@@ -90,15 +90,15 @@ SCRIPT = spec_with(
         (lineage(rounds=CHANGED), BEGINNING, "were not the same in its rounds 1, 2"),
         (lineage(images=(IMAGE, IMAGE.replace("a", "b"))), BEGINNING, "different images"),
         (lineage(images=("sha256:" + "a" * 64,)), BEGINNING, "digest of its image is not known"),
-        (lineage(images=()), BEGINNING, "what me/trainer:1 means may have changed"),
+        (lineage(images=()), BEGINNING, "me/trainer:1 may be another image now"),
         (lineage(devices=("A100", "H100")), BEGINNING, "different devices (A100, H100)"),
         (
             lineage(begun_from="s3://bucket/weights"),
             Beginning(0),
-            "of the weights in s3://bucket/weights there is no digest",
+            "the weights in s3://bucket/weights have no digest",
         ),
-        (LINEAGE, dataclasses.replace(BEGINNING, digest="other"), "is not the one that it was trained from"),
-        (SCRIPT, BEGINNING, "a script decides itself"),
+        (LINEAGE, dataclasses.replace(BEGINNING, digest="other"), "is not the one from which it was trained"),
+        (SCRIPT, BEGINNING, "the script decides"),
     ],
 )
 def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, reason: str) -> None:
@@ -110,8 +110,8 @@ def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, 
     ("made", "wanted", "said"),
     [
         (lineage(rounds=()), WANTED, "has no lineage"),
-        (lineage(spec={}), WANTED, "does not say what its job's spec was"),
-        (spec_with(checkpoint=None), WANTED, "name a new folder by --checkpoint-uri"),
+        (lineage(spec={}), WANTED, "does not contain the spec of its job"),
+        (spec_with(checkpoint=None), WANTED, "name a new folder with --checkpoint-uri"),
         (LINEAGE, ReproductionOptions(checkpoint_uri="s3://bucket/run/"), "is the folder of the job itself"),
         (spec_with(fromTheFuture=1), WANTED, "this version of concertina can't run its spec: spec.fromTheFuture"),
         (spec_with(template={}), WANTED, "can't run its spec: spec.template.spec is missing"),
@@ -121,7 +121,7 @@ def test_why_it_is_not_the_same_to_the_bit(made: Lineage, beginning: Beginning, 
             "the variables in its spec can't be read",
         ),
         (lineage(rounds=(dataclasses.replace(ROUNDS[1], step=60),)), WANTED, "does not say which rounds"),
-        (spec_with(workersPerReplica=4), WANTED, "its 6 ranks are no whole number of replicas of 4"),
+        (spec_with(workersPerReplica=4), WANTED, "its 6 ranks are not a whole number of replicas with 4"),
     ],
 )
 def test_what_is_lacking_is_said(made: Lineage, wanted: ReproductionOptions, said: str) -> None:
@@ -135,7 +135,7 @@ def test_where_it_begins_when_no_checkpoint_before_it_is_left() -> None:
     continued = checkpoint(another, continued=Continued("v", 1, 30))
     assert without_checkpoint(continued) == Beginning(30, "s3://bucket/other/v/round-1/step-30")
     for cut in (lineage(rounds=ROUNDS[1:]), dataclasses.replace(another, begun_from="")):
-        with pytest.raises(Irreproducible, match=r"step 40 in .* is gone, nor is an older one left"):
+        with pytest.raises(Irreproducible, match=r"step 40 in .* no longer exists, no older checkpoint"):
             without_checkpoint(checkpoint(cut, continued=None if cut.rounds[0].round == 2 else continued.continued))
 
 

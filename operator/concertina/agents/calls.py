@@ -318,7 +318,7 @@ async def receive_line(connection: Connection, address: str) -> bytes:
     try:
         line = await connection.receive_line()
     except ProtocolError as error:
-        raise CallError(f"{address} sent what is not understood: {error}") from error
+        raise CallError(f"{address} sent an invalid message: {error}") from error
     if line is None:
         raise ClosedError(f"{address} closed the connection")
     return line
@@ -335,7 +335,7 @@ def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> prot
     try:
         return bounded(protocol.decode(line, functools.partial(cut, limits=limits)))
     except ProtocolError as error:
-        raise CallError(f"{address} sent what is not understood: {error}") from error
+        raise CallError(f"{address} sent an invalid message: {error}") from error
 
 
 async def call(identity: ConnectionIdentity, address: str, request: Request, waits: Waits = lambda _: None) -> Answer:
@@ -376,7 +376,7 @@ def _check_may_act(identity: ConnectionIdentity) -> None:
         CallError: When another operator may be the leader.
     """
     if not identity.may_act():
-        raise CallError("by now another operator may be the one that acts")
+        raise CallError("another operator may be the leader by now")
 
 
 async def _asked(
@@ -439,7 +439,7 @@ async def relay(
                 quiet.reschedule(asyncio.get_running_loop().time() + silence)
     except Exception as error:  # after any error, the caller must call the remaining replicas itself
         why = str(error) or type(error).__name__
-        log.info("%d of %d that %s was to ask have not answered: %s", len(waiting), len(to), address, why)
+        log.info("%d of the %d agents that %s asked have not answered: %s", len(waiting), len(to), address, why)
 
 
 def _answer(message: protocol.Message, request_kind: str, address: str) -> Answer:

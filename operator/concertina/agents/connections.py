@@ -360,7 +360,7 @@ class AgentConnections:
         seconds = self._stalls.seconds(self._clock())
         if not seconds:
             return
-        log.warning("this operator stood still for %.1f s", seconds)
+        log.warning("this operator did not run for %.1f s", seconds)
         metrics.STALL_SECONDS.inc(seconds)
         for job in self._jobs.values():
             for connection in job.connections.values():

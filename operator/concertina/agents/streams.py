@@ -108,7 +108,7 @@ async def follow(
         try:
             on_lost(lost)
         except Exception:  # the callback raised; the stream is reopened all the same
-            log.exception("%s: that could not be told", lost.sentence)
+            log.exception("%s: this could not be reported", lost.sentence)
         await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
         failures += 1
 
@@ -137,10 +137,10 @@ async def _stream(
                 if calls.answered(message):
                     return None
                 if isinstance(message, protocol.Refused):
-                    return Lost(f"{address} refused to be watched: {message.reason}", StreamEnd.REFUSED)
+                    return Lost(f"{address} refused the watch: {message.reason}", StreamEnd.REFUSED)
                 if isinstance(message, protocol.ReportChange):
                     if last is None:
-                        why = f"{address} told of a change before there was a report"
+                        why = f"{address} sent a change before its first report"
                         return Lost(why, StreamEnd.NOT_UNDERSTOOD)
                     message = protocol.changed(last, message)
                 if isinstance(message, protocol.Report):
@@ -170,7 +170,7 @@ async def _stream(
         end = StreamEnd.CLOSED if isinstance(error, ConnectionResetError) else StreamEnd.UNREACHABLE
         return Lost(f"{address} can't be reached: {error}", end)
     except protocol.ProtocolError as error:
-        return Lost(f"{address} sent what is not understood: {error}", StreamEnd.NOT_UNDERSTOOD)
+        return Lost(f"{address} sent an invalid message: {error}", StreamEnd.NOT_UNDERSTOOD)
     except CallError as error:
         return Lost(str(error), StreamEnd.CLOSED if isinstance(error, ClosedError) else StreamEnd.NOT_UNDERSTOOD)
     except Exception as error:

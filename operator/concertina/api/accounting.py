@@ -21,7 +21,9 @@ MOST_CAUSES, MOST_INCIDENTS = 32, 20
 class RecoveryTime(StatusModel):
     """Part of recoverySeconds that one cause took."""
 
-    cause: Word = Field(description="In one word, as the condition Ready and events had it; Other: rarer ones.")
+    cause: Word = Field(
+        description="Reason in one word, as in the condition Ready and in events. Other adds up all rarer reasons."
+    )
     times: Count = Field(default=0, description="Number of incidents.")
     seconds: Seconds = Field(
         default=0.0,
@@ -54,18 +56,19 @@ class Goodput(StatusModel):
     compile_seconds: Seconds = Field(default=0.0, description="Compiling the model.")
     unknown_seconds: Seconds = Field(
         default=0.0,
-        description="Running, steps unknown: workers of a script run that has not reported a step.",
+        description="Workers of a script run, and the script has not reported a step.",
     )
     startup_seconds: Seconds = Field(
-        default=0.0, description="From pods running to the first step, in the first round and after a suspension."
+        default=0.0,
+        description="From the time when all pods run to the first step, in the first round and after a suspension.",
     )
     recovery_seconds: Seconds = Field(
         default=0.0, description="From a failure or a change of members to the next step, by cause in `recovery`."
     )
-    replayed_seconds: Seconds = Field(default=0.0, description="Steps whose result was lost, and trained again.")
+    replayed_seconds: Seconds = Field(default=0.0, description="Training again the steps whose result was lost.")
     waiting_seconds: Seconds = Field(default=0.0, description="Waiting for pods, nodes or quota.")
-    stalled_seconds: Seconds = Field(default=0.0, description="Waiting for a person to act.")
-    suspended_seconds: Seconds = Field(default=0.0, description="Suspended, or on the way there.")
+    stalled_seconds: Seconds = Field(default=0.0, description="Waiting for you to act.")
+    suspended_seconds: Seconds = Field(default=0.0, description="The job is suspended or is being suspended.")
     tokens_per_second: Seconds | None = Field(
         default=None,
         description="Useful tokens per second: tokens that this job has trained on, each counted once, divided by all "
@@ -93,17 +96,19 @@ class Incident(StatusModel):
     at: Timestamp = Field(description="When training stopped.")
     round: Count = Field(default=0, description="The round that it ended.")
     cause: Word = Field(description="In one word.")
-    replica: Name = Field(default="", description="The replica that failed or leaves; empty where none is to blame.")
+    replica: Name = Field(
+        default="", description="The replica that failed or leaves; empty if no single replica caused it."
+    )
     node: Name = Field(default="", description="Its node.")
-    seconds: Seconds = Field(default=0.0, description="Until the next step, waiting for capacity included.")
+    seconds: Seconds = Field(default=0.0, description="Seconds until the next step, including the wait for capacity.")
     at_least: bool = Field(
         default=False,
         description="Whether `seconds` and `cost` are lower bounds: the script reports no steps, so `seconds` ends "
         "when its workers run, before the next step.",
     )
     steps_replayed: Count = Field(default=0, description="Steps that were trained again.")
-    replayed_seconds: Seconds = Field(default=0.0, description="Duration of these steps the first time.")
-    cost: Money | None = Field(default=None, description="Cost of both in all replicas there, by spec.price.")
+    replayed_seconds: Seconds = Field(default=0.0, description="Seconds that these steps took the first time.")
+    cost: Money | None = Field(default=None, description="Cost of both for all replicas at that time, by spec.price.")
 
 
 class Cost(StatusModel):
@@ -112,9 +117,11 @@ class Cost(StatusModel):
     currency: Word = Field(default="", description="As in spec.price.")
     total: Money = Field(default=0.0, description="So far.")
     replica_hours: Money = Field(
-        default=0.0, description="Hours of replicas that had a node, standby replicas included."
+        default=0.0, description="Hours during which replicas had a node, including standby replicas."
     )
-    spot_replica_hours: Money = Field(default=0.0, description="Those on nodes that are labelled as spot.")
+    spot_replica_hours: Money = Field(
+        default=0.0, description="The part of these hours on nodes that are labelled as spot nodes."
+    )
     per_million_tokens: Money | None = Field(
         default=None,
         description="Cost of a million tokens, each counted once. Absent: the number of tokens is not known.",

@@ -19,67 +19,90 @@ Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 class UndoneStates(StatusModel):
     """Training states that a rollback has made invalid."""
 
-    round: Count = Field(description="The last round whose states are invalid. Those of earlier rounds are too.")
-    step: Count = Field(description="The last step whose states of these rounds are still valid.")
+    round: Count = Field(
+        description="The last round whose states are invalid. The states of earlier rounds are invalid too."
+    )
+    step: Count = Field(description="The last step of these rounds whose states are still valid.")
 
 
 class Growth(StatusModel):
     """The last time that replicas joined the running job, and the number of failed attempts in a row."""
 
-    round: Count = Field(default=0, description="The round that they joined in; 0 while none has.")
+    round: Count = Field(default=0, description="The round that the replicas joined; 0 if none has joined.")
     joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Names (the first hundred).")
-    failures: Count = Field(default=0, description="How often in a row those who joined were soon lost again.")
+    failures: Count = Field(
+        default=0, description="Number of times in a row that replicas were lost soon after they joined."
+    )
     at: Timestamp | None = Field(default=None, description="When that was seen last.")
-    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The last failure, in a sentence.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The last failure, as a sentence.")
 
 
 class RequeueState(StatusModel):
     """State of a job that waits for resources: its turns, and whether it has released its pods for other jobs."""
 
-    count: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
-    since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
-    turn: Timestamp | None = Field(default=None, description="Since when it is its turn.")
-    passed: Timestamp | None = Field(default=None, description="When its last turn ended in vain.")
+    count: Count = Field(default=0, description="Number of times in a row that the job released its pods or its turn.")
+    since: Timestamp | None = Field(
+        default=None, description="When the job released its pods. Absent: it may still have pods."
+    )
+    turn: Timestamp | None = Field(
+        default=None, description="When the job's turn began. Absent: it is not the job's turn."
+    )
+    passed: Timestamp | None = Field(default=None, description="When the last turn ended without a start.")
     passed_fitting: bool = Field(
-        default=False, description="The room held by all waiting jobs seemed to be enough for it then."
+        default=False,
+        description="Whether the resources of all waiting jobs together seemed to be enough for this job then.",
     )
     priority: int = Field(default=0, description="Priority of its pods.")
-    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="The other job and the reason.")
+    message: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="The job that the pods were released for, and the reason."
+    )
 
 
 class Internal(StatusModel):
     """State of the operator about a job, which it needs after a restart."""
 
     attempts: tuple[int, ...] = Field(
-        default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
+        default=(),
+        max_length=11000,
+        description="Number of the current attempt for each replica index; 0 for indexes beyond the end of the list.",
     )
     container_restarts: tuple[int, ...] = Field(
         default=(),
         max_length=10000,
-        description="How often the container of each replica index was started again in its present pod; 0 beyond the "
-        "list's end.",
+        description="Restarts of the container in the current pod of each replica index; 0 for indexes beyond the "
+        "end of the list.",
     )
-    requeue_state: RequeueState = Field(default=RequeueState(), description="Room that was released for other jobs.")
+    requeue_state: RequeueState = Field(
+        default=RequeueState(), description="Resources that the job released for other jobs."
+    )
     growth: Growth = Field(default=Growth(), description="How joining went.")
     invalidated_checkpoints: tuple[UndoneStates, ...] = Field(
-        default=(), max_length=16, description="States that rollbacks made void. The job never continues from them."
+        default=(),
+        max_length=16,
+        description="States that rollbacks have invalidated. The job never continues from them.",
     )
-    round_waits: RoundWaits = Field(default=RoundWaits(), description="Waits of this round that goodput has counted.")
-    incident: Incident | None = Field(default=None, description="Incident under way, later in status.incidents.")
+    round_waits: RoundWaits = Field(
+        default=RoundWaits(), description="Waiting times of this round that the goodput already includes."
+    )
+    incident: Incident | None = Field(
+        default=None, description="Incident in progress. When it ends, it moves to status.incidents."
+    )
     tokens_before: Count | None = Field(
-        default=None, description="Part of progress.tokens that an earlier job trained on, which this one continues."
+        default=None, description="Part of progress.tokens that an earlier job trained on and this job continues."
     )
     members: Packed | None = Field(
         default=None,
-        description="Members of the world with the ids of their pods and agents, packed. world.members lists those of "
-        "a small world.",
+        description="Members of the round with the ids of their pods and agents, packed. In a small round, "
+        "world.members lists the members too.",
     )
     first_claim: Name = Field(
         default="",
-        description="Id of the claim of the first round, chosen with the first status. Absent: there is another claim.",
+        description="Id of the claim of the first round, chosen with the first status. Absent: a later claim exists.",
     )
     restarts: Packed | None = Field(
-        default=None, description="Failures of the window before those of restarts.recent, packed. Absent: it has all."
+        default=None,
+        description="Failures of the window that are older than restarts.recent, packed. Absent: restarts.recent "
+        "has all of them.",
     )
 
 

@@ -76,7 +76,7 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
         SpecError: When the spec is missing or too large.
     """
     if not isinstance(manifest.get("spec"), Mapping):
-        raise SpecError(("spec is missing: the manifest says nothing to run",))
+        raise SpecError(("spec is missing: add the fields of the job below spec",))
     spec = dict(manifest["spec"])
     _refuse_large("spec", spec, MOST_SPEC_BYTES)
     _refuse_many("spec", spec, MOST_SPEC_VALUES)
@@ -116,7 +116,7 @@ def _refuse_many(path: str, value: object, limit: int) -> None:
         elif isinstance(entry, (list, tuple)):
             unread.extend(entry)
         if len(unread) > remaining_values:
-            raise SpecError((f"{path} has more than {limit} values (lists, mappings and what they hold): {ADVICE}",))
+            raise SpecError((f"{path} has more than {limit} values (lists, mappings and their contents): {ADVICE}",))
 
 
 def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -167,7 +167,7 @@ def _refusal(details: list[ErrorDetails]) -> SpecError:
 
 SENTENCES = {
     "missing": "is missing: add it",
-    "extra_forbidden": "is not a field that this version of concertina knows: remove it, or correct its name",
+    "extra_forbidden": "is not a field of this version of concertina: remove it, or correct its name",
     "int_type": "must be a whole number, not {value}",
     "int_from_float": "must be a whole number, not {value}",
     "float_type": "must be a number, not {value}",
@@ -190,7 +190,7 @@ SENTENCES = {
     "too_short": "has too few entries: at least {min_length}",
     "too_long": "has too many entries: at most {max_length}",
     "value_error": "{error}",
-    "json_invalid": "has something in it that is nested too deeply: make it flatter",
+    "json_invalid": "has values that are nested too deeply: reduce the nesting",
 }
 
 

@@ -22,12 +22,16 @@ class Restart(StatusModel):
     node: Name = Field(default="", description="Its node.")
     reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
     step: Count = Field(default=0, description="Steps finished before it.")
-    counted: bool = Field(default=True, description="False where the cause lies outside of the job: a lost node, say.")
+    counted: bool = Field(
+        default=True,
+        description="Whether the failure counts against failurePolicy.maxRestarts. False if the cause is outside the "
+        "job, for example a lost node.",
+    )
     action: Annotated[str, Field(max_length=32)] = Field(
         default="", description="Response to it: RestartWorkers, ExcludeReplica, RecreatePod or RestartFromCheckpoint."
     )
     message: Annotated[str, Field(max_length=LONGEST_MESSAGE)] = Field(
-        default="", description="Why, in a sentence. Kept for the newest fifty failures."
+        default="", description="Why, as a sentence. Only the newest fifty failures have it."
     )
     error: Annotated[str, Field(max_length=200)] = Field(
         default="",
@@ -42,7 +46,7 @@ class LastFailure(StatusModel):
 
     at: Timestamp = Field(description="When it was seen.")
     round: Count = Field(description="The round that it ended.")
-    replica: Name = Field(default="", description="The replica that failed; empty where none is to blame.")
+    replica: Name = Field(default="", description="The replica that failed; empty if no single replica caused it.")
     node: Name = Field(default="", description="Its node.")
     exit_code: int | None = Field(
         default=None, description="Exit code of the worker; a negative one is the signal that killed it."
@@ -60,9 +64,9 @@ class RecoveryActionUse(StatusModel):
     action: Annotated[str, Field(max_length=32)] = Field(
         description="RestartWorkers, ExcludeReplica, RecreatePod, RestartFromCheckpoint."
     )
-    in_window: Count = Field(default=0, description="Failures within the window that it answered.")
+    in_window: Count = Field(default=0, description="Failures within the window that were answered with this action.")
     budget: Count | None = Field(
-        default=None, description="Failures that it still answers in this window. Absent: there is no limit."
+        default=None, description="Failures for which this action can still be used in this window. Absent: no limit."
     )
 
 
@@ -71,10 +75,13 @@ class AvoidedNode(StatusModel):
 
     node: Name = Field(description="Its name.")
     until: Timestamp = Field(
-        description="New pods keep off it until then; afterwards the entry only remembers it for a window."
+        description="New pods avoid the node until this time. The entry stays for one more window."
     )
     reason: Annotated[str, Field(max_length=300)] = Field(default="", description="Why, in a sentence.")
-    times: Count = Field(default=1, description="How often it was avoided: each time for twice as long.")
+    times: Count = Field(
+        default=1,
+        description="Number of times that the node was avoided. Each time lasts twice as long as the one before.",
+    )
 
 
 class Restarts(StatusModel):
@@ -82,14 +89,14 @@ class Restarts(StatusModel):
 
     in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
     budget: Count = Field(default=0, description="Failures still allowed in this window.")
-    total: Count = Field(default=0, description="Failures since the job was created, the one that ended it included.")
+    total: Count = Field(default=0, description="Failures since the job was created, including the one that ended it.")
     recovery_actions: tuple[RecoveryActionUse, ...] = Field(
         default=(),
         max_length=8,
         description="Recovery actions that were used within the window, from the least disruptive to the last resort.",
     )
     recent: tuple[Restart, ...] = Field(
-        default=(), max_length=1001, description="The failures within the window, the newest fifty of them."
+        default=(), max_length=1001, description="Failures within the window, at most the newest fifty."
     )
 
 

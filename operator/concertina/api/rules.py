@@ -71,7 +71,7 @@ def _stored(uri: str) -> bool:
 
 DOTS = "(^|/)([.]|%2[eE]){1,2}(/|$)"
 """Pattern for path components . and .., which hide the folder that a path really names."""
-NO_DOTS = "has . or .. as a part of its path: write the path of the folder itself"
+NO_DOTS = "has . or .. as a part of its path: write the path without them"
 
 
 def _no_dots(*uris: str) -> bool:
@@ -202,7 +202,7 @@ RULES: tuple[SpecRule, ...] = (
         at=".spec",
         field=".template.spec.containers",
         cel="self.template.spec.containers.exists_one(c, c.name == 'trainer')",
-        message="no container is named trainer: name the one that the workers run in so",
+        message="no container is named trainer: name the container of the workers trainer",
         holds=_one_trainer,
     ),
     SpecRule(
@@ -210,7 +210,7 @@ RULES: tuple[SpecRule, ...] = (
         field=".trainer",
         cel="!has(self.trainer) || self.template.spec.containers.all(c, c.name != 'trainer' || "
         "(!has(c.command) || size(c.command) == 0) && (!has(c.args) || size(c.args) == 0))",
-        message="trainer configures the bundled trainer, but the container trainer has a command of its own: remove "
+        message="trainer configures the bundled trainer, but the container trainer has its own command: remove "
         "either spec.trainer, or command and args of the container",
         holds=lambda spec: not spec.bundled or _no_command(spec),
     ),
@@ -219,16 +219,16 @@ RULES: tuple[SpecRule, ...] = (
         field=".template.spec.containers",
         cel="has(self.trainer) || self.template.spec.containers.all(c, c.name != 'trainer' || "
         "has(c.command) && size(c.command) > 0)",
-        message="the container trainer has no command: give it the one that each worker runs (an image's own "
-        "entrypoint can't be seen), or configure the bundled trainer in spec.trainer",
+        message="the container trainer has no command: set the command that each worker runs (the entrypoint of "
+        "the image is not used), or configure the bundled trainer in spec.trainer",
         holds=lambda spec: spec.bundled or _command(spec),
     ),
     SpecRule(
         at=".spec",
         field=".launcher",
         cel="self.launcher != 'Torchrun' || !has(self.trainer)",
-        message="the bundled trainer runs under the agent only: remove launcher, or bring a command of your own that "
-        "is torchrun",
+        message="the bundled trainer runs only under launcher Agent: remove launcher, or set a command that is "
+        "torchrun",
         holds=lambda spec: spec.launcher is not Launcher.TORCHRUN or not spec.bundled,
     ),
     SpecRule(
@@ -237,8 +237,8 @@ RULES: tuple[SpecRule, ...] = (
         cel="self.launcher != 'Torchrun' || !has(self.elastic) || !has(self.parallelism) || "
         "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.context == 1 && "
         "(has(self.parallelism.shard) ? self.parallelism.shard : self.parallelism.expert) == 1",
-        message="torchrun knows no blocks of ranks, so it may pick a size that parallelism doesn't allow: remove "
-        "elastic or launcher",
+        message="torchrun does not know blocks of ranks, so it may choose a size that parallelism does not "
+        "allow: remove elastic or launcher",
         holds=lambda spec: (
             spec.launcher is not Launcher.TORCHRUN or spec.elastic is None or spec.parallelism.block == 1
         ),
@@ -254,8 +254,8 @@ RULES: tuple[SpecRule, ...] = (
         field=".parallelism.asyncTensor",
         cel="!has(self.trainer) || !has(self.parallelism) || !self.parallelism.asyncTensor || "
         "type(self.workersPerReplica) != int || self.workersPerReplica % self.parallelism.tensor == 0",
-        message="asyncTensor needs tensor groups within a replica, whose GPUs read each other's memory: choose a "
-        "parallelism.tensor that divides workersPerReplica",
+        message="asyncTensor needs tensor groups within a replica, where GPUs can read each other's memory: "
+        "choose a parallelism.tensor that divides workersPerReplica",
         holds=lambda spec: (
             not spec.bundled or not spec.parallelism.async_tensor or spec.workers % spec.parallelism.tensor == 0
         ),
@@ -265,8 +265,8 @@ RULES: tuple[SpecRule, ...] = (
         field=".warmStart.preload",
         cel="!has(self.warmStart) || !has(self.warmStart.preload) || size(self.warmStart.preload) == 0 || "
         "!has(self.trainer) && self.launcher != 'Torchrun'",
-        message="warmStart.preload is for a command of your own that the agent starts: remove it, or spec.trainer and "
-        "launcher",
+        message="warmStart.preload applies only to your own command under launcher Agent: remove it, or remove "
+        "spec.trainer and launcher",
         holds=lambda spec: not spec.warm_start.preload or (not spec.bundled and spec.launcher is not Launcher.TORCHRUN),
     ),
     SpecRule(
@@ -291,8 +291,8 @@ RULES: tuple[SpecRule, ...] = (
         at=".spec.checkpoint",
         field=".initFrom",
         cel="size(self.resumeFrom) == 0 || size(self.initFrom) == 0",
-        message="resumeFrom continues from a whole state, initFrom starts a new run with its weights: remove one of "
-        "them",
+        message="resumeFrom continues from the whole state, and initFrom starts a new run with the weights "
+        "only: remove one of them",
         holds=lambda spec: not (spec.checkpoint and spec.checkpoint.resume_from and spec.checkpoint.init_from),
     ),
     *(
@@ -330,7 +330,7 @@ RULES: tuple[SpecRule, ...] = (
     SpecRule(
         at=".spec.template.spec.restartPolicy",
         cel="self in ['OnFailure', 'Never']",
-        message="must be OnFailure or Never: with Always, workers that have ended well would be started again",
+        message="must be OnFailure or Never: with Always, Kubernetes would restart workers that have completed",
         holds=lambda spec: spec.template.spec.restart_policy in (None, "OnFailure", "Never"),
     ),
     SpecRule(
@@ -360,8 +360,7 @@ RULES: tuple[SpecRule, ...] = (
         at=".spec",
         field=".tracking",
         cel="!has(self.tracking) || self.launcher != 'Torchrun'",
-        message="the agent tells a tracker of the run, and with launcher Torchrun there is none: remove tracking or "
-        "launcher",
+        message="tracking needs the agent, and launcher Torchrun has none: remove tracking or launcher",
         holds=lambda spec: spec.tracking is None or spec.launcher is not Launcher.TORCHRUN,
     ),
     SpecRule(
@@ -391,7 +390,7 @@ RULES: tuple[SpecRule, ...] = (
         field=".managedBy",
         cel="has(self.managedBy) == has(oldSelf.managedBy) && "
         "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
-        message="managedBy never changes: delete the job and create it again",
+        message="managedBy can't be changed: delete the job and create it again",
     ),
     _while_suspended("template", optional=False, with_suspend=True),
     _while_suspended("trainer", optional=True),

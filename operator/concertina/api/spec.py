@@ -56,8 +56,8 @@ def template_outdated(server_version: tuple[int, int]) -> str:
         return ""
     return (
         f"spec.template has the fields of Kubernetes {TEMPLATE_KUBERNETES}, and the API server is "
-        f"{server_version[0]}.{server_version[1]}. It refuses a newer field of a pod, or drops it if the client does "
-        "not ask for strict validation. Upgrade concertina to use newer fields"
+        f"{server_version[0]}.{server_version[1]}. It refuses a newer field of a pod, or drops it if the client "
+        "does not ask for strict validation. To use newer fields, upgrade concertina"
     )
 
 
@@ -65,7 +65,9 @@ class EnvVar(Verbatim):
     """An environment variable."""
 
     name: str = Field(min_length=1, max_length=1024, description="Name of the variable.")
-    value: str | None = Field(default=None, max_length=131072, description="Its value; numbers stand in quotes.")
+    value: str | None = Field(
+        default=None, max_length=131072, description="Value of the variable. Put numbers in quotes."
+    )
 
 
 class Named(Verbatim):
@@ -88,8 +90,8 @@ class Container(Verbatim):
     command: tuple[Argument, ...] = Field(
         default=(),
         max_length=256,
-        description="In 'trainer': the command of one worker, such as python train.py, without torchrun or another "
-        "launcher (see spec.launcher). Absent: the bundled trainer.",
+        description="Command of one worker in container 'trainer', such as python train.py, without torchrun or "
+        "another launcher (see spec.launcher). Absent: the bundled trainer.",
     )
     args: tuple[Argument, ...] = Field(default=(), max_length=256, description="Arguments to the command.")
     env: tuple[EnvVar, ...] = Field(
@@ -99,7 +101,7 @@ class Container(Verbatim):
         default=(),
         alias="volumeMounts",
         max_length=256,
-        description="Where the container sees volumes.",
+        description="Path at which the container mounts volumes.",
         json_schema_extra=keyed("mountPath"),
     )
 
@@ -117,7 +119,7 @@ class PodSpec(Verbatim):
         default=(),
         alias="initContainers",
         max_length=32,
-        description="Containers that end, or are sidecars that have started, before the others start.",
+        description="Containers that run to completion before the other containers start, or sidecars.",
         json_schema_extra=keyed("name"),
     )
     volumes: tuple[Named, ...] = Field(
@@ -127,7 +129,7 @@ class PodSpec(Verbatim):
         default=None,
         alias="restartPolicy",
         max_length=63,
-        description="OnFailure or Never. Absent: OnFailure, and Never with launcher Torchrun.",
+        description="OnFailure or Never. Default: OnFailure, or Never with launcher Torchrun.",
     )
 
 
@@ -200,8 +202,8 @@ class ScaleUp(Model):
         default=30,
         ge=0,
         le=86400,
-        description="How many seconds no further replica must have become ready before those that wait join, all at "
-        "once. Raise it where nodes come one by one.",
+        description="Stabilization window for scale-up, in seconds. Waiting replicas join together once no new "
+        "replica has become ready for this long. Raise it if nodes arrive one by one.",
     )
 
 
@@ -219,22 +221,22 @@ class Elastic(Model):
         default=None,
         ge=1,
         le=MOST_REPLICAS,
-        description="Fewest replicas that training continues with; below that it waits for replacements. Absent: as "
-        "many as spec.replicas.",
+        description="Smallest number of replicas with which training continues. With fewer, the job waits for "
+        "replacements. Default: spec.replicas.",
     )
     scale_up: ScaleUp = Field(default=ScaleUp(), description="How replicas that become ready join a running job.")
     standby_replicas: int = Field(
         default=0,
         ge=0,
         le=MOST_STANDBY_REPLICAS,
-        description="Replicas beyond spec.replicas that stand by, so that one takes a lost replica's place at once. "
-        "They need room and quota like any other.",
+        description="Standby replicas, in addition to spec.replicas. A standby replica takes the place of a lost "
+        "replica at once. It needs resources and quota like any other replica.",
     )
     on_preemption: PreemptionReaction = Field(
         default=PreemptionReaction.SHRINK,
-        description="Response when Kueue preempts the job for another one. Shrink gives up as many replicas as the "
-        "other job needs, down to minReplicas, without losing a step, and grows back when the queue has quota again. "
-        "Suspend saves the job and gives up all of them.",
+        description="Response when Kueue preempts the job. Shrink releases as many replicas as the other job needs, "
+        "down to minReplicas, without losing a step. The job grows again when the queue has quota. "
+        "Suspend saves the job and releases all replicas.",
     )
 
 
@@ -263,8 +265,9 @@ class Topology(Model):
     labels: tuple[NodeLabel, ...] = Field(
         min_length=1,
         max_length=8,
-        description="Labels of nodes, the widest domain first: topology.kubernetes.io/zone, one of an NVLink domain, "
-        "kubernetes.io/hostname. Nodes with the same values of the first ones are within one such domain.",
+        description="Node labels from the widest domain to the narrowest, for example topology.kubernetes.io/zone, "
+        "the label of an NVLink domain, and kubernetes.io/hostname. Nodes are in the same domain of a "
+        "label if their values of that label and of all labels before it are the same.",
     )
 
 
@@ -290,12 +293,12 @@ class SchedulingTopology(Model):
     """Domain of nodes that all replicas of the job share."""
 
     key: NodeLabel = Field(
-        description="Label of nodes, such as topology.kubernetes.io/zone. Nodes with the same value are one domain."
+        description="Node label, such as topology.kubernetes.io/zone. Nodes with the same value are in the same domain."
     )
     mode: TopologyMode = Field(
         default=TopologyMode.PREFERRED,
         description="Preferred: the scheduler places the replicas in one domain if it can. Required: a replica that "
-        "does not fit into the domain of the others stays pending, also when the job grows.",
+        "does not fit into the domain of the other replicas stays pending, even while the job grows.",
     )
 
 
@@ -304,22 +307,22 @@ class Scheduling(Model):
 
     gang: Gang | None = Field(
         default=None,
-        description="Mechanism that gives nodes to elastic.minReplicas pods together or to none. Auto: that of the "
-        "template's scheduler, if the API server serves it. If it does not serve another one, the job is Stalled. "
-        "Absent: pods are scheduled one by one.",
+        description="Mechanism that schedules elastic.minReplicas pods together or not at all. Auto: the mechanism "
+        "of the template's scheduler, if the API server serves its API. With any other value, the job "
+        "is Stalled if the API server does not serve the API. Absent: pods are scheduled one by one.",
     )
     queue: str | None = Field(
         default=None,
         min_length=1,
         max_length=63,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-        description="Queue of Volcano or KAI that the pods are charged to. Absent: the scheduler's default queue. "
+        description="Queue of Volcano or KAI that the pods belong to. Default: the scheduler's default queue. "
         "Kueue's queue is the job's label kueue.x-k8s.io/queue-name.",
     )
     topology: SchedulingTopology | None = Field(
         default=None,
-        description="Domain that all replicas share. Absent: replicas prefer different nodes, or the domains of "
-        "spec.topology, which orders ranks.",
+        description="Topology domain that all replicas share. Absent: replicas prefer different nodes, or different "
+        "domains of spec.topology, which orders ranks.",
     )
 
 
@@ -339,8 +342,9 @@ class Checkpoint(CheckpointConfig):
     take_over: str = Field(
         default="",
         max_length=64,
-        description="Uid of the job that owns the folder at uri, whose place this job takes. Needed where that job is "
-        "of another namespace, or lives. Without it a job takes the place of one of its namespace that is gone.",
+        description="Uid of the job that owns the folder at uri. This job becomes the owner instead. Set it if the "
+        "other job is in another namespace or still exists. Without it, a job takes over only the "
+        "folder of a deleted job in its own namespace.",
     )
 
 
@@ -361,29 +365,32 @@ class Tracking(Model):
     """Tracking of the run in an external tool: one run of the tool, through all rounds and restarts."""
 
     backend: TrackingBackend = Field(
-        description="The tool; the image of the container 'trainer' must hold its Python package: mlflow-skinny, wandb "
-        "or tensorboard.",
+        description="Tracking tool. The image of container 'trainer' must contain its Python package: "
+        "mlflow-skinny, wandb or tensorboard.",
     )
     uri: str | None = Field(
         default=None,
         min_length=1,
         max_length=1024,
-        description="MLflow: the tracking URI, such as http://mlflow:5000. WandB: a server of your own, or "
-        "file:///folder for runs to upload later; absent: wandb.ai. TensorBoard: file:///folder, on a volume that all "
-        "replicas mount.",
+        description="MLflow: the tracking URI, such as http://mlflow:5000. WandB: the URL of your own server, or "
+        "file:///folder for runs that you upload later; default: wandb.ai. TensorBoard: file:///folder, "
+        "on a volume that all replicas mount.",
     )
     experiment: str | None = Field(
         default=None,
         min_length=1,
         max_length=250,
-        description="MLflow's experiment; W&B's project, or team/project; with TensorBoard a folder. Absent: the "
-        "namespace.",
+        description="MLflow: the experiment. WandB: the project, or team/project. TensorBoard: a folder. Default: "
+        "the namespace.",
     )
     run_name: str | None = Field(
-        default=None, min_length=1, max_length=120, description="Name of the run. Absent: the job's."
+        default=None, min_length=1, max_length=120, description="Name of the run. Default: the name of the job."
     )
     every_steps: int = Field(
-        default=1, ge=1, le=1000000, description="Metrics are told of every so many steps, and of the last one."
+        default=1,
+        ge=1,
+        le=1000000,
+        description="Number of steps between two records of metrics. The metrics of the last step are always recorded.",
     )
     secret_name: str | None = Field(
         default=None,
@@ -404,34 +411,36 @@ class FailurePolicy(Model):
         default=10,
         ge=0,
         le=1000,
-        description="Failures within windowSeconds after which training continues; one more fails the job.",
+        description="Number of failures within windowSeconds after which training still continues. One more failure "
+        "fails the job.",
     )
     window_seconds: int = Field(
-        default=3600, ge=1, le=31536000, description="How many seconds a failure counts against maxRestarts."
+        default=3600, ge=1, le=31536000, description="Seconds for which a failure counts against maxRestarts."
     )
     on_hang: Reaction = Field(
         default=Reaction.REPLACE,
-        description="Response when no worker makes progress, after all stacks were logged. Replace "
-        "restarts the workers, with a new pod for the one that the others wait for; Report only says so.",
+        description="Response when no worker makes progress. In both cases, the stacks of all workers are logged "
+        "first. Replace restarts the workers and replaces the pod for which the others wait. Report "
+        "only reports the hang.",
     )
     hang_timeout_seconds: int | None = Field(
         default=None,
         ge=1,
         le=31536000,
-        description="Seconds without a move of any worker that count as a hang; set it where steps differ much in "
-        "length. Absent: 20 times the usual step, but at least 60.",
+        description="Seconds without progress of any worker after which the job counts as hung. Set it if the "
+        "duration of steps varies much. Default: 20 times the usual duration of a step, but at least 60.",
     )
     on_straggler: Reaction = Field(
         default=Reaction.REPORT,
-        description="Response when a worker takes twice as long for each step as the others. Report names it in "
-        "the status; Replace also moves its pod to another node, without losing a step.",
+        description="Response when a worker takes twice as long for each step as the other workers. Report names "
+        "the worker in the status. Replace also moves its pod to another node, without losing a step.",
     )
     avoid_node_seconds: int = Field(
         default=900,
         ge=0,
         le=31536000,
-        description="How many seconds new pods keep off a node on which the job failed repeatedly, twice as long "
-        "each further time. 0 avoids no node.",
+        description="Seconds for which new pods avoid a node on which the job failed repeatedly. The time doubles "
+        "with each repetition. 0: nodes are never avoided.",
     )
 
 
@@ -454,12 +463,12 @@ class Price(Model):
     """Price of a replica, for status.cost and for the cost of each incident."""
 
     per_replica_hour: Amount = Field(
-        description="Price of one replica for each hour that it has a node: a decimal number in quotes."
+        description="Price of one replica per hour on a node, as a decimal number in quotes."
     )
     spot_per_replica_hour: Amount | None = Field(
         default=None,
-        description="The same on a node whose labels say spot or preemptible (Karpenter's, EKS', GKE's and AKS' own). "
-        "Absent: as on any other.",
+        description="Price on a node whose labels say spot or preemptible (labels of Karpenter, EKS, GKE and AKS). "
+        "Default: the price on any other node.",
     )
     currency: str = Field(default="USD", max_length=3, pattern=r"^[A-Z]{3}$", description="Three letters (ISO 4217).")
 
@@ -482,15 +491,16 @@ class WarmStart(Model):
 
     enabled: bool = Field(
         default=True,
-        description="Whether a script starts in a fork of a process that has imported already what it needs. The "
-        "command can be any launch line, whose Python processes read PYTHONPATH and import site. Otherwise the script "
-        "starts without a warm start, and an event says why.",
+        description="Whether a script starts in a fork of a process that has already imported its modules. The "
+        "command can be any command line whose Python processes read PYTHONPATH and import site. "
+        "Otherwise, the script starts without a warm start, and an event gives the reason.",
     )
     preload: tuple[ModuleName, ...] = Field(
         default=(),
         max_length=64,
-        description="Modules to import before the first start, such as torch, if the command is only Python that runs "
-        "a file, a module or code. The script's own imports are learned from its first run.",
+        description="Modules to import before the first start, such as torch. It applies if the command is only "
+        "Python with a file, a module or code to run. The modules that the script itself imports are "
+        "found during its first run.",
     )
 
 
@@ -499,8 +509,8 @@ class StepDetection(Model):
 
     enabled: bool = Field(
         default=True,
-        description="Whether the optimizer steps of a script that uses PyTorch are counted by PyTorch's hook for all "
-        "optimizers. The script's own reports (trainingjob) have precedence. Without it, the steps of a script that "
+        description="Whether PyTorch's hook for all optimizers counts the optimizer steps of a script. Steps that "
+        "the script itself reports (trainingjob) have precedence. If false, the steps of a script that "
         "does not report are unknown.",
     )
 
@@ -510,13 +520,12 @@ class Metrics(Model):
 
     enabled: bool = Field(
         default=True,
-        description="Whether pods serve metrics, where the operator was installed so. Pods that are there stay as they "
-        "are.",
+        description="Whether pods serve metrics, if the operator's chart enables them. Existing pods do not change.",
     )
     per_rank: bool = Field(
         default=False,
-        description="Whether each worker has metrics of its own, not only its pod: so many times more series. Pods "
-        "that are there stay as they are.",
+        description="Whether each worker has its own metrics, in addition to those of its pod. The number of series "
+        "grows with the number of workers. Existing pods do not change.",
     )
 
 
@@ -527,21 +536,21 @@ class JobSpec(Model):
         default=1,
         ge=1,
         le=MOST_REPLICAS,
-        description="Replicas (pods) wanted, and the most that there are. To stop a job, set suspend.",
+        description="Desired number of replicas (pods), which is also the maximum. To stop a job, set suspend.",
     )
     elastic: Elastic | None = Field(
         default=None,
-        description="How far the job may shrink when replicas are lost, and how it grows back. Absent: it runs with "
-        "all replicas or waits.",
+        description="Smallest size to which the job may shrink when replicas are lost, and how it grows again. "
+        "Absent: the job waits until it has all replicas.",
     )
     template: SerializeAsAny[PodTemplate] = Field(
-        description="Template of the pods, with a container named 'trainer'. It changes only while the job is "
-        "suspended."
+        description="Template of the pods, with a container named 'trainer'. You can change it only while the job "
+        "is suspended."
     )
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["Auto"] = Field(
         default="Auto",
-        description="Training processes in each pod: a number, or Auto for one for each GPU that the container "
-        "'trainer' is limited to or gets by DRA, and one without GPUs.",
+        description="Number of training processes in each pod, or Auto. Auto means one for each GPU in the limits "
+        "or the DRA claims of container 'trainer', or one if it has no GPU.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
@@ -554,86 +563,88 @@ class JobSpec(Model):
     )
     trainer: TrainerConfig | None = Field(
         default=None,
-        description="Model, data and training of the bundled trainer. Absent: the container 'trainer' has a "
-        "command of its own.",
+        description="Model, data and training of the bundled trainer. Absent: container 'trainer' has its own command.",
     )
     checkpoint: Checkpoint | None = Field(
         default=None,
-        description="Where and how often checkpoints go to durable storage. Absent: the state is in the memory of "
-        "the nodes only, and is lost with the job.",
+        description="Location and frequency of checkpoints in durable storage. Absent: the state is only in the "
+        "memory of the nodes, and is lost with the job.",
     )
     tracking: Tracking | None = Field(
         default=None,
-        description="Where metrics, parameters, rounds, failures and checkpoints of the run are told of. Absent: "
-        "nowhere but in the status.",
+        description="Tracker (MLflow, WandB or TensorBoard) that records metrics, parameters, rounds, failures and "
+        "checkpoints of the run. Absent: no tracker.",
     )
     failure_policy: FailurePolicy = Field(
-        default=FailurePolicy(), description="Response to failures, and when the job fails."
+        default=FailurePolicy(), description="Response to failures, and the limit at which the job fails."
     )
     price: Price | None = Field(default=None, description="Price of a replica. Absent: the status shows no cost.")
     suspend: bool = Field(
         default=False,
-        description="True stops after the current step, saves and removes the pods; false continues from there.",
+        description="If true, the job stops after the current step, saves its state and removes its pods. If set to "
+        "false again, it continues from there.",
     )
     active_deadline_seconds: int | None = Field(
         default=None,
         ge=1,
         le=315360000,
-        description="Seconds from its start after which the job fails, running or not; time suspended does not "
-        "count. Absent: there is no deadline.",
+        description="Seconds after its start at which the job fails, whether it runs or not. Time in suspension "
+        "does not count. Absent: no deadline.",
     )
     ttl_seconds_after_finished: int | None = Field(
         default=None,
         ge=0,
         le=315360000,
-        description="Seconds after its end when the job is deleted. Absent: it stays.",
+        description="Seconds after its end at which the job is deleted. Absent: the job is not deleted.",
     )
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING,
-        description="Which pods go when the job has ended: Running ends those that run and keeps the others for "
-        "their logs, All deletes every pod, None leaves all as they are.",
+        description="Pods to delete when the job has ended. Running deletes the pods that still run and keeps the "
+        "others for their logs. All deletes every pod. None deletes no pod.",
     )
     launcher: Launcher = Field(
         default=Launcher.AGENT,
-        description="Program that starts the workers. Agent starts the command once per worker, with RANK, WORLD_SIZE "
-        "and the other variables of torchrun set; the command must not start torchrun or another launcher. Torchrun is "
-        "for a command that is torchrun itself (docs/launchers.md).",
+        description="Program that starts the workers. Agent starts the command once per worker, with RANK, "
+        "WORLD_SIZE and the other variables of torchrun set; the command must not start torchrun or "
+        "another launcher. Use Torchrun if the command itself is torchrun (docs/launchers.md).",
     )
     warm_start: WarmStart = Field(
         default=WarmStart(),
-        description="How a command of your own, under launcher Agent, starts again without new imports. The bundled "
-        "trainer always does.",
+        description="Warm start of your own command under launcher Agent, so that a restart needs no new imports. "
+        "The bundled trainer always starts warm.",
     )
     step_detection: StepDetection = Field(
         default=StepDetection(),
-        description="How the steps of a command of your own, under launcher Agent, are known if it does not report "
-        "them (docs/scripts.md).",
+        description="How the steps of your own command are counted under launcher Agent if the script does not "
+        "report them (docs/scripts.md).",
     )
     parallelism: Parallelism = Field(
         default=Parallelism(),
-        description="How many workers share a layer, a sequence, the layers and a copy of the state. The job runs at "
-        "sizes that are a whole number of such blocks (docs/parallelism.md).",
+        description="Number of workers that share a layer, a sequence, the layers of the model, and a copy of the "
+        "state. The number of workers of the job is always a multiple of their product "
+        "(docs/parallelism.md).",
     )
 
     topology: Topology | None = Field(
         default=None,
-        description="For jobs with parallelism: ranks are ordered so that tensor groups, then context groups, then "
-        "pipelines and blocks stay within the innermost domain of nodes. Absent: within zones and nodes.",
+        description="Topology for jobs with parallelism. Ranks are ordered so that tensor groups, then context "
+        "groups, then pipelines and blocks stay within the innermost domain of nodes. Default: zones "
+        "and nodes.",
     )
     scheduling: Scheduling = Field(
         default=Scheduling(),
-        description="How the job's pods get their nodes: together or one by one, and in which domain. It changes only "
-        "while the job is suspended (docs/scheduling.md).",
+        description="Whether the job's pods are scheduled together or one by one, and in which domain. You can "
+        "change it only while the job is suspended (docs/scheduling.md).",
     )
     managed_by: str | None = Field(
         default=None,
         max_length=63,
         pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9_./]+$",
-        description="Controller that runs the job, such as kueue.x-k8s.io/multikueue. concertina's operator leaves a "
-        "job of another controller alone. It never changes. Absent: concertina.dev/operator.",
+        description="Controller that runs the job, such as kueue.x-k8s.io/multikueue. concertina's operator leaves "
+        "a job of another controller alone. You can't change it. Default: concertina.dev/operator.",
     )
     metrics: Metrics = Field(
-        default=Metrics(), description="Metrics that the job's pods expose (docs/metrics.md), under launcher agent."
+        default=Metrics(), description="Metrics that the job's pods expose (docs/metrics.md), under launcher Agent."
     )
 
     @property

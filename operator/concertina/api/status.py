@@ -81,28 +81,32 @@ class EvaluationMark(StatusModel):
 class JobProgress(StatusModel):
     """Progress of the run."""
 
-    step: Count = Field(description="Steps finished since the run began, or counted steps as `optimizer` says.")
+    step: Count = Field(description="Steps finished since the run began, or the count that `optimizer` describes.")
     optimizer: Annotated[str, Field(max_length=64)] | None = Field(
         default=None,
         description="Class of the optimizer whose steps `step` counts since the workers last started, because the "
         "script reports no steps. The step of the run is then unknown: after a restart, `step` begins at 1 again. "
         "Absent: the script or the trainer reports its steps.",
     )
-    steps: Count | None = Field(default=None, description="Steps of the whole run, where known.")
+    steps: Count | None = Field(default=None, description="Steps of the whole run, if known.")
     percent: float | None = Field(default=None, ge=0, le=100, description="Share of steps that are finished.")
-    eta_seconds: Seconds | None = Field(default=None, description="Seconds to the end at the present speed.")
+    eta_seconds: Seconds | None = Field(
+        default=None, description="Seconds until the end of the run at the current speed."
+    )
     loss: float | None = Field(default=None, description="Mean loss of the last step's tokens.")
     step_seconds: Seconds | None = Field(default=None, description="Duration of the last step.")
-    tokens: Count | None = Field(default=None, description="Trained on since the run began, each counted once.")
+    tokens: Count | None = Field(default=None, description="Tokens trained on since the run began, each counted once.")
     tokens_per_second: Seconds | None = Field(default=None, description="Tokens trained on per second, all workers.")
     mfu: float | None = Field(
-        default=None, description="Share of the devices' peak arithmetic that is used, causal attention counted."
+        default=None,
+        description="Share of the devices' peak arithmetic throughput that training uses, with causal attention "
+        "counted.",
     )
     mfu_full_attention: float | None = Field(
         default=None, description="The same share with all of attention counted, as torchtitan reports it."
     )
     evaluation: EvaluationMark | None = Field(
-        default=None, description="The last evaluation, where trainer.evaluation asks for any."
+        default=None, description="The last evaluation, if trainer.evaluation is set."
     )
     at: Timestamp = Field(description="When this was so.")
 
@@ -111,7 +115,7 @@ class SnapshotMark(StatusModel):
     """The newest snapshot in node memory that is complete on peers."""
 
     step: Count = Field(description="Its step.")
-    at: Timestamp = Field(description="When it was seen to be complete.")
+    at: Timestamp = Field(description="When the operator saw that it was complete.")
 
 
 class CheckpointMark(StatusModel):
@@ -119,7 +123,7 @@ class CheckpointMark(StatusModel):
 
     step: Count = Field(description="Its step.")
     round: Count = Field(default=0, description="The round that wrote it.")
-    complete: bool = Field(default=False, description="Whether it is that of the run's last step.")
+    complete: bool = Field(default=False, description="Whether it is the checkpoint of the run's last step.")
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
     at: Timestamp = Field(description="When it became durable.")
 
@@ -127,7 +131,7 @@ class CheckpointMark(StatusModel):
 class SnapshotEvery(StatusModel):
     """Frequency of snapshots."""
 
-    steps: Count = Field(description="Steps between the last two snapshots; a failure loses at most as many.")
+    steps: Count = Field(description="Steps between the last two snapshots. A failure loses at most this many steps.")
     overhead: float = Field(description="Share of the training time that snapshots take.")
 
 
@@ -141,8 +145,8 @@ class SampleRange(StatusModel):
 class RollbackMark(StatusModel):
     """The last rollback of training to an earlier step. States beyond `step` are not used again."""
 
-    round: Count = Field(description="The round that was given up.")
-    step: Count = Field(description="Training continued from a state of this step or before.")
+    round: Count = Field(description="The round that was rolled back.")
+    step: Count = Field(description="Training continued from a state of this step or an earlier one.")
     reason: Annotated[str, Field(max_length=128)] = Field(
         description="LossSpike, LossNotFinite, SilentCorruption or Damaged."
     )
@@ -155,17 +159,24 @@ class DamagedCheckpoint(StatusModel):
 
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
     step: Count = Field(description="Its step.")
-    previous_step: Count = Field(description="Training continued from a checkpoint of this step or before.")
+    previous_step: Count = Field(description="Training continued from a checkpoint of this step or an earlier one.")
     at: Timestamp = Field(description="When the damage was found.")
 
 
 class CheckpointEvery(StatusModel):
     """Frequency of checkpoints, and the frequency that would lose the least time (Young's and Daly's estimate)."""
 
-    seconds: Seconds = Field(description="Between checkpoints by the clock; 0: by steps alone.")
-    suggested_seconds: Seconds = Field(description="The best, by what was measured; everySeconds: Auto follows it.")
+    seconds: Seconds = Field(
+        description="Time between checkpoints. 0: checkpoints depend on the number of steps alone."
+    )
+    suggested_seconds: Seconds = Field(
+        description="Time between checkpoints that would lose the least time, from measurements. everySeconds: Auto "
+        "uses it."
+    )
     save_seconds: Seconds = Field(default=0.0, description="Longest time that training waited for a save.")
-    failure_seconds: Seconds = Field(default=0.0, description="Between failures, the next one taken to come now.")
+    failure_seconds: Seconds = Field(
+        default=0.0, description="Mean time between failures. The estimate assumes that the next failure happens now."
+    )
 
 
 class CheckpointRequest(StatusModel):
@@ -181,11 +192,11 @@ class CheckpointRequest(StatusModel):
 class StragglerMark(StatusModel):
     """A rank for which the other ranks wait in every step."""
 
-    rank: Count = Field(description="Its number in the current round.")
+    rank: Count = Field(description="Its rank in the current round.")
     replica: Name = Field(description="Its replica.")
     node: Name = Field(default="", description="Its node.")
     seconds: Seconds = Field(description="Duration of its own work in a step, without waiting for others.")
-    others_seconds: Seconds = Field(description="The median of that of the others.")
+    others_seconds: Seconds = Field(description="Median of this duration over the other ranks.")
     since: Timestamp = Field(description="When it was named.")
 
 
@@ -201,8 +212,8 @@ class ShareMark(StatusModel):
 
     replica: Name = Field(description="Its name.")
     node: Name = Field(default="", description="Its node.")
-    sequences: Count = Field(description="How many of the batch's sequences.")
-    factor: float = Field(ge=0, description="How many times an even share that is.")
+    sequences: Count = Field(description="Number of the batch's sequences.")
+    factor: float = Field(ge=0, description="This number divided by an even share.")
 
 
 class Condition(StatusModel):
@@ -216,14 +227,18 @@ class Condition(StatusModel):
     reason: Annotated[str, Field(max_length=128)] = Field(description="Why, in one word.")
     message: Annotated[str, Field(max_length=32768)] = Field(default="", description="Why, and what to do.")
     last_transition_time: Timestamp = Field(description="When status last changed.")
-    observed_generation: Count | None = Field(default=None, description="The generation that this speaks of.")
+    observed_generation: Count | None = Field(
+        default=None, description="Generation of the spec that the condition describes."
+    )
 
 
 class StandbyReplicas(StatusModel):
     """Standby replicas of the job."""
 
-    ready: Count = Field(default=0, description="Those that would join at once.")
-    names: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
+    ready: Count = Field(default=0, description="Standby replicas that can join at once.")
+    names: tuple[Name, ...] = Field(
+        default=(), max_length=1000, description="Names of all standby replicas, whether ready or not."
+    )
 
 
 class QueueStatus(StatusModel):
@@ -236,7 +251,7 @@ class QueueStatus(StatusModel):
     workload: Annotated[str, Field(max_length=253)] = Field(
         default="", description="Name of the admitted Workload. Empty: no Workload of the job is admitted."
     )
-    replicas: Count = Field(default=0, description="Replicas that the job has quota for.")
+    replicas: Count = Field(default=0, description="Replicas for which the job has quota.")
     reason: Annotated[str, Field(max_length=64)] = Field(
         default="", description="Why the job has fewer replicas than spec.replicas, in one word."
     )
@@ -250,25 +265,31 @@ class GangMark(StatusModel):
         default="", description="PodGroup, Volcano, Coscheduling or KAI. Absent: pods are scheduled one by one."
     )
     api_version: Annotated[str, Field(max_length=64)] = Field(
-        default="", description="API of the pod group. Absent: there is no pod group of the operator's."
+        default="", description="API of the pod group. Absent: the operator has made no pod group."
     )
-    pod_group: Name = Field(default="", description="Name of the pod group that pods join.")
-    min_count: Count = Field(default=0, description="Pods that get their nodes together; later ones get theirs singly.")
+    pod_group: Name = Field(default="", description="Name of the pod group of the pods.")
+    min_count: Count = Field(
+        default=0, description="Number of pods that are scheduled together. Later pods are scheduled one by one."
+    )
     message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why this mechanism is used.")
 
 
 class JobStatus(StatusModel):
     """Last observed state of the job. Ready's reason is the word in the column Status of `kubectl get`."""
 
-    observed_generation: Count | None = Field(default=None, description="Generation of the spec that this is about.")
+    observed_generation: Count | None = Field(
+        default=None, description="Generation of the spec that the status describes."
+    )
     conditions: tuple[Condition, ...] = Field(
         default=(),
         max_length=32,
-        description="Ready, Reconciling, Running, Suspended, Complete, Failed, Stalled, Degraded; and those of other "
-        "controllers, which stay as they are.",
+        description="Ready, Reconciling, Running, Suspended, Complete, Failed, Stalled and Degraded. Conditions of "
+        "other controllers stay unchanged.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    start_time: Timestamp | None = Field(default=None, description="When the job was first seen, and not suspended.")
+    start_time: Timestamp | None = Field(
+        default=None, description="When the operator first saw the job without spec.suspend."
+    )
     completion_time: Timestamp | None = Field(default=None, description="When the job completed or failed.")
     replicas: Count = Field(
         default=0,
@@ -280,47 +301,47 @@ class JobStatus(StatusModel):
     master_key: Annotated[str, Field(max_length=63)] = Field(
         default="", description="Id of the operator's master key that the job's certificates come from."
     )
-    world: World = Field(default=World(), description="The current round and who is in it.")
+    world: World = Field(default=World(), description="The current round and its members.")
     standby_replicas: StandbyReplicas = Field(default=StandbyReplicas(), description="Replicas that stand by.")
     gang: GangMark | None = Field(
-        default=None, description="How pods get their nodes together. Absent: spec.scheduling.gang does not ask for it."
+        default=None, description="How pods get their nodes together. Absent: spec.scheduling.gang is not set."
     )
     progress: JobProgress | None = Field(default=None, description="How far the run is.")
     history: Annotated[str, Field(max_length=MOST_OF_HISTORY)] | None = Field(
         default=None,
-        description="Loss and world over time, 60 points at most, packed: `concertina status` draws them.",
+        description="Loss and number of replicas over time, 60 points at most, packed: `concertina status` draws them.",
     )
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
     damaged_checkpoints: Annotated[tuple[DamagedCheckpoint, ...], Field(max_length=MOST_DAMAGED)] | None = Field(
         default=None,
-        description="Checkpoints that were found damaged and are passed over, as checkpoint.onDamage says; the newest "
-        "are kept. Absent: none was.",
+        description="Damaged checkpoints, which are skipped as checkpoint.onDamage says. The list has the newest "
+        "ones. Absent: no checkpoint was damaged.",
     )
     rollback: RollbackMark | None = Field(
         default=None, description="The last rollback of training to an earlier state."
     )
     skipped: tuple[SampleRange, ...] = Field(
-        default=(), max_length=32, description="Samples that were left out, as trainer.anomalies says."
+        default=(), max_length=32, description="Samples that were skipped as trainer.anomalies says."
     )
     snapshot_interval: SnapshotEvery | None = Field(
         default=None, description="How often snapshots are taken, and what they cost."
     )
     checkpoint_interval: CheckpointEvery | None = Field(
-        default=None, description="How often checkpoints are written, and how often would be best."
+        default=None, description="Time between checkpoints, and the time that would lose the least training."
     )
     checkpoint_request: CheckpointRequest | None = Field(
-        default=None, description="The last checkpoint that a person asked for, and what became of it."
+        default=None, description="The last checkpoint that you requested, and the state of the request."
     )
     restarts: Restarts = Field(default=Restarts(), description="Failures of the job's replicas.")
     last_failure: LastFailure | None = Field(
         default=None, description="The last failure that ended a round. Absent: there was none."
     )
     avoided_nodes: tuple[AvoidedNode, ...] = Field(
-        default=(), max_length=32, description="Nodes that failed this job again and again."
+        default=(), max_length=32, description="Nodes on which this job failed repeatedly."
     )
     stragglers: tuple[StragglerMark, ...] = Field(
-        default=(), max_length=16, description="Ranks that the others wait for in every step."
+        default=(), max_length=16, description="Ranks for which the other ranks wait in every step."
     )
     settings: tuple[SettingMark, ...] = Field(
         default=(),
@@ -330,45 +351,51 @@ class JobStatus(StatusModel):
     batch_assignment: tuple[ShareMark, ...] = Field(
         default=(),
         max_length=16,
-        description="With trainer.data.balance Speed: how much replicas compute, those with the least first.",
+        description="Share of each batch that replicas compute with trainer.data.balance Speed, smallest share first.",
     )
     warm_start_disabled_reason: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Why the workers start cold although spec.warmStart asks for a warm start. Absent: they start "
-        "warm, or nothing is known yet.",
+        description="Reason why the workers start without a warm start although spec.warmStart requests one. "
+        "Absent: the workers start warm, or the operator does not know yet.",
     )
     warm_start_skipped_modules: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Modules that each worker imports itself although it starts warm, and why: for example a module of "
-        "spec.warmStart.preload that can't be imported. Absent: only the script's own modules, or not known yet.",
+        description="Modules that each worker imports itself in spite of the warm start, and the reasons: for "
+        "example, a module of spec.warmStart.preload can't be imported. Absent: each worker imports "
+        "only the script's own modules, or the operator does not know yet.",
     )
     world_mismatch: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="How each replica trains alone, as the agents see it: the command starts a launcher, such as "
-        "torchrun, that sets a WORLD_SIZE of its own. Absent: the replicas train together, or nothing is known yet.",
+        description="Description of a wrong WORLD_SIZE that the agents see: the command starts a launcher, such as "
+        "torchrun, that sets its own WORLD_SIZE, so each replica trains alone. Absent: the replicas "
+        "train together, or the operator does not know yet.",
     )
     tracking: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Why the tracker of spec.tracking takes nothing, as the coordinator has it; it is kept on the node "
-        "meanwhile. Absent: it does, or nothing is known yet.",
+        description="Reason why the tracker of spec.tracking accepts no records, as the coordinator reports it. The "
+        "records stay on the node until the tracker accepts them. Absent: the tracker accepts records, "
+        "or the operator does not know yet.",
     )
     queue: QueueStatus | None = Field(
-        default=None, description="Quota that the job has from its queue of Kueue. Absent: no queue limits the job."
+        default=None, description="Quota of Kueue that the job has. Absent: no queue of Kueue limits the job."
     )
     nodes_not_watched: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Features that the job lacks because its operator may not read nodes. Absent: it may.",
+        description="Features that the job lacks because its operator may not read nodes. Absent: the operator may "
+        "read nodes.",
     )
     rounds: Count = Field(default=0, description="Rounds that were committed.")
     steps_replayed: Count = Field(default=0, description="Steps that were trained again after failures.")
-    goodput: Goodput = Field(default=Goodput(), description="Where the time since the job's creation went.")
+    goodput: Goodput = Field(default=Goodput(), description="Time since the job's creation, by class.")
     incidents: tuple[Incident, ...] = Field(
         default=(),
         max_length=MOST_INCIDENTS,
-        description="The last times without training and what each cost, the newest last.",
+        description="The last interruptions of training and the cost of each one, newest last.",
     )
     cost: Cost | None = Field(default=None, description="Cost of the job. Absent: spec.price sets no price.")
-    internal: Internal = Field(default=Internal(), description="The operator's own state; do not rely on it.")
+    internal: Internal = Field(
+        default=Internal(), description="State that the operator keeps for itself. Do not rely on it."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -29,9 +29,11 @@ class Distance(enum.StrEnum):
 class Claim(StatusModel):
     """The highest round that the operator has claimed; written before anything of an older round is stopped."""
 
-    round: Count = Field(description="Number of the claimed round; only ever grows.")
-    claim_id: Name = Field(description="Which claim of this round it is: two operators never share one.")
-    committed: bool = Field(default=False, description="Whether members were committed under it: that is done once.")
+    round: Count = Field(description="Number of the claimed round; it only increases.")
+    claim_id: Name = Field(description="Id of this claim. Two operators never have the same one.")
+    committed: bool = Field(
+        default=False, description="Whether the members were committed under this claim. This happens once."
+    )
     at: Timestamp | None = Field(default=None, description="When it was made.")
     reason: Annotated[str, Field(max_length=128)] = Field(default="", description="Why, in one word.")
     message: Annotated[str, Field(max_length=4096)] = Field(default="", description="Why, in a sentence.")
@@ -52,7 +54,7 @@ class Member(StatusModel):
     """Uid of the member's pod."""
     instance: SkipJsonSchema[Name] = Field(exclude=True)
     """Id of the member's agent process. It changes with each start of the agent's container."""
-    node: Name = Field(default="", description="The pod's node. Empty in a world that is too large to list.")
+    node: Name = Field(default="", description="The pod's node. Empty if the round has too many members to list.")
     workers: Count = Field(description="Training processes in it.")
 
     def is_pod(self, uid: str) -> bool:
@@ -89,7 +91,7 @@ class Base(StatusModel):
     Snapshots of earlier rounds are invalid if their step is larger than `step`.
     """
 
-    round: Count = Field(description="The round that was started from this step.")
+    round: Count = Field(description="Number of the round.")
     step: Count = Field(description="Steps finished when the round started.")
     source: Annotated[str, Field(max_length=16)] = Field(
         default="", description="Where that state came from: Fresh (there was none), Memory or Storage."
@@ -116,20 +118,21 @@ class World(StatusModel):
     )
     layout: Annotated[str, Field(max_length=256)] | None = Field(
         default=None,
-        description="How the ranks of the current round are shared out, outermost first, as replicate 2 x shard 4 x "
-        "tensor 2. Absent: spec.parallelism says nothing.",
+        description="Arrangement of the ranks of the current round, outermost first, as replicate 2 x shard 4 x "
+        "tensor 2. Absent: spec.parallelism is not set.",
     )
     cross_domain_groups: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Which tensor, context and expert groups are not within one domain of spec.topology, and over "
-        "which link they go. Absent: none.",
+        description="Tensor, context and expert groups that are not within one domain of spec.topology, and the "
+        "link that they use. Absent: no such group.",
     )
     copies: Distance = Field(
         default=Distance.NO_SNAPSHOTS,
-        description="Where each member's snapshots are copied to: a member in another zone, on another node, for some "
-        "on the same node, or none (there is one member). Empty: a command of its own has no snapshots.",
+        description="Location of the copy of each member's snapshots: a member in another zone, on another node or, "
+        "for some, on the same node; or none (the job has one member). Empty: a command of your own has "
+        "no snapshots.",
     )
-    base: Base | None = Field(default=None, description="Where the current round started from.")
+    base: Base | None = Field(default=None, description="Step and state from which the current round started.")
     since: Timestamp | None = Field(default=None, description="When the current round was committed.")
 
     @property

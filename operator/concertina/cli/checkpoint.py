@@ -23,12 +23,16 @@ from concertina.cli.extras import Extra, ExtraMissing, needing
 from concertina.terminal.characters import harmless
 from concertina.terminal.console import plain
 
-app = typer.Typer(no_args_is_help=True, help="See, check, export, copy and prune checkpoints in durable storage.")
+app = typer.Typer(no_args_is_help=True, help="Show, verify, export, copy and prune checkpoints in durable storage.")
 console = plain()
 Uri = Annotated[
-    str, typer.Argument(help="s3://, gs://, az:// or file://: a run's folder (then its newest), or one checkpoint's.")
+    str,
+    typer.Argument(
+        help="URI (s3://, gs://, az:// or file://) of a checkpoint, or of a run's folder (its newest checkpoint "
+        "is used)."
+    ),
 ]
-Run = Annotated[str, typer.Argument(help="A run's folder, as spec.checkpoint.uri names it.")]
+Run = Annotated[str, typer.Argument(help="Folder of a run, as in spec.checkpoint.uri.")]
 
 
 @contextlib.contextmanager
@@ -91,7 +95,7 @@ def list_(uri: Run) -> None:
 @app.command()
 def show(
     uri: Uri,
-    step: Annotated[int | None, typer.Option(help="Of a run's checkpoints that of this step.")] = None,
+    step: Annotated[int | None, typer.Option(help="Step of the checkpoint to use.")] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "",
 ) -> None:
     """Show what went into a checkpoint: samples, code, configuration, rounds, and the previous checkpoint."""
@@ -137,7 +141,7 @@ def export(
     out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model.")],
     shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Most of one file.")] = 5.0,
     data: Annotated[
-        str, typer.Option(help="Where the run's data lie now, for the tokenizer. Default: where they lay in the run.")
+        str, typer.Option(help="URI of the run's data, which have the tokenizer. Default: the URI that the run used.")
     ] = "",
 ) -> None:
     """Write the weights of a checkpoint as a Hugging Face model: sharded safetensors, config and tokenizer."""
@@ -157,7 +161,7 @@ def export(
 @app.command("copy")
 def copy_(
     uri: Uri,
-    to: Annotated[str, typer.Argument(help="Folder of a run, at any URI; it gets a LATEST where it has none.")],
+    to: Annotated[str, typer.Argument(help="URI of the folder of a run to copy to. A folder without LATEST gets one.")],
 ) -> None:
     """Copy a checkpoint to another URI, and verify the copy by reading it."""
     with sentences():
@@ -173,9 +177,13 @@ def copy_(
 @app.command()
 def prune(
     uri: Run,
-    keep: Annotated[int, typer.Option(min=1, help="Newest checkpoints that stay.")],
-    keep_every_steps: Annotated[int | None, typer.Option(min=1, help="Of every so many steps the first stays.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is deleted, only shown.")] = False,
+    keep: Annotated[int, typer.Option(min=1, help="Number of the newest checkpoints to keep.")],
+    keep_every_steps: Annotated[
+        int | None, typer.Option(min=1, help="Also keep the first checkpoint of every N steps.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Delete the checkpoints. Without this option, they are only listed.")
+    ] = False,
 ) -> None:
     """Delete old checkpoints and the files of unfinished ones.
 
@@ -190,11 +198,13 @@ def prune(
         in_use = catalogue.prune(folder, prunable) if yes else []
     for location in prunable:
         busy = location in in_use
-        console.print(f"{'stays, somebody reads it' if busy else 'deleted' if yes else 'would go'}: {location.folder}")
+        console.print(
+            f"{'in use, not deleted' if busy else 'deleted' if yes else 'would be deleted'}: {location.folder}"
+        )
     if not prunable:
         console.print("There is nothing to delete.")
     elif not yes:
-        console.print("Nothing has been deleted: add --yes to do so.")
+        console.print("Nothing was deleted. Add --yes to delete.")
 
 
 @app.command()

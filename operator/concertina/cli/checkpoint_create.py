@@ -23,7 +23,7 @@ async def ask(target: Target, job: str, wait: bool) -> None:
     """
     async with target.connect() as (client, namespace):
         request = await ask_for_checkpoint(client, namespace, job)
-        typer.echo(f"{job} is asked for a checkpoint of its next step (request {request}).")
+        typer.echo(f"A checkpoint of the next step of {job} is requested (request {request}).")
         while wait:
             if saved := _finished_message(await client.get(TRAINING_JOBS, namespace, job), request):
                 typer.echo(f"{saved}.")
@@ -45,9 +45,10 @@ def _finished_message(job: Raw, request: str) -> str:
         if request_status.get("state") == "Done":
             return str(request_status.get("message", ""))
         if request_status.get("state") == "Refused":
-            raise UserError(f"no checkpoint is made: {request_status['message']}.")
+            raise UserError(f"no checkpoint was made: {request_status['message']}.")
     if not current_request:
         raise UserError(
-            f"the annotation {CHECKPOINT_NOW} was taken off the job before its checkpoint was made: ask again."
+            f"the annotation {CHECKPOINT_NOW} was removed from the job before the checkpoint was made: request "
+            "it again."
         )
     return ""

@@ -36,7 +36,7 @@ def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
         yield "Left out", words(manifest.skipped)
     if manifest.undone:
         rollbacks = (f"round {undone.round} beyond step {undone.step}" for undone in manifest.undone)
-        yield "Went back", f"what was trained in {', '.join(rollbacks)} was undone before"
+        yield "Went back", f"{', '.join(rollbacks)} were rolled back before"
 
 
 def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
@@ -90,7 +90,7 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
     try:
         config = TrainerConfig.model_validate(manifest.trainer)
     except ValueError:  # For example, the configuration is of a newer version.
-        yield "Samples", f"{begin:,} to {manifest.position:,}, of an order that this version does not know"
+        yield "Samples", f"{begin:,} to {manifest.position:,}, in an order that this version does not know"
         return
     first, last = positions(begin, manifest.position, manifest.skipped)
     left_out = united((max(first, start), min(last, end)) for start, end in manifest.skipped)

@@ -129,7 +129,7 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Evi
             for pod, answer in zip(pods, answers, strict=True)
             if isinstance(answer, str)
         }
-    unseen += [f"{pod} (or more pods) told no metrics: {reason}" for reason, pod in silent.items()]
+    unseen += [f"{pod} (or more pods) sent no metrics: {reason}" for reason, pod in silent.items()]
     job = await _job_after(client, namespace, name, earlier, seconds)
     steps, unread = await _steps(client, namespace, status_of(job))
     return EvidenceRecord(
@@ -232,7 +232,7 @@ def read(file: Path) -> EvidenceRecord:
         try:
             record = EvidenceRecord.model_validate(content["record"]).model_copy(update={"live": False})
         except ValidationError as error:
-            raise UserError(f"{source} is no output of `concertina diagnose --json`: {error}") from error
+            raise UserError(f"{source} is not output of `concertina diagnose --json`: {error}") from error
         if not _has_parts(record.job) or not _has_parts(record.earlier or {}):
             raise UserError(no_job)
         return record

@@ -39,7 +39,9 @@ AT_ONCE = 4
 MOST_KEY = 317
 """Maximum length of a label key in characters."""
 WINDOW_SECONDS, MOST_SECONDS, MOST_READINGS = 30.0, 600.0, 64
-NOT_ASKED = "agents and logs are not asked every few seconds: `concertina diagnose` and `concertina report` ask them"
+NOT_ASKED = (
+    "the dashboard does not ask agents or read logs: use `concertina diagnose` and `concertina report` for these"
+)
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 Page = Callable[[str], str]
 """Function that renders a page, given the nonce for its style and script."""
@@ -107,7 +109,8 @@ class Dashboard:
         except OSError as error:
             await runner.cleanup()
             raise UserError(
-                f"port {port} can't be had: {os.strerror(error.errno or 0)}; --port takes another, or 0"
+                f"port {port} is not available: {os.strerror(error.errno or 0)}. Choose another one with --port, "
+                "or 0 for any free port"
             ) from error
         try:
             yield f"http://{ADDRESS}:{runner.addresses[0][1]}/"
@@ -166,7 +169,7 @@ async def run(target: Target, all_namespaces: bool, by: str, port: int) -> None:
         async with dashboard.served(port) as address, asyncio.TaskGroup() as tasks:
             tasks.create_task(dashboard.jobs.run())
             await dashboard.jobs.synced.wait()
-            plain().print(f"{address} shows the jobs, to this machine alone, until Ctrl-C.")
+            plain().print(f"The dashboard is at {address}, for this machine only. Press Ctrl-C to stop it.")
 
 
 def _page(render: Page, status: int = 200) -> web.Response:
@@ -186,7 +189,7 @@ def _page(render: Page, status: int = 200) -> web.Response:
 async def _as_page(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse requests for other host names, and show HTTP errors as a page."""
     if request.host.rpartition(":")[0] not in HOSTS and request.host not in HOSTS:
-        sentence = f"This is concertina dashboard, for http://{ADDRESS} alone."
+        sentence = f"This is concertina dashboard. It answers only at http://{ADDRESS}."
         return _page(lambda nonce: trouble_page("Not here", sentence, nonce), 421)
     try:
         return await handler(request)

@@ -39,18 +39,20 @@ async def _on_cluster(arguments: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="concertina data build --cluster",
-        description="All other options are those of `concertina data build`, and hold in the pods: sources and --out "
-        "are URIs, or paths that --claim mounts there.",
+        description="All other options are those of `concertina data build`. They apply in the pods: sources and "
+        "--out are URIs, or paths where --claim mounts a volume.",
     )
     add = parser.add_argument
     add("--cluster", action="store_true", help="build in pods of a Kubernetes Job")
-    add("--pods", type=int, default=4, help="which share the work (default: %(default)s)")
+    add("--pods", type=int, default=4, help="number of pods that share the work (default: %(default)s)")
     add("--image", default=data_job.default_image(), help="default: %(default)s")
-    add("--secret", default="", help="Secret with the storage's credentials, as for a TrainingJob's checkpoints")
-    add("--claim", action="append", default=[], metavar="NAME=PATH", help="mount this PersistentVolumeClaim there")
-    add("--cpus", type=int, default=2, help="of each pod, and its processes (default: %(default)s)")
+    add("--secret", default="", help="Secret with the storage's credentials, as for the checkpoints of a TrainingJob")
+    add(
+        "--claim", action="append", default=[], metavar="NAME=PATH", help="mount the PersistentVolumeClaim NAME at PATH"
+    )
+    add("--cpus", type=int, default=2, help="CPUs and processes of each pod (default: %(default)s)")
     add("--memory", default="4Gi", help="of each pod (default: %(default)s)")
-    add("--dry-run", action="store_true", help="print the Job's manifest, and do nothing")
+    add("--dry-run", action="store_true", help="only print the manifest of the Job")
     add("--namespace", "-n", default=None)
     add("--kubeconfig", type=Path, default=None)
     add("--context", default=None)

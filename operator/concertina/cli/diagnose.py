@@ -86,7 +86,7 @@ def _print(console: Console, record: EvidenceRecord, evidence: JobEvidence, diag
         console.print(f"   Next: {finding.advice}")
         console.print(f"   More: {finding.runbook}")
     if not diagnosis.findings:
-        console.print("\nHealthy: nothing was found that is wrong.")
+        console.print("\nHealthy: no problems were found.")
     console.print(f"\nSeen at {rfc3339(round(record.at))}:")
     for sentence in (*diagnosis.saw, *record.unseen):
         console.print(f"  {sentence}")

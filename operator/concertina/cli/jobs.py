@@ -44,7 +44,7 @@ def read_manifest(file: Path) -> Raw:
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [KIND]:
         kind_names = ", ".join(str(kind) for kind in kinds)[:400] or "nothing"
-        raise UserError(f"{source} must hold one {KIND}, and holds {kind_names}; apply other objects with kubectl")
+        raise UserError(f"{source} must hold one {KIND}, and it holds {kind_names}; apply other objects with kubectl")
     job: Raw = documents[0]
     if job.get("apiVersion") != API_VERSION:
         raise UserError(f"{source} has apiVersion {job.get('apiVersion')!s:.80}; this concertina knows {API_VERSION}")
@@ -100,7 +100,7 @@ async def members(target: Target, name: str) -> None:
                 report = await report_of(client, namespace, pods[world.coordinator])
             except (ApiError, ProtocolError) as error:
                 console.print(
-                    f"The coordinator {world.coordinator} can't be asked, so states and steps are not known: {error}"
+                    f"The coordinator {world.coordinator} can't be reached, so states and steps are unknown: {error}"
                 )
     if world.members:
         console.print(show.members(world, pods, report))
@@ -116,9 +116,12 @@ async def set_suspend(target: Target, name: str, suspend: bool) -> None:
             return
         await client.patch(TRAINING_JOBS, namespace, name, {"spec": {"suspend": suspend}})
     if suspend:
-        console.print(f"{name} stops after its current step, saves and releases its pods; `concertina resume {name}`.")
+        console.print(
+            f"{name} stops after its current step, saves its state and releases its pods. To continue: "
+            f"`concertina resume {name}`."
+        )
     else:
-        console.print(f"{name} goes on as soon as its pods run; `concertina status -f {name}` follows it.")
+        console.print(f"{name} continues as soon as its pods run. To follow it: `concertina status -f {name}`.")
 
 
 async def scale(target: Target, name: str, replicas: int) -> None:

@@ -20,10 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=HELP,
 )
-node = typer.Typer(help="Look at nodes, and disturb them.", no_args_is_help=True, context_settings=HELP)
+node = typer.Typer(help="Show nodes, and inject faults.", no_args_is_help=True, context_settings=HELP)
 app.add_typer(node, name="node")
 
-Name = Annotated[str, typer.Option("--name", help="Name of the cluster. Default: one of this checkout's own.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the cluster. Default: a name for this checkout.")]
 NodeName = Annotated[str, typer.Argument(help="Name of the node, as in `concertina local node list`.")]
 
 
@@ -58,9 +58,14 @@ def _attach(name: str) -> LocalCluster:
 @app.command()
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=200, help="Number of nodes.")] = 3,
-    gpus: Annotated[int, typer.Option(min=0, help="Simulated nvidia.com/gpu per node: they are only counted.")] = 0,
-    cpu: Annotated[str, typer.Option("--cpu", help="CPUs per node, as 4 or 500m. Default: all of the machine.")] = "",
-    memory: Annotated[str, typer.Option(help="Memory per node, as 8Gi. Default: all of the machine.")] = "",
+    gpus: Annotated[
+        int,
+        typer.Option(min=0, help="Simulated nvidia.com/gpu per node: they exist only in the scheduler's accounting."),
+    ] = 0,
+    cpu: Annotated[
+        str, typer.Option("--cpu", help="CPUs per node, such as 4 or 500m. Default: all CPUs of the machine.")
+    ] = "",
+    memory: Annotated[str, typer.Option(help="Memory per node, such as 8Gi. Default: all memory of the machine.")] = "",
     image: Annotated[
         list[str] | None,
         typer.Option(help="NAME=PATH: pods of image NAME run in the virtual environment PATH. May be repeated."),

@@ -67,7 +67,7 @@ class Logs:
         self._client, self._namespace, self._job, self._options = client, namespace, job, options
         self._world, self._failure = status.world, status.last_failure
         if options.since_failure and self._failure is None:
-            raise UserError(f"{job} has had no failure; without --since-failure all is printed.")
+            raise UserError(f"{job} has had no failure; to print all lines, omit --since-failure.")
         failed_at = unix_seconds(self._failure.at) if self._failure else 0.0
         self._since = rfc3339(int(failed_at - BEFORE_FAILURE)) if options.since_failure else ""
         self._labels = f"{JOB}={job}" + (f",{INDEX}={options.replica}" if options.replica is not None else "")
@@ -103,7 +103,10 @@ class Logs:
             async def start_streams() -> None:
                 async for pod, tail in self._started_pods():
                     if len(streams) >= MOST_STREAMS:
-                        say(f"{pod}: {MOST_STREAMS} logs are followed at a time; --replica names one")
+                        say(
+                            f"{pod}: at most {MOST_STREAMS} logs are followed at a time; choose a replica with "
+                            "--replica"
+                        )
                         continue
                     task = printing.create_task(print_pod(pod, tail))
                     streams.add(task)
@@ -125,7 +128,7 @@ class Logs:
         rank_replica = "" if rank is None else self._world.replica_of(rank)
         preferred = (rank_replica, self._failure.replica if self._failure else "", self._world.coordinator)
         if len(pods) > MOST_STREAMS:
-            say(f"{len(pods)} replicas have logs; here are {MOST_STREAMS} of them, --replica names another")
+            say(f"{len(pods)} replicas have logs, and only {MOST_STREAMS} are shown; choose another one with --replica")
         return chosen(pods, preferred)
 
     def _print_lost_log(self, present_pods: Iterable[str]) -> None:
@@ -136,8 +139,8 @@ class Logs:
         failure = self._failure
         if not self._options.since_failure or failure is None or not failure.replica or failure.replica in present_pods:
             return
-        introduction = "it printed last:" if failure.last_lines else "what it printed is not known."
-        say(f"{failure.replica}, which failed ({failure.message.rstrip('.')}), has no log any more; {introduction}")
+        introduction = "it printed last:" if failure.last_lines else "its output is not known."
+        say(f"{failure.replica}, which failed ({failure.message.rstrip('.')}), has no log anymore; {introduction}")
         for line in failure.last_lines:
             self._print(LogEntry(failure.at, failure.replica, failure.round, None, None, line, None))
 
@@ -172,7 +175,7 @@ class Logs:
             ):
                 yield reader.read(*split(line))
         except ApiError as error:
-            say(f"{pod}: its log ends here: {error}")
+            say(f"{pod}: the log ends here: {error}")
 
     async def _started_pods(self) -> AsyncIterator[tuple[str, int | None]]:
         """Yield each pod whose container `trainer` has started, and the number of last lines to begin with.

@@ -27,7 +27,8 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the kubeconfig's context.")
 ]
 Kubeconfig = Annotated[
-    Path | None, typer.Option("--kubeconfig", help="Path. Default: KUBECONFIG, the pod's own, ~/.kube/config.")
+    Path | None,
+    typer.Option("--kubeconfig", help="Path of the kubeconfig. Default: KUBECONFIG, the pod's own, ~/.kube/config."),
 ]
 Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
 Job = Annotated[str, typer.Argument(help="Name of the TrainingJob.")]
@@ -36,7 +37,9 @@ Job = Annotated[str, typer.Argument(help="Name of the TrainingJob.")]
 @app.command(rich_help_panel=JOBS)
 def run(
     file: Annotated[Path, typer.Argument(help="Manifest of one TrainingJob; - reads standard input.")],
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Apply only, do not follow.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Apply the manifest, and do not follow the job.")
+    ] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -50,27 +53,42 @@ def run(
 @app.command(rich_help_panel=JOBS)
 def plan(
     file: Annotated[Path, typer.Argument(help="Manifest of one TrainingJob; - reads standard input.")],
-    replicas: Annotated[
-        int | None, typer.Option("--replicas", min=1, help="Default: as many as the job wants.")
-    ] = None,
+    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="Default: spec.replicas.")] = None,
     gpu: Annotated[str, typer.Option("--gpu", help="A100, H100, H200 or B200.")] = "H100",
     fabric: Annotated[
-        str, typer.Option("--fabric", help="Between nodes, for each GPU: Ethernet-100|400, InfiniBand-200|400|800.")
+        str,
+        typer.Option("--fabric", help="Network between nodes, for each GPU: Ethernet-100|400, InfiniBand-200|400|800."),
     ] = "InfiniBand-400",
-    tokens: Annotated[float | None, typer.Option("--tokens", help="Tokens of the run. Default: by its steps.")] = None,
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", help="Tokens of the run. Default: computed from its steps.")
+    ] = None,
     search: Annotated[
-        int, typer.Option("--top-layouts", min=0, max=50, help="Show so many of the fastest layouts instead.")
+        int, typer.Option("--top-layouts", min=0, max=50, help="Number of the fastest layouts to show instead.")
     ] = 0,
-    memory: Annotated[bool, typer.Option(help="Measure the memory of ranks, which needs torch.")] = True,
+    memory: Annotated[bool, typer.Option(help="Measure the memory of ranks. This needs torch.")] = True,
     vocab_size: Annotated[
         int | None,
-        typer.Option("--vocab-size", min=0, help="For a model of your own, if its data can't be read here: see docs."),
+        typer.Option(
+            "--vocab-size",
+            min=0,
+            help="Size of the vocabulary, for a model of your own whose data can't be read here (docs/planning.md).",
+        ),
     ] = None,
-    width: Annotated[int | None, typer.Option("--width", min=1, help="The same, of frames: how many numbers.")] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            "--width", min=1, help="Numbers in a frame, for a model of your own whose data can't be read here."
+        ),
+    ] = None,
     python: Annotated[
-        str, typer.Option("--python", help="Command of a Python with torch, as of a container. Default: this Python.")
+        str,
+        typer.Option(
+            "--python", help="Command that runs a Python with torch, for example in a container. Default: this Python."
+        ),
     ] = "",
-    picture: Annotated[Path | None, typer.Option("--picture", help="Draw ranks on nodes into this SVG file.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", help="Draw the ranks on their nodes into this SVG file.")
+    ] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="json: as JSON.")] = "",
 ) -> None:
     """Estimate sizes, memory, traffic, speed and cost of a job before it runs."""
@@ -88,10 +106,12 @@ def plan(
 
 @app.command(rich_help_panel=JOBS)
 def status(
-    job: Annotated[str | None, typer.Argument(help="Name of one TrainingJob. Default: a table of all.")] = None,
+    job: Annotated[str | None, typer.Argument(help="Name of one TrainingJob. Default: a table of all jobs.")] = None,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the job to its end.")] = False,
-    members: Annotated[bool, typer.Option("--members", help="List who trains, as its coordinator knows it.")] = False,
+    members: Annotated[
+        bool, typer.Option("--members", help="List the members of the round, as the coordinator reports them.")
+    ] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -133,7 +153,9 @@ def dashboard(
     by: Annotated[
         str, typer.Option("--group-by", help="Group by: namespace, queue (Kueue's label), or a label's key.")
     ] = "",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On this machine; 0: any that is free.")] = 8470,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on this machine. 0: any free port.")
+    ] = 8470,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -147,14 +169,18 @@ def dashboard(
 @app.command(rich_help_panel=JOBS)
 def logs(
     job: Job,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow, also replicas that come later.")] = False,
-    replica: Annotated[int | None, typer.Option("--replica", "-r", help="Only this replica's index.")] = None,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Only what this rank printed.")] = None,
-    round: Annotated[int | None, typer.Option("--round", min=1, help="Only what belongs to this round.")] = None,
-    since_failure: Annotated[
-        bool, typer.Option("--since-failure", help="From a few seconds before the last failure on.")
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow the logs, including those of replicas that start later.")
     ] = False,
-    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Only the last lines of each replica.")] = None,
+    replica: Annotated[
+        int | None, typer.Option("--replica", "-r", help="Show only the replica with this index.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Show only the output of this rank.")] = None,
+    round: Annotated[int | None, typer.Option("--round", min=1, help="Show only the lines of this round.")] = None,
+    since_failure: Annotated[
+        bool, typer.Option("--since-failure", help="Start a few seconds before the last failure.")
+    ] = False,
+    tail: Annotated[int | None, typer.Option("--tail", min=0, help="Show only the last lines of each replica.")] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="json: an object a line.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -173,7 +199,9 @@ def trace(
     job: Job,
     steps: Annotated[int, typer.Option("--steps", help="How many steps.")] = 3,
     ranks: Annotated[str, typer.Option("--ranks", help="Ranks to record, for example 0,3.")] = "0",
-    out: Annotated[str, typer.Option("--out", help="The file. Default: JOB-trace.json; .gz is compressed.")] = "",
+    out: Annotated[
+        str, typer.Option("--out", help="File to write, compressed if its name ends in .gz. Default: JOB-trace.json.")
+    ] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -187,10 +215,14 @@ def trace(
 @app.command(rich_help_panel=JOBS)
 def diagnose(
     what: Annotated[
-        str, typer.Argument(help="Name of a TrainingJob; or a file with one and its status (.yaml, .json, or -).")
+        str,
+        typer.Argument(
+            help="Name of a TrainingJob, or a file with a TrainingJob and its status (.yaml, .json, or - for "
+            "standard input)."
+        ),
     ],
     seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long to look.")] = 15,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that was seen.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, including all evidence.")] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -204,7 +236,9 @@ def diagnose(
 @app.command(rich_help_panel=JOBS)
 def report(
     job: Job,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: JOB.html here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write. Default: JOB.html in the current folder.")
+    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long to look.")] = 15,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -250,7 +284,7 @@ def scale(
 def drill(
     job: Job,
     scenario: Annotated[str, typer.Option("--scenario", "-s", help="Fault to inject: see docs/drills.md.")],
-    yes: Annotated[bool, typer.Option("--yes", help="On a cluster that is not a local one, too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Allow the drill on a cluster that is not a local one.")] = False,
     output: Annotated[str, typer.Option("--output", "-o", help="json: the verdict as JSON.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -280,14 +314,21 @@ def checkpoint(context: typer.Context) -> None:
 
 @app.command(rich_help_panel=JOBS)
 def reproduce(
-    uri: Annotated[str, typer.Argument(help="A run's folder of checkpoints, or one checkpoint's.")],
-    step: Annotated[int, typer.Option("--step", help="Step of the checkpoint to train again.", min=1)],
+    uri: Annotated[str, typer.Argument(help="Folder of a run's checkpoints, or of one checkpoint.")],
+    step: Annotated[int, typer.Option("--step", help="Step of the checkpoint to reproduce.", min=1)],
     name: Annotated[str, typer.Option("--name", help="Name of the new job. Default: <job>-reproduce-<step>.")] = "",
     checkpoint_uri: Annotated[
-        str, typer.Option("--checkpoint-uri", help="For the new job. Default: <uri>-reproduce-<step>.")
+        str,
+        typer.Option(
+            "--checkpoint-uri", help="Folder for the checkpoints of the new job. Default: <uri>-reproduce-<step>."
+        ),
     ] = "",
     env: Annotated[
-        list[str] | None, typer.Option("--env", help="NAME=VALUE of a variable, which no checkpoint holds.")
+        list[str] | None,
+        typer.Option(
+            "--env",
+            help="Value of an environment variable, as NAME=VALUE. Checkpoints do not contain the values of variables.",
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: standard output.")] = None,
 ) -> None:
@@ -306,7 +347,7 @@ def reproduce(
     output.write_text(command.text(reproduction))
     for line in command.words(reproduction):
         typer.echo(line)
-    typer.echo(f"{output} is the manifest: `concertina run {output}`")
+    typer.echo(f"The manifest is in {output}. To run it: `concertina run {output}`")
 
 
 @app.command(rich_help_panel=CLUSTER)

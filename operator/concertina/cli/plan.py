@@ -78,7 +78,7 @@ def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
         return GpuName(gpu), FabricName(fabric)
     except ValueError:
         names = ", ".join([*GpuName, *FabricName])
-        raise UserError(f"{gpu} on {fabric} is not known; these are: {names}") from None
+        raise UserError(f"{gpu} on {fabric} is not known. Known ones: {names}") from None
 
 
 def run(file: Path, options: PlanOptions) -> None:
@@ -88,7 +88,7 @@ def run(file: Path, options: PlanOptions) -> None:
         UserError: When the job can't be planned or measured, or an option is not valid.
     """
     if options.tokens is not None and not 0 < options.tokens < math.inf:
-        raise UserError(f"--tokens is how many a run trains on, a number above 0, and not {options.tokens:g}")
+        raise UserError(f"--tokens is the number of tokens of a run: it must be above 0, not {options.tokens:g}")
     name, spec = _read(file)
     gpu = GPUS[options.gpu]
     replicas = options.replicas or sizes.most(spec)
@@ -136,7 +136,7 @@ def _read(file: Path) -> tuple[str, JobSpec]:
         raise UserError(f"{file} would be refused: {error}") from error
     if spec.trainer is None:
         raise UserError(
-            f"{file} runs a command of its own, which only its author can plan: `concertina plan` knows spec.trainer."
+            f"{file} runs its own command, which `concertina plan` can't plan: it supports only spec.trainer."
         )
     return str(manifest["metadata"]["name"]), _with_described_model(spec, spec.trainer)
 
@@ -178,7 +178,9 @@ def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool)
     trainer = spec.trainer
     if trainer is None or not trainer.model.entrypoint:
         if _data(options):
-            raise UserError("--vocab-size and --width are for a model of one's own: trainer.model says the decoder's.")
+            raise UserError(
+                "--vocab-size and --width are for a model of your own: spec.trainer.model already has these values."
+            )
         return None
     if not has_torch:
         raise UserError(
@@ -233,8 +235,8 @@ def _search_layouts(
             estimates.append(estimate)
     if not estimates:
         raise UserError(
-            f"no layout of {layout.size} ranks was found that fits into {gpu.name}: take more replicas, or a smaller "
-            "microBatchSize."
+            f"no layout of {layout.size} ranks fits into the memory of {gpu.name}: use more replicas, or a "
+            "smaller microBatchSize."
         )
     return estimates
 

@@ -22,5 +22,5 @@ async def run(target: Target, name: str, out: Path | None, seconds: float) -> in
         file.write_text(page(record.name, evidence, diagnosis, record.unseen, events), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file} can't be written: {error.strerror}") from error
-    plain().print(f"{file} tells of {record.name}, as it was at {record.status.goodput.at or 'its creation'}.")
+    plain().print(f"{file} shows {record.name} as of {record.status.goodput.at or 'its creation'}.")
     return 0

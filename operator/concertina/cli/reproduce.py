@@ -88,15 +88,23 @@ def _check_data(manifest: Manifest) -> None:
         if stored.digest != digest
     ]
     if changed:
-        raise Irreproducible(f"{'; '.join(changed)}: put the same data there again, or it would be another training.")
+        raise Irreproducible(
+            f"{'; '.join(changed)}: restore the same data there, because other data would give another result."
+        )
 
 
 def words(reproduction: Reproduction) -> Sequence[str]:
     """Return sentences about how closely the result will match the checkpoint."""
     if reproduction.differences:
-        first = "The same samples in the same order, and the same curve but for rounding; not to the bit:"
+        first = (
+            "The samples, their order and the loss curve are the same, except for rounding. The result is "
+            "not bit-identical:"
+        )
         return [first, *(f"- {sentence}." for sentence in (*reproduction.differences, *reproduction.conditions))]
-    return ["To the bit, if nothing else differs:", *(f"- {sentence}." for sentence in reproduction.conditions)]
+    return [
+        "The result is bit-identical if nothing else differs:",
+        *(f"- {sentence}." for sentence in reproduction.conditions),
+    ]
 
 
 def text(reproduction: Reproduction) -> str:

@@ -35,9 +35,9 @@ class TopView:
 
 async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bool, output: str) -> None:
     if sort not in list(RowOrder):
-        raise UserError(f"--sort takes {', '.join(RowOrder)}, and not {sort!r:.80}")
+        raise UserError(f"--sort must be one of {', '.join(RowOrder)}, not {sort!r:.80}")
     if output not in ("", "json"):
-        raise UserError(f"-o takes json, and not {output!r:.80}")
+        raise UserError(f"-o must be json, not {output!r:.80}")
     view = TopView(all_namespaces, by, RowOrder(sort))
     async with target.connect() as (client, namespace):
         selected_namespace = None if view.all_namespaces else namespace

@@ -60,7 +60,7 @@ async def trace(target: Target, job: str, steps: int, ranks: str, out: str) -> N
         )
     path = Path(out or f"{job}-trace.json")
     size = _write(path, merged(traces))
-    typer.echo(f"{path} is written ({size / 1e6:.1f} MB); open it at https://ui.perfetto.dev")
+    typer.echo(f"The trace is in {path} ({size / 1e6:.1f} MB). Open it at https://ui.perfetto.dev")
 
 
 def _ranks(text: str) -> list[int]:
@@ -71,7 +71,7 @@ def _ranks(text: str) -> list[int]:
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 8 for word in words) or len(words) > MOST_RANKS:
-        raise UserError(f"--ranks takes up to {MOST_RANKS} numbers, as 0,3")
+        raise UserError(f"--ranks takes up to {MOST_RANKS} numbers, such as 0,3")
     return sorted({int(word) for word in words})
 
 
@@ -115,7 +115,7 @@ async def _fetch(
         content = json.loads(_unpacked(base64.b64decode(text)))
         return RankTrace(rank, name, dict(content["trace"]), dict(content["flightRecorder"]))
     except (ValueError, KeyError, TypeError, binascii.Error, zlib.error) as error:
-        raise UserError(f"the file that {name} has sent is no trace: {error}") from error
+        raise UserError(f"the file that {name} sent is not a trace: {error}") from error
 
 
 def _unpacked(data: bytes) -> bytes:

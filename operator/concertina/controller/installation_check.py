@@ -68,7 +68,7 @@ def main() -> None:
     except TimeoutError:
         sys.exit(f"no operator has renewed the Lease {os.environ.get('CONCERTINA_LEASE')} for {LIMIT_SECONDS:.0f} s")
     except (OperatorSettingsError, NoAccess, ApiError) as error:
-        sys.exit(f"the installation does not work: {error}")
+        sys.exit(f"the check of the installation failed: {error}")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,9 @@ def parse(data: Mapping[str, str]) -> MasterKeys:
     for name in (ACTIVE, *(name for name in sorted(data) if name.startswith(OLDER))):
         key = base64.b64decode(data[name]).strip()
         if len(key) < MASTER_KEY_BYTES:
-            raise MasterKeyError(f"has {len(key)} bytes in its entry {name!r}; {MASTER_KEY_BYTES} or more are needed")
+            raise MasterKeyError(
+                f"has an entry {name!r} of {len(key)} bytes, and a key needs at least {MASTER_KEY_BYTES}"
+            )
         by_id[key_id(key)] = key
     return MasterKeys(data, by_id)
 
@@ -120,7 +122,7 @@ async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> 
                 await _make(client, settings, keys.data)
                 log_event("master key restored", secret=f"{settings.namespace}/{settings.master_key_secret}")
         except ApiError as error:
-            log.warning("the Secret %s can't be looked at: %s", settings.master_key_secret, error)
+            log.warning("the Secret %s can't be read: %s", settings.master_key_secret, error)
 
 
 async def _make(client: Client, settings: OperatorSettings, data: Mapping[str, str]) -> Raw:

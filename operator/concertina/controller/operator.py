@@ -337,7 +337,7 @@ class Operator:
             if reflector.synced.is_set():
                 await self._list_jobs_at_start(namespace)
             else:
-                log_event("namespace not served until its pods may be listed", namespace=namespace)
+                log_event("namespace not served until the operator may list its pods", namespace=namespace)
         log_event("started", identity=self._settings.identity, jobs=sum(1 for _ in self._cache.jobs()))
 
     async def _list_jobs_at_start(self, namespace: str | None) -> None:

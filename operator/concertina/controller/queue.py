@@ -178,7 +178,7 @@ class KeyedQueue:
                 entry.timer = None
             for counter in (metrics.ERRORS, metrics.RECONCILE_ERRORS, metrics.QUEUE_RETRIES):
                 counter.inc()
-            log.exception("the pass of job %s failed; it is tried again in %.1f s", key, recheck)
+            log.exception("the reconciliation of job %s failed; it is retried in %.1f s", key, recheck)
         else:
             entry.failures = 0
             (metrics.SUCCESSES if recheck is None else metrics.REQUEUES).inc()

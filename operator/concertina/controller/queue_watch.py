@@ -104,7 +104,7 @@ class QueueWatch:
                     await asyncio.sleep(CHECK_SECONDS)
                 for task in (*watches, state):
                     task.cancel()
-            log_event("queues not watched any more")
+            log_event("the operator no longer watches queues")
 
     async def _is_served(self) -> bool:
         failures = 0

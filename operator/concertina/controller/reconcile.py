@@ -38,9 +38,9 @@ SERVED_BY_ANOTHER = Event(
     "Warning",
     "ServedByAnotherOperator",
     "another operator writes the status of this job, and this one does not have the job's master key, so two "
-    "installations serve the same namespace. This one leaves such jobs alone and says so once; the metric "
-    "concertina_jobs_of_another_operator counts them. Give each release namespaces of its own (watchNamespaces), or "
-    "uninstall one of them",
+    "installations serve the same namespace. This one leaves such jobs alone and reports it once; the metric "
+    "concertina_jobs_of_another_operator counts them. Give each release namespaces of its own "
+    "(watchNamespaces), or uninstall one of them",
 )
 Planner = Callable[[JobObservation, float], Plan]
 
@@ -203,9 +203,9 @@ class Reconciler:
             PreconditionFailed: When another operator may be the leader, or resource claims must be read first.
         """
         if not self.may_act():  # another operator may have become the leader while this pass waited
-            raise PreconditionFailed("by now another operator may be the one that acts")
+            raise PreconditionFailed("another operator may be the leader by now")
         if (cached := self.cache.job(job.view.uid)) is not None and unread(cached.view):
-            raise PreconditionFailed("the spec has changed, and its claims are to be read first")
+            raise PreconditionFailed("the spec has changed, so its claims must be read first")
         # Thread time does not include the time in which the process was stopped.
         observed_at, begun = time.monotonic(), time.thread_time()
         observed = self.cache.observe(job.view.uid)

@@ -90,26 +90,32 @@ class _Guard:
 
     def _by_token(self, authorization: str) -> web.Response | None:
         if not self._expected:
-            return _refused(401, "nobody may read the metrics of this operator: set metrics.tokenSecret of its chart")
+            return _refused(
+                401,
+                "no token is set, so nobody can read the metrics of this operator: set metrics.tokenSecret "
+                "in its chart",
+            )
         if hmac.compare_digest(authorization.encode("utf-8", "surrogateescape"), self._expected):
             return None
-        return _refused(401, "the metrics of this operator ask for its token: Authorization: Bearer TOKEN")
+        return _refused(401, "the metrics of this operator need its token: Authorization: Bearer TOKEN")
 
     async def _by_review(self, authorization: str) -> web.Response | None:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token.strip() or self._reviews is None:
             return _refused(
-                401, "the metrics of this operator ask for a token of the cluster: Authorization: Bearer TOKEN"
+                401, "the metrics of this operator need a token of the cluster: Authorization: Bearer TOKEN"
             )
         try:
             verdict = await self._reviews.verdict(token.strip())
         except ApiError as error:
-            return _refused(503, f"whether this token may read metrics can't be told: {error.message}")
+            return _refused(503, f"the token could not be checked: {error.message}")
         if verdict is TokenVerdict.ALLOWED:
             return None
         if verdict is TokenVerdict.FORBIDDEN:
-            return _refused(403, "this account may not get the URL /metrics: bind it to the role NAME-metrics-reader")
-        return _refused(401, "the API server does not know this token")
+            return _refused(
+                403, "this account is not allowed to get the URL /metrics: bind it to the role NAME-metrics-reader"
+            )
+        return _refused(401, "the API server rejects this token")
 
 
 def _refused(status: int, sentence: str) -> web.Response:

@@ -88,7 +88,7 @@ class StatusWriter:
             stored = await self._client.patch(TRAINING_JOBS, view.namespace, view.name, patch, subresource="status")
         except TestFailed as error:
             self._cache.on_job(await self._client.get(TRAINING_JOBS, view.namespace, view.name))
-            raise PreconditionFailed("the claim is not the one that was observed") from error
+            raise PreconditionFailed("the claim has changed since it was observed") from error
         self._cache.on_job(stored, only_numbers=change.only_numbers)
         job.taken_back.written(new_status, stored.get("status") or {}, change.restores, time.monotonic())
         _log_changes(job, before, new_status)
@@ -102,8 +102,9 @@ class StatusWriter:
         view = job.view
         message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
         sentence = (
-            f"the operator failed on this job and tries again, ever more rarely ({message}). Its pods are left as they "
-            "are meanwhile. Report this with the operator's log, unless the words say what to do"
+            f"the operator failed on this job and retries at increasing intervals ({message}). It leaves the "
+            "job's pods unchanged in the meantime. If the message does not say what to do, report this with the "
+            "operator's log"
         )
         log_event("reconcile error", **job.named(), message=message)
         conditions, news = failure_conditions(job.status, sentence, view.generation)

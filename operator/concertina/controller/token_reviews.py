@@ -69,7 +69,7 @@ class TokenReviews:
         if (cached := self._cached(key)) is not None:
             return cached
         if self._waiting >= WAITING:
-            raise Unreachable(429, "TooManyRequests", "too many unknown tokens are shown at once")
+            raise Unreachable(429, "TooManyRequests", "too many unknown tokens at once")
         self._waiting += 1
         try:
             async with self._turns:

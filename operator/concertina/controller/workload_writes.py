@@ -92,7 +92,7 @@ class WorkloadWriter:
     async def _create(self, job: CachedJob, create: CreateWorkload) -> None:
         view, queue = job.view, self.cache.queues.view(job)
         if view.spec is None or queue is None:
-            raise PreconditionFailed("a Workload of a job that has no queue any more")
+            raise PreconditionFailed("the job of the Workload has no queue anymore")
         body = manifest.workload_manifest(view, view.spec, create, queue.queue, self.cache.queues.class_ref(job))
         try:
             stored = await self.client.create(WORKLOADS, view.namespace, body)
@@ -100,7 +100,7 @@ class WorkloadWriter:
             # The answer to an earlier create was lost, or the cache does not have the Workload yet.
             stored = await self.client.get(WORKLOADS, view.namespace, body["metadata"]["name"])
             if not any(owner["uid"] == view.uid for owner in _owners(stored)):
-                raise PreconditionFailed(f"another object has the name: {error.message}") from error
+                raise PreconditionFailed(f"another object has this name: {error.message}") from error
         self._done(job, "workload created", stored, pods=dict(create.request), priority=create.priority)
 
     async def _edit(self, job: CachedJob, edit: EditWorkload) -> None:
@@ -218,7 +218,7 @@ class WorkloadWriter:
         """
         left = await pods_left(self.client, job.view.namespace, job.view.uid)
         if left > most:
-            raise PreconditionFailed(f"{left} pods are left, and quota for {most} is to remain")
+            raise PreconditionFailed(f"{left} pods still exist, and quota for {most} remains")
 
     async def _patch(self, job: CachedJob, key: WorkloadKey, body: Raw) -> Raw:
         return await self.client.patch(WORKLOADS, job.view.namespace, key.name, body)

@@ -253,10 +253,10 @@ class ObjectWriter:
                 await self.client.delete(TRAINING_JOBS, namespace, name, uid=uid, propagation="Background")
                 log_event("job deleted", **job.named())
             case Send():
-                raise TypeError(f"the plan holds what nobody can do: {action!r}")
+                raise TypeError(f"no code performs this action of the plan: {action!r}")
             case _:
                 if self.workloads is None:
-                    raise TypeError(f"the plan holds what nobody can do: {action!r}")
+                    raise TypeError(f"no code performs this action of the plan: {action!r}")
                 return await self.workloads.write(job, action)
         return True
 
@@ -274,7 +274,7 @@ class ObjectWriter:
             lender = lendable(self.cache.queues.of_job(job.view.uid))
             used = holding(job.pods.values()) + len(job.creating - {pod.name for pod in job.pods.values()})
             if lender != create.quota.lender or used >= lender[1]:
-                raise PreconditionFailed(f"the quota for pod {name} is gone")
+                raise PreconditionFailed(f"the job no longer has quota for pod {name}")
         job.creating.add(name)
         try:
             return await self._create_pod(job, create)
@@ -293,7 +293,7 @@ class ObjectWriter:
                 return
             key = self.keys.of(job.view.status.master_key)
             if key is None:
-                raise TypeError("the Secret of a job whose master key is not known")
+                raise TypeError("the Secret can't be made: the master key of the job is not known")
             data = await asyncio.to_thread(_identity_of_agents, key, job.view)
             try:
                 await self.client.create(SECRETS, job.view.namespace, secret_manifest(job.view, data))
@@ -320,7 +320,7 @@ class ObjectWriter:
                 await self._write_pod_group(job.view, group)
             except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
                 self._refused(job, error, group.name)
-                raise PreconditionFailed(f"the pod group was refused: {error.message}") from error
+                raise PreconditionFailed(f"the API server refused the pod group: {error.message}") from error
             if job.pod_group != group:
                 log_event("pod group written", **job.named(), pod_group=group.name, min_count=group.min_count)
             job.pod_group, job.pod_group_made_at, job.pod_group_deleted = group, time.monotonic(), False
@@ -332,7 +332,7 @@ class ObjectWriter:
             PreconditionFailed: When the spec is invalid, or an earlier group is still being deleted.
         """
         if view.spec is None:
-            raise PreconditionFailed("a pod group of a job whose spec can't be read any more")
+            raise PreconditionFailed("the pod group can't be made: the spec of the job can't be read anymore")
         kind, manifest = resource(group.api), pod_group_manifest(view, view.spec, group)
         try:
             await self.client.create(kind, view.namespace, manifest, strict=True)
@@ -359,7 +359,7 @@ class ObjectWriter:
         """
         view = job.view
         if view.spec is None:
-            raise PreconditionFailed("a pod of a job whose spec can't be read any more")
+            raise PreconditionFailed("the pod can't be made: the spec of the job can't be read anymore")
         if isinstance(create, CreateRendezvous):
             manifest = rendezvous_manifest(view, view.spec, create)
         else:
@@ -376,7 +376,7 @@ class ObjectWriter:
             try:
                 stored = await self.client.get(PODS, view.namespace, name)
             except NotFound as error:
-                raise PreconditionFailed(f"pod {name} was there and is gone") from error
+                raise PreconditionFailed(f"pod {name} existed and was deleted") from error
             owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
             if not any(owner["uid"] == view.uid for owner in owners):
                 # The pod may belong to any owner, so it is not deleted (decision "Names that are taken are passed

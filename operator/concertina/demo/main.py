@@ -49,7 +49,7 @@ def demo(
         broken = [str(error)]
     for sentence in broken:
         console.print(f"Not as promised: {sentence}", style="red", markup=False)
-    console.print(f"{'The demo failed' if broken else 'All as promised'}, {time.monotonic() - start:.0f} s in all.")
+    console.print(f"{'The demo failed' if broken else 'All checks passed'}, {time.monotonic() - start:.0f} s in all.")
     raise typer.Exit(1 if broken else 0)
 
 
@@ -102,12 +102,12 @@ async def play(stage: Stage, console: Console) -> DemoHistory:
         node = await asyncio.to_thread(victim, stage, history)
         history.mark(time.time(), "kill", f"node {node} killed")
         await asyncio.to_thread(cluster.kill_node, node)
-        console.print(f"[red]✗[/] killed node {node}, with every process on it")
+        console.print(f"[red]✗[/] killed node {node}, and every process on it")
         await watch.until("a world without it", RECOVERY_LIMIT, lambda: history.replicas == 2)
         await watch.until("half of the way", END_LIMIT, lambda: history.percent >= 50)
         console.print(f"[green]↑[/] booting node {node} again")
         await asyncio.to_thread(cluster.start_node, node)
-        await watch.until("three replicas at work again", END_LIMIT, lambda: history.replicas == 3 or history.ended)
+        await watch.until("three replicas train again", END_LIMIT, lambda: history.replicas == 3 or history.ended)
         history.mark(time.time(), "grown", f"node {node} is back: {history.replicas} replicas")
         await watch.until("the end of the run", END_LIMIT, lambda: history.ended)
     return history

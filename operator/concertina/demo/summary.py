@@ -80,7 +80,7 @@ def _find_broken_promises(history: DemoHistory, stage: Stage) -> Iterator[str]:
     killed, grown = history.marked("kill"), history.marked("grown")
     after = [sample.world for sample in history.samples if killed and grown and killed < sample.at < grown]
     if 2 not in after:
-        yield "the run did not go on with two replicas"
+        yield "the run did not continue with two replicas"
     if not any(grown and sample.at >= grown - 1 and sample.world == 3 for sample in history.samples):
         yield "the run did not grow back to three replicas"
     last = status.last_checkpoint

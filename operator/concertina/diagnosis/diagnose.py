@@ -71,12 +71,12 @@ def _observations(evidence: JobEvidence) -> Iterator[str]:
     if window.total:
         yield f"time of {window.of}: {shares(window)}"
     if status.goodput.at and status.goodput.percent is None:
-        yield "the goodput is unknown: the script has reported no step (trainingjob.report does)"
+        yield "the goodput is unknown: the script has reported no step (call trainingjob.report)"
     if status.progress is not None:
         progress = status.progress
         of = f" of {progress.steps}" if progress.steps else ""
         loss = f", loss {progress.loss:.4g}" if progress.loss is not None and progress.step else ""
-        yield f"step {progress.step}{of}{loss}, told of {duration(evidence.age(progress.at))} ago"
+        yield f"step {progress.step}{of}{loss}, reported {duration(evidence.age(progress.at))} ago"
     restarts, incidents = status.restarts, len(status.incidents)
     yield f"failures: {restarts.total}, {restarts.in_window} of them in the window; incidents: {incidents}"
     if newest := status.last_checkpoint:
@@ -86,7 +86,7 @@ def _observations(evidence: JobEvidence) -> Iterator[str]:
     if evidence.steps:
         yield f"lines of steps read: {len(evidence.steps)}"
     if evidence.live and evidence.recent is None and not evidence.ended:
-        yield "the status did not change while it was looked at: figures are of the whole run"
+        yield "the status did not change during the diagnosis: the figures are for the whole run"
 
 
 def shares(window: Window) -> str:

@@ -17,25 +17,27 @@ STALLS = {
 }
 """Problem for each reason of the conditions Stalled and Degraded."""
 ADVICE = {
-    Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the sentence says; "
-    "it continues by itself",
-    Problem.INPUT_BOTTLENECK: "see that the store of trainer.data.uri is there and may be read from the pods; it goes "
-    "on by itself",
-    Problem.OPERATOR_ISOLATED: "see that no NetworkPolicy or firewall keeps the operator from port 29400 of the pods",
-    Problem.JOB_FAILED: "look at the last lines of `concertina status JOB` and at the logs; mend the cause, delete the "
-    "job and create it again: it continues from its checkpoint",
-    Problem.JOB_STALLED: "do what the sentence says; it continues by itself once that is done",
-    Problem.CORRUPT_STATE: "`concertina checkpoint verify URI` names every bad file: delete that checkpoint's folder, "
-    "or name an older one in checkpoint.resumeFrom, and create the job again (a file of data: copy it again from where "
-    "it was built); then distrust that disk or store",
-    Problem.DATA_DIGEST_MISMATCH: "name in data.uri what the run began with; to train on other data, begin a new run",
-    Problem.MEMORY_GROWS: "see what the script keeps from step to step (losses with their graphs, lists of batches, "
-    "caches without a bound), by tracemalloc or torch.cuda.memory_summary(); until it is mended a larger "
-    "resources.limits.memory buys time",
-    Problem.LOSS_NAN: "lower optimizer.learningRate or set optimizer.maxGradNorm, look at the named samples, or let "
-    "trainer.anomalies.nonFinite: Skip leave them out",
-    Problem.LOSS_SPIKE: "look at the samples of that step; trainer.anomalies.spike: Skip or RollBack leaves them out, "
-    "a lower rate or maxGradNorm keeps the next one small",
+    Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the message says. "
+    "The job then continues by itself",
+    Problem.INPUT_BOTTLENECK: "check that the data of trainer.data.uri exist and that the pods may read them. The job "
+    "then continues by itself",
+    Problem.OPERATOR_ISOLATED: "check that no NetworkPolicy or firewall blocks the operator from port 29400 of the "
+    "pods",
+    Problem.JOB_FAILED: "look at the last lines of `concertina status JOB` and at the logs, and fix the cause. Then "
+    "delete the job and create it again: it continues from its checkpoint",
+    Problem.JOB_STALLED: "do what the message says. The job then continues by itself",
+    Problem.CORRUPT_STATE: "run `concertina checkpoint verify URI` to list all damaged files. Delete the folder of "
+    "that checkpoint or set checkpoint.resumeFrom to an older one, and create the job again. If a data file is "
+    "damaged, copy it again from its source. Check the disk or store for faults",
+    Problem.DATA_DIGEST_MISMATCH: "set trainer.data.uri to the data with which the run began. To train on other data, "
+    "start a new run",
+    Problem.MEMORY_GROWS: "find out what the script accumulates from step to step (losses with their graphs, lists of "
+    "batches, unbounded caches), for example with tracemalloc or torch.cuda.memory_summary(). Until you fix it, a "
+    "larger resources.limits.memory delays the failure",
+    Problem.LOSS_NAN: "lower optimizer.learningRate or set optimizer.maxGradNorm, and look at the named samples. Or "
+    "set trainer.anomalies.nonFinite: Skip to skip them",
+    Problem.LOSS_SPIKE: "look at the samples of that step. To skip such samples, set trainer.anomalies.spike to Skip "
+    "or RollBack. To avoid further spikes, lower the learning rate or set maxGradNorm",
 }
 """Advice for each problem whose advice is the same for all checks."""
 FEWEST_INCIDENTS = 2
@@ -93,8 +95,9 @@ def frequent(evidence: JobEvidence) -> Finding | None:
         Problem.FREQUENT_FAILURES,
         f"{len(recent_incidents)} interruptions took {at_least}{lost:.0%} of the last {duration(since)}{location}; the "
         f"longest, {worst.cause}{_origin(worst)}, took {at_least}{_seconds(worst):.1f} s",
-        "`concertina status JOB` has the causes by their cost, status.restarts.recent each failure with its node; "
-        "standby replicas (elastic.standbyReplicas) and snapshots at each step make each one cheaper",
+        "run `concertina status JOB` for the causes by cost, and see status.restarts.recent for each failure "
+        "and its node. Standby replicas (elastic.standbyReplicas) and a snapshot at each step make each "
+        "interruption cheaper",
         lost,
     )
 
@@ -108,9 +111,9 @@ def restarts_nearly_used(evidence: JobEvidence) -> Finding | None:
         return None
     return critical(
         Problem.RESTARTS_NEARLY_USED,
-        f"{restarts.in_window} failures within the last {duration(_window(evidence))} count, and the job ends after "
-        f"{restarts.budget} more",
-        "mend what status.restarts.recent names, or raise failurePolicy.maxRestarts if so many are normal for you",
+        f"{restarts.in_window} failures in the last {duration(_window(evidence))} count against maxRestarts, and "
+        f"{restarts.budget} more are allowed",
+        "fix the causes in status.restarts.recent, or raise failurePolicy.maxRestarts if you expect so many failures",
         lost=0.0,
     )
 
@@ -131,8 +134,8 @@ def world_below_minimum(evidence: JobEvidence) -> Finding | None:
         Problem.WORLD_BELOW_MINIMUM,
         f"the job needs {min_replicas} replicas and waits for them ({waiting:.0f} s of {window.of}): "
         f"{ready.message if ready else ''}",
-        "see `kubectl describe pod` of those that are Pending: nodes, quota and taints; a smaller "
-        "elastic.minReplicas lets it go on with fewer",
+        "run `kubectl describe pod` for the pending pods and check nodes, quota and taints. With a smaller "
+        "elastic.minReplicas, the job continues with fewer replicas",
     )
 
 
@@ -146,8 +149,8 @@ def operator_down(evidence: JobEvidence) -> Finding | None:
     return critical(
         Problem.OPERATOR_DOWN,
         f"no operator has written the job's status for {duration(silent)}",
-        "see that a pod of the operator runs and holds the Lease (`kubectl -n NAMESPACE get pods,leases`); training "
-        "continues without it, failures are not answered",
+        "check that a pod of the operator runs and holds the Lease (`kubectl -n NAMESPACE get pods,leases`). "
+        "Training continues without the operator, but nothing responds to failures",
         lost=0.0,
     )
 

@@ -34,7 +34,7 @@ def memory_grows(evidence: JobEvidence) -> Finding | None:
     return warning(
         Problem.MEMORY_GROWS,
         f"the workers' memory in {replica} grew from {first / MIB:.0f} to {last / MIB:.0f} MiB in "
-        f"{readings[-1].at - readings[0].at:.0f} s, and in each look between; at this rate {end} in "
+        f"{readings[-1].at - readings[0].at:.0f} s, and at each reading in between; at this rate {end} in "
         f"{hours * 60:.0f} min" + (f" ({len(growing)} replicas grow)" if len(growing) > 1 else ""),
         ADVICE[Problem.MEMORY_GROWS],
     )

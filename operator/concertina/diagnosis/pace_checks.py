@@ -15,9 +15,9 @@ def input_bottleneck(evidence: JobEvidence) -> Finding | None:
         Problem.INPUT_BOTTLENECK,
         problems.INPUT_BOTTLENECK,
         "training waits for data",
-        "compare concertina_worker_cpu_seconds_total and _storage_read_bytes_total: a reader without processor time "
-        "waits for its store, so bring the data nearer or cache them (trainer.data.cacheSize); one that is busy "
-        "needs more processes that read",
+        "compare concertina_worker_cpu_seconds_total and concertina_worker_storage_read_bytes_total. If the "
+        "reader uses little CPU, it waits for its store: move the data closer or cache them "
+        "(trainer.data.cacheSize). If the reader is busy, use more reader processes",
     )
 
 
@@ -27,9 +27,9 @@ def exposed_communication(evidence: JobEvidence) -> Finding | None:
         "communication",
         Problem.EXPOSED_COMMUNICATION,
         problems.EXPOSED_COMMUNICATION,
-        f"{evidence.status.world.workers} workers wait for collectives that no computation hides",
-        "give each worker more to compute between two of them: a larger globalBatchSize, more microbatches or longer "
-        "sequences, or fewer replicas; then look at the network between the nodes",
+        f"{evidence.status.world.workers} workers wait for collectives that do not overlap with computation",
+        "give each worker more computation between collectives: a larger globalBatchSize, more microbatches, "
+        "longer sequences or fewer replicas. Then check the network between the nodes",
     )
 
 
@@ -42,8 +42,8 @@ def slow_checkpoint(evidence: JobEvidence) -> Finding | None:
         Problem.SLOW_CHECKPOINT,
         problems.SLOW_CHECKPOINT,
         f"training waits for snapshots and checkpoints{save_time}",
-        "save less often (trainer.snapshot.overhead, checkpoint.everySeconds: Auto), and see that the pods' memory "
-        "has room for two snapshots",
+        "save less often (trainer.snapshot.overhead, checkpoint.everySeconds: Auto), and check that the pods "
+        "have memory for two snapshots",
     )
 
 
@@ -56,13 +56,14 @@ def straggler(evidence: JobEvidence) -> Finding | None:
     for mark in marks[:1]:
         location = f" on node {mark.node}" if mark.node else ""
         description = (
-            f"rank {mark.rank} (replica {mark.replica}{location}) takes {mark.seconds:.2g} s of own work a step, the "
-            f"others {mark.others_seconds:.2g} s"
+            f"rank {mark.rank} (replica {mark.replica}{location}) takes {mark.seconds:.2g} s of its own work per "
+            f"step, and the other ranks take {mark.others_seconds:.2g} s"
         )
         others = f", and {len(marks) - 1} more are slow" if len(marks) > 1 else ""
         advice = (
-            f"look at what else runs on {mark.node or 'its node'}, at the pod's processor limit and throttling and its "
-            "GPU's clocks; failurePolicy.onStraggler: Replace moves it to another node without losing a step"
+            f"check what else runs on {mark.node or 'its node'}, the CPU limit and throttling of the pod, and "
+            "the clocks of its GPU. With failurePolicy.onStraggler: Replace, the operator moves the replica to "
+            "another node without losing a step"
         )
         return warning(
             Problem.STRAGGLER,
@@ -73,8 +74,8 @@ def straggler(evidence: JobEvidence) -> Finding | None:
     return warning(
         Problem.STRAGGLER,
         f"ranks wait for the slowest of them: {_percent(evidence, 'straggler')}",
-        "no rank is slow all the time: lengths of samples may differ much (trainer.data.balance: Speed), or nodes are "
-        "shared; set metrics.perRank to compare processor times",
+        "no rank is always the slowest: the lengths of samples may differ (set trainer.data.balance: Speed), or "
+        "nodes are shared. Set metrics.perRank to compare the CPU time of ranks",
         _lost(evidence, share),
     )
 
@@ -87,7 +88,7 @@ def low_mfu(evidence: JobEvidence) -> Finding | None:
         Problem.LOW_MFU,
         f"{progress.mfu:.0%} of the devices' peak arithmetic is used in the last steps; {problems.LOW_MFU:.0%} or more "
         "is usual",
-        "mend what else is found first; then larger microbatches, bf16 and compiled attention; `concertina "
+        "fix the other findings first. Then try larger microbatches, bf16 and compiled attention. `concertina "
         "trace` shows what the devices do in a step",
         1 - progress.mfu / problems.LOW_MFU,
     )

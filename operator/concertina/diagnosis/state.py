@@ -39,10 +39,11 @@ def checkpoint_old(evidence: JobEvidence) -> Finding | None:
     statement = f"the newest checkpoint is {duration(evidence.age(newest.at))} old{distance}" if newest else ""
     return critical(
         Problem.CHECKPOINT_OLD,
-        f"{statement or 'there is no checkpoint yet'}; one is due every {interval:.3g} s, and training has gone on for "
-        f"{waited / interval:.0f} times that",
-        "see the condition Degraded and concertina_checkpoint_storage_failures_total; without failures the store is "
-        "slow: concertina_checkpoint_ship_seconds_total over _shards_shipped_total says how long a shard takes",
+        f"{statement or 'there is no checkpoint yet'}; a checkpoint is due every {interval:.3g} s, and training "
+        f"has continued for {waited / interval:.0f} times as long",
+        "see the condition Degraded and the metric concertina_checkpoint_storage_failures_total. If there are "
+        "no failures, the store is slow: concertina_checkpoint_ship_seconds_total divided by "
+        "concertina_checkpoint_shards_shipped_total is the time for one shard",
         lost=0.0,
     )
 
@@ -52,8 +53,8 @@ def tracker_unreachable(evidence: JobEvidence) -> Finding | None:
         return None
     return warning(
         Problem.TRACKER_UNREACHABLE,
-        f"the tracker takes nothing, and what it is to be told waits on the node: {evidence.status.tracking}",
-        "training does not notice; bring the tracker back, or correct spec.tracking while the job is suspended",
+        f"the tracker accepts no records, so they wait on the node: {evidence.status.tracking}",
+        "training is not affected. Restore the tracker, or suspend the job and correct spec.tracking",
     )
 
 
@@ -71,7 +72,7 @@ def storage_refuses(evidence: JobEvidence) -> Finding | None:
             last[agent.replica] = agent.storage_failures
     failures = sum(last.values()) - sum(first.values())
     if failures > 0:
-        sentence = f"durable storage did not do what it was asked {failures:.0f} times in {evidence.window.of}"
+        sentence = f"{failures:.0f} requests to durable storage failed in {evidence.window.of}"
         return critical(Problem.STORAGE_REFUSES, sentence, ADVICE[Problem.STORAGE_REFUSES], lost=0.0)
     return _by_last_failure(evidence, Problem.STORAGE_REFUSES)
 
@@ -93,7 +94,7 @@ def loss_nan(evidence: JobEvidence) -> Finding | None:
     is_nonfinite = (finite_flags and not finite_flags[-1]) or (evidence.steps and evidence.steps[-1].loss is None)
     if is_nonfinite and not evidence.ended:
         step = evidence.status.progress.step if evidence.status.progress else 0
-        sentence = f"the loss is not finite at step {step}: what is trained from there on is worth nothing"
+        sentence = f"the loss is not finite at step {step}: training after this step is useless"
         return critical(Problem.LOSS_NAN, sentence, ADVICE[Problem.LOSS_NAN])
     return _by_rollback(evidence, "LossNotFinite", Problem.LOSS_NAN) or _by_last_failure(evidence, Problem.LOSS_NAN)
 
@@ -104,7 +105,7 @@ def loss_spike(evidence: JobEvidence) -> Finding | None:
         usual_loss = statistics.median(earlier_losses)
         if loss > problems.LOSS_SPIKE * usual_loss > 0:
             step, ratio = evidence.steps[-1].step, loss / usual_loss
-            sentence = f"the loss is {loss:.4g} at step {step}, {ratio:.1f} times what it was in "
+            sentence = f"the loss is {loss:.4g} at step {step}, {ratio:.1f} times the loss in "
             return warning(
                 Problem.LOSS_SPIKE,
                 f"{sentence}the {len(earlier_losses)} steps before ({usual_loss:.4g})",
@@ -118,7 +119,8 @@ def _by_rollback(evidence: JobEvidence, reason: str, problem: Problem) -> Findin
     if rollback is None or rollback.reason != reason or evidence.age(rollback.at) > RECENT_SECONDS:
         return None
     sentence = (
-        f"{duration(evidence.age(rollback.at))} ago training went back to step {rollback.step}: {rollback.message}"
+        f"{duration(evidence.age(rollback.at))} ago, training was rolled back to step {rollback.step}: "
+        f"{rollback.message}"
     )
     return warning(problem, sentence, ADVICE[problem])
 

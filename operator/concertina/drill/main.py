@@ -32,8 +32,8 @@ async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -
         drilled = DrillTarget(client, namespace, job, cluster.serving(client.access.server))
         if drilled.local is None and not yes:
             raise UserError(
-                f"{client.access.server} is no local cluster of yours: {scenario.about}, for real. "
-                f"Add --yes to do that to {namespace}/{job}."
+                f"{client.access.server} is not a local cluster of yours. This drill acts on real objects: "
+                f"{scenario.about}. Add --yes to run it on {namespace}/{job}."
             )
         try:
             verdict = await run(

@@ -29,16 +29,16 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
         Late: When not all replicas train at the start.
     """
     if scenario.expect.checkpoint and not (await target.job())["spec"].get("checkpoint"):
-        raise UserError(f"{target.name} has no spec.checkpoint: no storage of it can be away.")
+        raise UserError(f"{target.name} has no spec.checkpoint: its storage can't be made unavailable.")
     async with JobWatch(target.client, target.namespace, target.name) as watch:
-        say("waiting until all replicas are at work")
+        say("waiting until all replicas train")
         before = await _steady(watch)
         pods = dict(watch.pods)
         recording = Recording(watch, before)
         async with fault(target) as injection:
             say(injection.text)
             await recording.after(injection, scenario.expect)
-        say("reverted; waiting until all replicas are at work again")
+        say("reverted; waiting until all replicas train again")
         if scenario.expect.checkpoint:
             # Without this request, the next checkpoint may be ten minutes away.
             await ask_for_checkpoint(target.client, target.namespace, target.name)
@@ -58,7 +58,7 @@ async def _steady(watch: JobWatch) -> JobStatus:
         is_whole = watch.training() and status.world.replicas == len(watch.pods) > 0 and _has_wanted_size(status)
         return status if has_step and is_whole else None
 
-    return await watch.until("a job with all its replicas at work", STEADY, steady)
+    return await watch.until("training with all replicas", STEADY, steady)
 
 
 def _has_wanted_size(status: JobStatus) -> bool:
@@ -100,7 +100,7 @@ class Recording:
             if expect.told:
                 words = ", ".join(expect.told)
                 await self._watch.until(
-                    f"a condition with the words {words}", TOLD, lambda: self._reports_trouble(expect)
+                    f"a condition with the text {words}", TOLD, lambda: self._reports_trouble(expect)
                 )
                 self._reported_after = self._watch.seen_at - injection.at
         except Late as error:
@@ -116,7 +116,7 @@ class Recording:
                 self._first_after = at - reverted
             replicas = self._before.world.replicas
             await watch.until(
-                f"a world of {replicas} replicas again",
+                f"a round of {replicas} replicas",
                 WHOLE,
                 lambda: (
                     watch.training()

@@ -47,23 +47,24 @@ SCENARIOS: dict[str, Scenario] = {
         "a training process is killed", api_server.kill_worker, api_server.kill_worker, CRASH,
     ),
     "kill-coordinator": Scenario(
-        "the agent of the member that coordinates is killed, elsewhere its whole pod",
+        "the agent of the coordinator is killed (on a cluster that is not local: its pod)",
         local_cluster.kill_coordinator, api_server.kill_coordinator_pod, Expect(seconds=30.0),
     ),
     "kill-node": Scenario(
-        "a node loses power, its peers see connections closed",
+        "a node loses power, and its peers see closed connections",
         local_cluster.kill_node,
         ByCommand("NODE_KILL", "NODE_UP", "killed node {node}"), LOST_NODE,
     ),
     "stop-node": Scenario(
-        "a node falls silent, and later goes on where it was",
+        "a node freezes, and later continues",
         local_cluster.stop_node,
         ByCommand("NODE_STOP", "NODE_CONTINUE", "silenced node {node}"), LOST_NODE,
     ),
     "partition": Scenario(
-        "a node is cut off, all on it runs on, and later is reached again: what it did meanwhile counts for nothing",
-        "The nodes of the local cluster share one network, which can't be cut between them. `stop-node` comes near; "
-        "on real kubelets `make test-e2e` plays this one.",
+        "a node is disconnected while its processes run on, and later it is reconnected: what they did in the "
+        "meantime is discarded",
+        "The nodes of the local cluster share one network, so none can be disconnected. The nearest drill is "
+        "`stop-node`. On real kubelets, `make test-e2e` runs this drill.",
         ByCommand("NODE_ISOLATE", "NODE_REJOIN", "cut off node {node}"), LOST_NODE,
     ),
     "notice": Scenario(
@@ -72,25 +73,26 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "oom": Scenario(
         "a worker's container runs out of memory, and the kernel kills the worker",
-        "The containers of the local cluster have no memory limit, and a SIGKILL alone is no want of memory: on real "
-        "kubelets `make test-e2e` plays this one.",
+        "The containers of the local cluster have no memory limit, and a SIGKILL alone is not an out-of-memory "
+        "kill. On real kubelets, `make test-e2e` runs this drill.",
         in_container.out_of_memory, Expect(seconds=30.0, counted=True, reasons=("OutOfMemory",)),
     ),
     "hang": Scenario(
-        "a worker stands still, its connections stay open",
+        "a worker hangs, and its connections stay open",
         api_server.hang, api_server.hang, Expect(seconds=120.0, counted=True, reasons=("WorkerStopped", "Hang")),
     ),
     "straggle": Scenario(
-        "a worker is slow (stopped for moments whenever it computes), and the others wait for it in every step",
+        "a worker is slow (it is stopped for moments whenever it computes), and the other workers wait for it "
+        "in every step",
         in_container.straggle, in_container.straggle,
         Expect(seconds=100.0, new_round=None, replayed=0, counted=False, named=True),
     ),
     "operator-kill": Scenario(
-        "the operator is killed; the job must not notice",
+        "the operator is killed; the job must not be affected",
         local_cluster.kill_operator, api_server.delete_operator, UNTOUCHED,
     ),
     "operator-stop": Scenario(
-        f"the operator stands still for {STANDSTILL:g} s and goes on where it was; the job must not notice",
+        f"the operator is frozen for {STANDSTILL:g} s and then continues; the job must not be affected",
         local_cluster.stop_operator,
         ByCommand(
             "OPERATOR_STOP", "OPERATOR_CONTINUE", "stopped the operator {operator}", ProgressSource.LOGS, STANDSTILL
@@ -98,32 +100,35 @@ SCENARIOS: dict[str, Scenario] = {
         UNTOUCHED,
     ),
     "operator-partition": Scenario(
-        "the operator reaches no agent of the job, only the API server; the job must not notice, and says so",
-        "The nodes of the local cluster share one network, in which an operator can't be cut off. `operator-stop` "
-        "comes near; on real kubelets `make test-e2e` plays this one.",
+        "the operator reaches only the API server and no agent of the job; the job must not be affected, and "
+        "its status must say so",
+        "The nodes of the local cluster share one network, so an operator can't be cut off. The nearest drill "
+        "is `operator-stop`. On real kubelets, `make test-e2e` runs this drill.",
         by_object.part_operator, replace(UNTOUCHED, told=("AgentsUnreachable",)),
     ),
     "refused-pods": Scenario(
-        "a pod is killed while a broken webhook lets no other be made; those left go on, and it comes back later",
+        "a pod is killed while a broken webhook blocks new pods; the remaining replicas continue, and the pod "
+        "is replaced later",
         by_object.refuse_pods, by_object.refuse_pods,
         Expect(seconds=30.0, counted=False, told=("PodRefused", by_object.HOOK)),
     ),
     "hostile-agent": Scenario(
-        "a worker is killed while a pod of another namespace floods the operator, in a namespace made for that",
+        "a worker is killed while a pod of another namespace floods the operator, in a namespace that the drill "
+        "creates",
         tenants.hostile_agent, tenants.hostile_agent, CRASH,
     ),
     "long-queue": Scenario(
-        "a worker is killed while many jobs wait for room, in namespaces made for that",
+        "a worker is killed while many jobs wait for room, in namespaces that the drill creates",
         tenants.long_queue, tenants.long_queue, CRASH,
     ),
     "apiserver-restart": Scenario(
-        f"the API server is killed and {OUTAGE:g} s later started again; the job must not notice",
+        f"the API server is killed and started again {OUTAGE:g} s later; the job must not be affected",
         local_cluster.kill_apiserver,
         ByCommand("APISERVER_STOP", "APISERVER_START", "stopped the API server", ProgressSource.NOTHING, OUTAGE),
         UNTOUCHED,
     ),
     "storage-outage": Scenario(
-        f"durable storage is away for {OUTAGE:g} s; training continues, a checkpoint follows",
+        f"durable storage is unavailable for {OUTAGE:g} s; training continues, and a checkpoint follows",
         local_cluster.kill_storage,
         ByCommand("STORAGE_STOP", "STORAGE_START", "stopped the storage", seconds=OUTAGE),
         Expect(seconds=60.0, new_round=False, replayed=0, counted=False, checkpoint=True),

@@ -97,7 +97,7 @@ class DrillTarget:
             leases, _ = await self.client.list_all(LEASES, pod["metadata"]["namespace"])
             if pod["metadata"]["name"] in [lease["spec"].get("holderIdentity") for lease in leases]:
                 return pod
-        raise UserError("No pod of this cluster is the acting operator: it runs elsewhere, or it is down.")
+        raise UserError("No pod of this cluster is the leading operator: the operator runs elsewhere, or it is down.")
 
     async def victim(self) -> Member:
         """Return a member that is not the coordinator. If there is only one member, return that one."""
@@ -119,7 +119,7 @@ class DrillTarget:
         nodes = [member.node for member in world.members if member.node != spared]
         if not nodes:
             raise UserError(
-                f"All members of {self.name} are on {spared}, where the operator is: there is no node to stop."
+                f"All members of {self.name} are on {spared}, where the operator runs, so there is no node to stop."
             )
         return nodes[-1]
 
@@ -139,7 +139,7 @@ class DrillTarget:
                     pid = match[1]
             if pid:
                 return pid
-        raise UserError(f"The log of {member.replica} names no worker.")
+        raise UserError(f"The log of {member.replica} shows no worker.")
 
     @property
     def cluster(self) -> LocalCluster:

@@ -108,9 +108,9 @@ def positions(observation: DrillObservation) -> str:
     start = observation.start
     if start is None:
         untouched = observation.same_pods and not observation.rounds
-        return "not touched: no new round" if untouched else "can't be told: no trainer's log"
+        return "not touched: no new round" if untouched else "unknown: there is no log of a trainer"
     exact = "exact" if start.step == start.restored_step + 1 else "NOT exact"
-    return f"{exact}: round {start.round} went on with step {start.step}, its state is the {start.state}"
+    return f"{exact}: round {start.round} continued with step {start.step} from the {start.state}"
 
 
 def _broken_promises(expect: Expect, observation: DrillObservation) -> Iterator[str]:
@@ -126,11 +126,11 @@ def _broken_promises(expect: Expect, observation: DrillObservation) -> Iterator[
     if expect.new_round and not observation.rounds:
         yield "no new round was started"
     if expect.new_round is False and observation.rounds_in_all:
-        yield f"{observation.rounds_in_all} new rounds were started, and none was needed: {observation.cause}"
+        yield f"{observation.rounds_in_all} new rounds were started, but none was needed: {observation.cause}"
     if expect.new_round is False and not observation.same_pods:
-        yield "pods of the job were replaced, and none had to be"
+        yield "pods of the job were replaced, but none had to be"
     if expect.replayed is not None and observation.replayed > expect.replayed:
-        yield f"{observation.replayed} steps were trained again, at most {expect.replayed} are promised"
+        yield f"{observation.replayed} steps were trained again, but at most {expect.replayed} are allowed"
     if expect.counted is not None and bool(observation.counted) != expect.counted:
         words = (
             "counted against maxRestarts, though it is not the job's fault"
@@ -140,7 +140,7 @@ def _broken_promises(expect: Expect, observation: DrillObservation) -> Iterator[
         yield f"the failure {words}"
     if expect.reasons and not any(word in observation.cause for word in expect.reasons):
         cause = observation.cause or "nothing"
-        yield f"the cause should name {' or '.join(expect.reasons)}; the operator says: {cause}"
+        yield f"the cause should contain {' or '.join(expect.reasons)}, and the operator reports: {cause}"
     if observation.end < observation.before:
         yield f"the job ended the drill with {observation.end} of {observation.before} replicas"
     if positions(observation).startswith("NOT"):

@@ -40,6 +40,6 @@ def _rows(verdict: DrillVerdict) -> Iterator[tuple[str, str]]:
             yield name, f"after {seconds:.2f} s"
     world = f"{observation.before} → {observation.after} → {observation.end} replicas"
     yield "world", f"{world}, {observation.rounds_in_all} new rounds"
-    yield "steps", f"{observation.steps_meanwhile} made meanwhile, {observation.replayed} trained again"
+    yield "steps", f"{observation.steps_meanwhile} finished in the meantime, {observation.replayed} trained again"
     yield "restarts", f"{observation.counted} counted"
     yield "positions", verdict.positions

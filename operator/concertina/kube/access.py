@@ -99,8 +99,8 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Acc
         from kubernetes.aio import client, config  # the import takes 1 s, so it is done only if a cluster is used
     except ImportError as error:
         raise NoAccess(
-            "This operator has no client library to read a kubeconfig with, and runs in no pod. To run it outside of "
-            "its cluster: pip install 'concertina-operator[kubeconfig]'"
+            "This operator has no client library to read a kubeconfig with, and does not run in a pod. To run "
+            "it outside of its cluster: pip install 'concertina-operator[kubeconfig]'"
         ) from error
 
     configuration = client.Configuration()
@@ -124,8 +124,8 @@ async def load(kubeconfig: str | None = None, context: str | None = None) -> Acc
         return Access(configuration, str(context_of_file.get("namespace") or "default"), from_file)
     except Exception as error:  # the loader has no error of its own for most invalid files
         raise NoAccess(
-            f"No cluster to talk to: {file} can't be used ({str(error)[:400]}). Set KUBECONFIG, or start a local "
-            "cluster with `concertina local up`."
+            f"There is no cluster to connect to: {file} can't be used ({str(error)[:400]}). Set KUBECONFIG, or "
+            "start a local cluster with `concertina local up`."
         ) from error
 
 

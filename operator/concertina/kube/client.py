@@ -79,7 +79,7 @@ async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
             return await ask()
         except Unreachable as error:
             level = logging.INFO if failures else logging.WARNING
-            log.log(level, "%s: %s; asked again until the API server answers", purpose, error)
+            log.log(level, "%s: %s; retrying until the API server answers", purpose, error)
             await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
             failures += 1
 
@@ -461,7 +461,9 @@ class Client:
                     0, "Unreachable", f"{self.access.server} can't be reached: {_why(connection_error)}"
                 )
             except ValueError as decode_error:  # perhaps an HTML page of a proxy
-                error = Unreachable(0, "Unreachable", f"{self.access.server} answered what is no JSON: {decode_error}")
+                error = Unreachable(
+                    0, "Unreachable", f"{self.access.server} sent an answer that is not JSON: {decode_error}"
+                )
             if time.monotonic() + wait >= deadline:
                 if isinstance(error, Unreachable):
                     raise error  # its message may be more specific
@@ -562,7 +564,7 @@ def _event(line: bytes) -> tuple[str, Raw]:
         if not isinstance(kind, str) or not isinstance(obj, dict):
             raise TypeError("no event")
     except (ValueError, KeyError, TypeError) as error:
-        raise Unreachable(0, "StreamLost", f"a watch said what is no event ({error}): {line[:80]!r}") from error
+        raise Unreachable(0, "StreamLost", f"a watch sent an invalid event ({error}): {line[:80]!r}") from error
     return kind, obj
 
 

@@ -70,7 +70,7 @@ def _loads_cut(without: str) -> Any:
     try:
         return json.loads(without)
     except RecursionError as error:  # unbalanced brackets make the computed depth wrong
-        raise ValueError("nested too deeply, and no JSON") from error
+        raise ValueError("nested too deeply, or not JSON") from error
 
 
 def _is_deep(decoded: Any) -> bool:

@@ -160,7 +160,7 @@ class Reflector(Generic[T]):
             new = CachedObject(obj["metadata"]["uid"], version, self._parse(obj))
         except Exception:
             # A malformed object must not end the watch of all objects.
-            log.exception("%s %s can't be read and is left out", self._resource.plural, "/".join(key))
+            log.exception("%s %s can't be read and is ignored", self._resource.plural, "/".join(key))
             return
         self._objects[key] = new
         if old is None or old.value != new.value:

@@ -121,9 +121,7 @@ def kill(record: ClusterRecord, name: str) -> None:
     """
     remaining = processes.kill([running(record, name)])
     if remaining:
-        raise LocalClusterError(
-            f"node {name} does not end (process {remaining[0].pid}): a process of it hangs in the kernel."
-        )
+        raise LocalClusterError(f"node {name} does not end: its process {remaining[0].pid} hangs in the kernel.")
 
 
 def stop(record: ClusterRecord, name: str) -> None:

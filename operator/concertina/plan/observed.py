@@ -185,9 +185,9 @@ class PodView:
 class BlockedBy(enum.Enum):
     """Reasons why a waiting job can't start even if other jobs release resources. The values are shown to users."""
 
-    EXCLUDED = "no node would take its pods, even if nothing else ran there"
-    TOO_LARGE = "all nodes together could not hold as many of its pods as it needs, even if nothing else ran there"
-    BEYOND_QUOTA = "a quota of its namespace is too small for as many of its pods as it needs"
+    EXCLUDED = "no node can run its pods, even if the node is empty"
+    TOO_LARGE = "all nodes together can't run as many pods as it needs, even if the nodes are empty"
+    BEYOND_QUOTA = "a quota of its namespace is too small for its pods"
     QUOTA = "a quota of its namespace is used up"
     """The only reason that other jobs can remove: those of the same namespace, by releasing their pods."""
 

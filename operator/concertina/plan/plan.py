@@ -150,8 +150,8 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
     if not job.ignored or job.generation == ctx.status.observed_generation:
         return ()
     names = ", ".join(job.ignored[:10])
-    message = f"{names}: the CRD has these fields, this version of the operator does not and ignores them"
-    return (Event("Warning", "UnknownFields", f"{message}; bring both to the same version"),)
+    message = f"{names}: the CRD has these fields, but this version of the operator ignores them"
+    return (Event("Warning", "UnknownFields", f"{message}; install the same version of both"),)
 
 
 def _unreadable(observed: JobObservation, now: float) -> Plan:

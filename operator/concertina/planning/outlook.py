@@ -159,14 +159,16 @@ def bottleneck(estimate: Estimate) -> str:
     if peak is not None and not estimate.fits:
         largest = max(peak.kinds, key=lambda kind: peak.kinds[kind])
         return (
-            f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.usable)} that tensors can "
-            f"have on {gpu.name}, most of it {largest} ({_gib(peak.kinds[largest])}): {_less(estimate, largest)}."
+            f"Memory: rank {peak.rank} needs {_gib(peak.total)} of the {_gib(gpu.usable)} that tensors "
+            f"can have on {gpu.name}, mostly for {largest} ({_gib(peak.kinds[largest])}): "
+            f"{_less(estimate, largest)}."
         )
     if estimate.room is not None and estimate.snapshots + estimate.offloaded > estimate.room:
         besides = f", its offloaded state {_gib(estimate.offloaded)}" if estimate.offloaded else ""
         return (
-            f"Memory of nodes: the snapshots of a replica take {_gib(estimate.snapshots)}{besides}, and nine tenths of "
-            f"the container's limit are {_gib(estimate.room)}: raise resources.limits.memory, or have more replicas."
+            f"Memory of nodes: the snapshots of a replica take {_gib(estimate.snapshots)}{besides}, but only "
+            f"nine tenths of the container's limit, {_gib(estimate.room)}, are available: raise "
+            "resources.limits.memory, or use more replicas."
         )
     parts: dict[str, float] = {"bubble": time.bubble, "filling": time.filling, "optimizer": time.optimizer}
     parts["host"] = time.host
@@ -175,28 +177,38 @@ def bottleneck(estimate: Estimate) -> str:
     share = parts[name] / time.total
     if share < NOTABLE:
         return (
-            f"Computation: {time.compute / time.total:.0%} of a step, and nothing else takes a twentieth of it. More "
-            "GPUs make it faster as long as the batch has sequences for them."
+            f"Computation: {time.compute / time.total:.0%} of a step, and nothing else takes more than a "
+            "twentieth. More GPUs make training faster as long as the batch has sequences for them."
         )
     return f"{_WORDS[name].format(share=f'{share:.0%}', **_facts(estimate))}."
 
 
 _WORDS = {
-    "bubble": "The pipeline: ranks wait {share} of a step for other stages ({microbatches} microbatches, {pipeline} "
-    "stages): raise globalBatchSize, choose an interleaved schedule, or use fewer stages",
-    "filling": "The batch: {share} of a step computes rows that hold nothing, as globalBatchSize does not divide: make "
-    "it a multiple of {data} x microBatchSize",
-    "optimizer": "The optimizer: {share} of a step reads and writes weights and moments: shard over more ranks",
-    "host": "The host's memory: {share} of a step copies weights from there and gradients to it: raise microBatchSize, "
-    "or remove memory.offload",
-    "tensor": "Tensor parallelism: {share} of a step waits for its activations{tensor_link}: use fewer ranks a group",
-    "expert": "Experts: {share} of a step sends tokens to experts and back{expert_link}: use fewer ranks a group, on a "
-    "node if they can be",
-    "context": "Context parallelism: {share} of a step gathers keys and values{context_link}: use fewer ranks a group",
-    "shard": "FSDP: {share} of a step waits for weights or gradients that no computation hides{shard_link}: raise "
-    "microBatchSize, set memory.reshardAfterForward to Never, or parallelism.shard to fewer ranks",
-    "replicate": "Copies: {share} of a step adds gradients up between them: raise globalBatchSize",
-    "pipeline": "The pipeline: {share} of a step sends activations between stages: raise microBatchSize",
+    "bubble": "Pipeline: ranks wait {share} of a step for other stages ({microbatches} microbatches, {pipeline} "
+    "stages). Raise globalBatchSize, choose an interleaved schedule, or use fewer stages",
+    "filling": "Batch: {share} of a step computes empty rows, because globalBatchSize is not divisible. Make it a "
+    "multiple of {data} x microBatchSize",
+    "optimizer": "Optimizer: {share} of a step reads and writes weights and moments. Shard over more ranks",
+    "host": "Host memory: {share} of a step copies weights from host memory and gradients to it. Raise "
+    "microBatchSize, or remove memory.offload",
+    "tensor": (
+        "Tensor parallelism: ranks wait {share} of a step for activations{tensor_link}. Use fewer ranks per "
+        "tensor group"
+    ),
+    "expert": "Experts: ranks wait {share} of a step to send tokens to experts and back{expert_link}. "
+    "Use fewer ranks per expert group, on one node if possible",
+    "context": (
+        "Context parallelism: ranks wait {share} of a step to gather keys and values{context_link}. Use "
+        "fewer ranks per context group"
+    ),
+    "shard": "FSDP: ranks wait {share} of a step for weights or gradients, without computation in "
+    "parallel{shard_link}. Raise microBatchSize, set memory.reshardAfterForward to Never, or set "
+    "parallelism.shard to fewer ranks",
+    "replicate": (
+        "Replication: ranks wait {share} of a step to reduce gradients between copies of the model. Raise "
+        "globalBatchSize"
+    ),
+    "pipeline": "Pipeline: ranks wait {share} of a step to send activations between stages. Raise microBatchSize",
 }
 
 
@@ -220,7 +232,9 @@ def _less(estimate: Estimate, kind: str) -> str:
     trainer, parallelism = estimate.layout.trainer, estimate.layout.parallelism
     if kind in ("activations", "routed", "temporary"):
         if parallelism.pipeline > 1 and parallelism.schedule is PipelineSchedule.gpipe:
-            return "GPipe keeps those of all microbatches; choose parallelism.schedule OneForwardOneBackward"
+            return (
+                "GPipe keeps the activations of all microbatches, so choose parallelism.schedule OneForwardOneBackward"
+            )
         if trainer.memory.resolved_activations is not Activations.recompute:
             return "set trainer.memory.activations to Recompute, or lower microBatchSize"
         if trainer.resolved_micro_batch_size > 1:
@@ -228,8 +242,8 @@ def _less(estimate: Estimate, kind: str) -> str:
         return "raise parallelism.tensor or parallelism.context"
     if kind == "gradients" and batch(estimate.layout).microbatches > 1:
         return (
-            "gradients of several microbatches add up whole before they are reduced; raise microBatchSize, so that "
-            "there is one, or parallelism.tensor or pipeline"
+            "the gradients of several microbatches are added up before they are sharded; raise microBatchSize "
+            "until there is one microbatch, or raise parallelism.tensor or parallelism.pipeline"
         )
     if kind in ("weights", "moments"):
         degrees_to_raise = (
@@ -253,13 +267,17 @@ def _less_of_own(estimate: Estimate, own: OwnDescription, kind: str) -> str:
         shorter = (
             "lower microBatchSize" if trainer.resolved_micro_batch_size > 1 else "lower trainer.model.sequenceLength"
         )
-        return shorter if own.blocks else f"{parts} of the model, so that these can be computed again, or {shorter}"
+        return (
+            shorter
+            if own.blocks
+            else f"{parts} of the model, so that their activations can be recomputed, or {shorter}"
+        )
     if kind == "gradients" and batch(estimate.layout).microbatches > 1:
-        return "set memory.reshardAfterForward to Always, so that each microbatch's are cut"
+        return "set memory.reshardAfterForward to Always, so that the gradients of each microbatch are sharded"
     if kind in ("weights", "moments", "gradients"):
         wider = "have more replicas" if estimate.layout.parallelism.shard is None else "raise parallelism.shard"
         return f"{wider}, or set memory.offload to State"
-    return f"{parts}, one of which is gathered at a time, or set memory.reshardAfterForward to Always"
+    return f"{parts}, because FSDP gathers one part at a time, or set memory.reshardAfterForward to Always"
 
 
 def _gib(size: float) -> str:

@@ -39,7 +39,7 @@ setTimeout(again, 5000);
 The script pauses while the page is not visible or the user selects text. If the server does not respond, the old
 content remains.
 """
-SILENT = "concertina dashboard does not answer any more: this is what it said last."
+SILENT = "concertina dashboard no longer answers. This page shows its last answer."
 WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
 
 
@@ -82,7 +82,7 @@ def jobs_page(rows: Sequence[JobRow], view: DashboardView, now: float, nonce: st
     body.insert(0, _navigation(view))
     body.insert(0, element("h1", "TrainingJobs"))
     if trouble:
-        paragraph(main, f"{trouble} Below is what was known before; it is asked again every few seconds.", "warning")
+        paragraph(main, f"{trouble} The page shows the last known state and retries every few seconds.", "warning")
     paragraph(main, summary(rows) if rows else "There are no TrainingJobs here.")
     pages = max(1, -(-len(rows) // PAGE_ROWS))
     shown = min(view.page, pages)
@@ -129,7 +129,7 @@ def trouble_page(title: str, sentence: str, nonce: str) -> str:
     root, body, main = _refreshing_document(title, nonce)
     body.insert(0, element("a", "All jobs", href="/"))
     xml.SubElement(main, "h1").text = title
-    paragraph(main, f"{sentence} It is asked again every few seconds.", "warning")
+    paragraph(main, f"{sentence} The dashboard retries every few seconds.", "warning")
     return written(root)
 
 

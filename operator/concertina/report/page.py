@@ -116,7 +116,7 @@ def _without_fraction(timestamp: str) -> str:
 
 def _findings(parent: xml.Element, evidence: JobEvidence, diagnosis: Diagnosis) -> None:
     if not diagnosis.findings:
-        paragraph(parent, "Nothing was found that is wrong.")
+        paragraph(parent, "No problems were found.")
     price = evidence.spec.price if evidence.spec else None
     for finding in diagnosis.findings:
         box = xml.SubElement(parent, "div", {"class": finding.severity.value})
@@ -135,7 +135,7 @@ def _time(parent: xml.Element, goodput: Goodput) -> None:
     parent.append(plots.bar(parts))
     table(parent, (), ((_class_name(name), duration(part), f"{part / total:.1%}") for name, part in parts if part))
     if goodput.recovery:
-        paragraph(parent, "Recovery by cause:" if goodput.percent is not None else "Recovery by cause, at least:")
+        paragraph(parent, "Recovery by cause:" if goodput.percent is not None else "Recovery by cause (lower bounds):")
         causes = sorted(goodput.recovery, key=lambda cause: -cause.seconds)
         table(parent, (), ((cause.cause, f"{cause.times} x", f"{cause.seconds:.1f} s") for cause in causes))
 
@@ -160,7 +160,7 @@ def _curves(body: xml.Element, evidence: JobEvidence) -> None:
     _line(body, "World over time", world, "minutes since the job was created", "replicas", steps=True)
     _line(body, "Loss", losses, "step", "loss")
     if paces:
-        _line(body, "Seconds of a step", paces, "step, of the last ones in the log", "seconds")
+        _line(body, "Seconds of a step", paces, "step (only the last steps in the log)", "seconds")
 
 
 def _not_undone(points: Iterable[S]) -> Sequence[S]:
@@ -178,7 +178,7 @@ def _line(body: xml.Element, title: str, points: Sequence[plots.Point], x: str, 
     if len(points) >= FEWEST_POINTS:
         xml.SubElement(chapter, "div", {"class": "scroll"}).append(plots.line(points, x, y, steps))
     else:
-        paragraph(chapter, "Too little was told of it to be drawn.")
+        paragraph(chapter, "There are too few points to draw.")
 
 
 def _incidents(parent: xml.Element, status: JobStatus) -> None:

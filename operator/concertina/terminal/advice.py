@@ -17,28 +17,28 @@ Before that age, the job's start dominates, and the job is not called slow.
 def next_step(name: str, status: JobStatus) -> str:
     """Return a sentence on what a user should do next about the job."""
     if status.is_true(ConditionType.FAILED):
-        return f"`concertina logs {name} --since-failure` has what was printed around the failure"
+        return f"`concertina logs {name} --since-failure` shows the output around the failure"
     if status.is_true(ConditionType.COMPLETE):
         return _after_the_end(name, status)
     if status.trouble:
-        return f"a person must act: the message of the condition {status.trouble.type} says what to change"
+        return f"you must act: the message of the condition {status.trouble.type} says what to change"
     if status.is_true(ConditionType.SUSPENDED):
-        return f"`concertina resume {name}` lets it go on"
+        return f"`concertina resume {name}` continues it"
     if not status.is_true(ConditionType.RUNNING):
-        return f"`kubectl get pods -l concertina.dev/job={name}` and the events say what it waits for"
+        return f"`kubectl get pods -l concertina.dev/job={name}` and the events show what it waits for"
     if status.restarts.total and status.restarts.budget <= problems.RESTARTS_REMAINING:
         return f"one more failure may end it: `concertina logs {name} --since-failure`, `concertina diagnose {name}`"
     if status.stragglers:
         return f"the others wait for {status.stragglers[0].replica}: `concertina diagnose {name}` says why"
     if is_slow(status):
-        return f"`concertina diagnose {name}` names what takes the time"
-    return f"nothing to do; `concertina logs {name} -f` shows it at work"
+        return f"`concertina diagnose {name}` shows what takes the time"
+    return f"nothing to do; `concertina logs {name} -f` follows its output"
 
 
 def _after_the_end(name: str, status: JobStatus) -> str:
     if status.last_checkpoint is None:
-        return f"`concertina logs {name}` has its output"
-    return f"`concertina checkpoint show {status.last_checkpoint.uri}` has what was trained"
+        return f"`concertina logs {name}` shows its output"
+    return f"`concertina checkpoint show {status.last_checkpoint.uri}` shows what it contains"
 
 
 def is_slow(status: JobStatus) -> bool:

@@ -107,7 +107,7 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
         parts.append(_events_table(events))
     failure, running = status.last_failure, status.condition(ConditionType.RUNNING)
     if failure and failure.last_lines and not (running and running.status == "True"):
-        source = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
+        source = f"{failure.replica}; for more, run kubectl logs {failure.replica}" if failure.replica else "the worker"
         parts.append(Text(f"The last lines of {source}:"))
         parts += [Text(f"  {line}") for line in failure.last_lines]
     if not no_operator:  # The advice assumes that an operator manages the job.
@@ -219,8 +219,8 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
     for mark in status.stragglers:
         yield (
             "Straggler",
-            f"rank {mark.rank}, {mark.replica} on {mark.node}: {mark.seconds:.2g} s of own work a step, the others "
-            f"{mark.others_seconds:.2g} s" + _since(mark.since),
+            f"rank {mark.rank}, {mark.replica} on {mark.node}: {mark.seconds:.2g} s of its own work per step, "
+            f"and the other ranks {mark.others_seconds:.2g} s" + _since(mark.since),
         )
     if status.batch_assignment:
         shares = (
@@ -228,15 +228,15 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
             for mark in status.batch_assignment[:_SHARES]
         )
         more = ", ..." if len(status.batch_assignment) > _SHARES else ""
-        yield "Shares", f"sequences a step, the least first: {', '.join(shares)}{more}"
+        yield "Shares", f"sequences per step, smallest share first: {', '.join(shares)}{more}"
     if status.settings:
         yield "Chosen", ", ".join(f"{mark.field} {mark.value}" for mark in status.settings)
     restarts = status.restarts
     yield (
         "Failures",
         (
-            f"{restarts.total} ({restarts.in_window} in the window count, {restarts.budget} more are allowed), "
-            f"rounds {status.rounds}, steps replayed {status.steps_replayed}"
+            f"{restarts.total} ({restarts.in_window} in the window, {restarts.budget} more allowed), rounds "
+            f"{status.rounds}, steps replayed {status.steps_replayed}"
         ),
     )
     if answers := [f"{use.action} {use.in_window}" for use in restarts.recovery_actions]:
@@ -265,10 +265,10 @@ def _checkpoint_rows(status: JobStatus) -> Iterable[tuple[str, str]]:
     if interval := status.checkpoint_interval:
         yield "", checkpoints_every(interval, status.restarts.total)
     for damaged in (status.damaged_checkpoints or ())[-1:]:
-        consequence = f"training went on from step {damaged.previous_step} or before"
+        consequence = f"training continued from step {damaged.previous_step} or an earlier one"
         yield "Damaged", f"{age(damaged.at)} ago, {damaged.uri} (step {damaged.step}): {consequence}"
     if (rollback := status.rollback) and rollback.reason != FailureReason.DAMAGED:
-        where = f"from round {rollback.round} to step {rollback.step} or before"
+        where = f"from round {rollback.round} to step {rollback.step} or an earlier one"
         yield "Rolled back", f"{age(rollback.at)} ago, {where}: {rollback.message}"
     if status.skipped:
         yield "Left out", words(tuple((stretch.begin, stretch.end) for stretch in status.skipped))
@@ -291,7 +291,7 @@ def checkpoints_every(every: CheckpointEvery, failures: int) -> str:
     clock = f"every {duration(every.seconds)} by the clock" if every.seconds else "by steps alone"
     if not failures:
         return clock
-    best = f"best would be every {duration(every.suggested_seconds)}"
+    best = f"the best interval is {duration(every.suggested_seconds)}"
     cost, between = f"{every.save_seconds:.2g} s", duration(every.failure_seconds)
     return f"{clock}; {best} (a save costs {cost}, a failure comes every {between})"
 
@@ -304,7 +304,10 @@ def _progress(status: JobStatus) -> RenderableType:
     progress = status.progress
     assert progress is not None
     if progress.optimizer:
-        return f"{progress.step} steps of {progress.optimizer} since the start of the workers; of the run, unknown"
+        return (
+            f"{progress.step} steps of {progress.optimizer} since the start of the workers; the step of the "
+            "run is unknown"
+        )
     if not progress.steps:
         return f"step {progress.step}"
     line = Table.grid(padding=(0, 1))
@@ -383,7 +386,7 @@ def goodput(spent: Goodput) -> str:
     if spent.percent is None:
         return "unknown: the script has reported no step (see docs/accounting.md)"
     apart = "suspended and unknown time" if spent.unknown_seconds else "suspended time"
-    return f"{spent.percent:.1f}% of the time went into new steps ({apart} excluded)"
+    return f"{spent.percent:.1f}% of the time was spent on new steps ({apart} excluded)"
 
 
 def recovery_spent(goodput: Goodput) -> str:

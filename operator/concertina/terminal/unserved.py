@@ -33,8 +33,9 @@ def sentence(job: Raw, status: JobStatus, now: float) -> str:
     if not evidence:
         return ""
     return (
-        f"{evidence}. No operator serves namespace {job['metadata']['namespace']}, or none runs: ask whoever installed "
-        "concertina (watchNamespaces and namespaceSelector of its chart say which namespaces are served)"
+        f"{evidence}. No operator serves namespace {job['metadata']['namespace']}, or none runs: ask the person "
+        "who installed concertina (watchNamespaces and namespaceSelector of its chart say which namespaces are "
+        "served)"
     )
 
 
@@ -46,10 +47,10 @@ def _evidence(job: Raw, status: JobStatus, now: float) -> str:
         return ""
     if not status.conditions:
         waited = now - unix_seconds(created) if (created := meta.get("creationTimestamp")) else 0.0
-        return f"no operator has looked at this job in {duration(waited)}" if waited > SEEN_SECONDS else ""
+        return f"no operator has processed this job for {duration(waited)}" if waited > SEEN_SECONDS else ""
     if (status.observed_generation or 0) < meta.get("generation", 0):
         waited = now - max(_changes(job), default=now)
-        return f"no operator has seen the change of {duration(waited)} ago" if waited > SEEN_SECONDS else ""
+        return f"no operator has processed the change of {duration(waited)} ago" if waited > SEEN_SECONDS else ""
     if status.is_true(ConditionType.RUNNING) and status.goodput.at:
         waited = now - unix_seconds(status.goodput.at)
         return f"no operator has written its status for {duration(waited)}" if waited > COUNTED_SECONDS else ""

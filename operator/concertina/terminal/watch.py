@@ -91,7 +91,7 @@ class JobWatch:
         deadline = time.monotonic() + seconds
         while not (result := look()):
             if time.monotonic() > deadline:
-                raise Late(f"{event} did not come within {seconds:g} s; the job says: {show.said(self.status)}")
+                raise Late(f"{event} did not happen within {seconds:g} s. The job's status:  {show.said(self.status)}")
             if self._polling.done():
                 self._polling.result()
             await asyncio.sleep(LOOK_EVERY / 4)

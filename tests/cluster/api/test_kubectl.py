@@ -94,7 +94,7 @@ def test_wide_columns_and_selectable_fields(cluster: LocalCluster, namespace: st
 
 def test_the_manager_of_a_job_never_changes(cluster: LocalCluster, namespace: str, job: str) -> None:
     patch = json.dumps({"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}})
-    with pytest.raises(LocalClusterError, match="managedBy never changes"):
+    with pytest.raises(LocalClusterError, match="managedBy can't be changed"):
         cluster.kubectl("-n", namespace, "patch", "tj", job, "--type=merge", "-p", patch)
 
 
@@ -130,7 +130,7 @@ def test_scale_to_a_size_that_can_not_be(
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("tj.spec.elastic", "Fewest replicas that training continues with"),
+        ("tj.spec.elastic", "Smallest number of replicas with which training continues"),
         ("tj.spec.trainer.model", "Width of the residual stream."),
         ("tj.spec.checkpoint.uri", "no two live jobs share one"),
         ("tj.spec.template.spec.containers.command", "Absent: the bundled trainer."),

@@ -57,7 +57,7 @@ def test_what_goes_wrong_is_one_sentence_and_exit_1(cli: Cli, tmp_path: Path) ->
             "minReplica: field not declared",
         ),
         (cli("run", "-", stdin=DEMO.read_text().replace("v1beta1", "v9")), "this concertina knows concertina.dev/v1"),
-        (cli("status", "--kubeconfig", str(tmp_path / "none")), "No cluster to talk to"),
+        (cli("status", "--kubeconfig", str(tmp_path / "none")), "There is no cluster to connect to"),
     ]
     for done, sentence in cases:
         assert sentence in done.stderr
@@ -212,7 +212,7 @@ def test_logs_by_rank_and_round_and_since_a_failure(cli: Cli, tmp_path: Path) ->
     cli.write("demo", JobStatus(last_failure=before))
     gone = cli("logs", "demo", "--since-failure")
     assert gone.stdout.splitlines()[0] == "demo-2-0 | its last"
-    assert "demo-2-0, which failed (it died), has no log any more" in gone.stderr
+    assert "demo-2-0, which failed (it died), has no log anymore" in gone.stderr
     assert len(gone.stdout.splitlines()) > 1, "what comes after it"
     cli.write("demo", JobStatus(last_failure=before.model_copy(update={"at": rfc3339(4_000_000_000)})))
     assert cli("logs", "demo", "--since-failure").stdout.splitlines() == ["demo-2-0 | its last"]

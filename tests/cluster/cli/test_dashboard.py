@@ -40,7 +40,7 @@ def served(cli: Cli, *options: str) -> Iterator[Served]:
     with cli.start("dashboard", "--port", "0", *options) as process:
         assert process.stdout
         first_line = process.stdout.readline()
-        match = re.match(r"http://127\.0\.0\.1:(\d+)/ shows the jobs", first_line)
+        match = re.match(r"The dashboard is at http://127\.0\.0\.1:(\d+)/,", first_line)
         assert match, first_line + process.stdout.read()
         try:
             yield Served(int(match[1]))
@@ -112,9 +112,9 @@ def test_it_reads_alone_and_answers_under_its_own_name_alone(cli: Cli) -> None:
             assert dashboard.ask("/", host=host)[0] == 421, host
         taken = cli("dashboard", "--port", str(dashboard.port))
         assert (taken.returncode, taken.stdout) == (1, "")
-        assert "can't be had: Address already in use; --port takes another" in taken.stderr
+        assert "is not available: Address already in use. Choose another one with --port" in taken.stderr
     nowhere = cli("dashboard", "--kubeconfig", "/nowhere")
-    assert (nowhere.returncode, "No cluster to talk to" in nowhere.stderr) == (1, True)
+    assert (nowhere.returncode, "There is no cluster to connect to" in nowhere.stderr) == (1, True)
 
 
 @pytest.mark.skipif(not browser.program(), reason="there is no Chromium here: install Debian's package chromium")

@@ -92,7 +92,7 @@ def test_what_is_left_of_a_broken_cluster_is_cleaned_up_by_the_next(name: str) -
 def test_two_clusters_side_by_side(name: str, cluster: LocalCluster) -> None:
     with local.owned(name, ONE_NODE) as second:
         assert second.record.endpoints.address != cluster.record.endpoints.address
-        with pytest.raises(LocalClusterError, match="belongs to another command"), local.owned(name, ONE_NODE):
+        with pytest.raises(LocalClusterError, match="belongs to another running command"), local.owned(name, ONE_NODE):
             pass
         for each in (second, cluster):
             each.create_namespace("side-by-side")

@@ -99,7 +99,7 @@ def same_bits(one, other):
 
 def test_a_checkpoint_is_trained_again_from_its_parent_to_the_same_bits(bitwise, folder, parent, tmp_path):
     said = command("reproduce", bitwise.uri, "--step", 12, "-o", tmp_path / "again.yaml")
-    assert said.startswith("To the bit, if nothing else differs:"), said
+    assert said.startswith("The result is bit-identical if nothing else differs:"), said
     manifest = yaml.safe_load((tmp_path / "again.yaml").read_text())
     before = bitwise.at(12).manifest.lineage.parent
     assert 0 < before.step < 12

@@ -156,7 +156,7 @@ def test_no_agent_is_called_once_another_operator_may_act(tmp_path: Path) -> Non
                     lambda: connections.views(UID),
                 )
         calls = [view.prepare for view in connections.views(UID).values()]
-        assert {call.error for call in calls if call} == {"by now another operator may be the one that acts"}
+        assert {call.error for call in calls if call} == {"another operator may be the leader by now"}
         assert not received
         connections.close()
 

@@ -72,7 +72,7 @@ CONTAINER = "template.spec.containers.0"
         ("replicas", 1, "spec.elastic.minReplicas: elastic.minReplicas is larger than replicas"),
         ("elastic", {"standbyReplicas": -1}, "spec.elastic.standbyReplicas must be at least 0, not -1"),
         ("suspend", 1, "spec.suspend must be true or false, not 1"),
-        ("sizes", [1], "spec.sizes is not a field that this version of concertina knows"),
+        ("sizes", [1], "spec.sizes is not a field of this version of concertina"),
         ("workersPerReplica", "two", 'spec.workersPerReplica must be Auto or a whole number from 1 to 1024, not "two"'),
         ("workersPerReplica", 0, "spec.workersPerReplica must be Auto or a whole number from 1 to 1024, not 0"),
         (
@@ -90,14 +90,18 @@ CONTAINER = "template.spec.containers.0"
         ("template.metadata.labels.team", True, "spec.template.metadata.labels.team must be a string (in quotes"),
         ("trainer", None, "spec.template.spec.containers: the container trainer has no command"),
         ("trainer.precision", "float8", "spec.trainer.precision must be 'Auto', 'BFloat16' or 'Float32'"),
-        ("trainer.epochs", 2, "spec.trainer.epochs is not a field that this version of concertina knows"),
+        ("trainer.epochs", 2, "spec.trainer.epochs is not a field of this version of concertina"),
         ("trainer.model", {"dim": 24, "heads": 5}, "spec.trainer.model dim must be an even multiple"),
         (
             "parallelism",
             {"pipeline": 9},
             "spec.parallelism.pipeline: pipeline has more stages than trainer.model.layers",
         ),
-        ("warmStart", {"preload": ["torch"]}, "spec.warmStart.preload: warmStart.preload is for a command of your own"),
+        (
+            "warmStart",
+            {"preload": ["torch"]},
+            "spec.warmStart.preload: warmStart.preload applies only to your own command",
+        ),
         ("warmStart", {"preload": ["a b"]}, "spec.warmStart.preload[0] "),
         ("checkpoint.uri", "ftp://host/run", "spec.checkpoint.uri: must be s3://bucket/folder, gs://"),
         ("checkpoint.initFrom", "model.bin", "spec.checkpoint.initFrom: must be s3://bucket/folder, gs://"),
@@ -116,7 +120,7 @@ def test_every_problem_is_said() -> None:
 
 
 def test_a_manifest_without_a_spec() -> None:
-    assert problems({}) == ("spec is missing: the manifest says nothing to run",)
+    assert problems({}) == ("spec is missing: add the fields of the job below spec",)
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,11 @@ def test_who_asks_later_takes_the_place_of_who_asked_before(
 
 @pytest.mark.parametrize("looks", [[("ours", "", "")], [(THEIRS, "ours", "Pending")]])
 def test_what_is_refused_is_refused_to_both(looks: list[Look], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no checkpoint is made: theirs Refused"):
+    with pytest.raises(UserError, match="no checkpoint was made: theirs Refused"):
         asked(tmp_path, *looks, (THEIRS, THEIRS, "Refused"))
 
 
 @pytest.mark.parametrize("looks", [[], OURS])
 def test_a_request_that_was_taken_back_is_not_waited_for(looks: list[Look], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="was taken off the job"):
+    with pytest.raises(UserError, match="was removed from the job"):
         asked(tmp_path, *looks, (None, looks[-1][1] if looks else "older", "Pending"))

@@ -54,7 +54,7 @@ def test_what_is_promised_passes() -> None:
     verdict = evaluate("kill-node", "a/b", "killed node n1", CRASH, SEEN)
     assert verdict.passed
     assert verdict.reasons == ()
-    assert verdict.positions == "exact: round 4 went on with step 13, its state is the memory of step 12"
+    assert verdict.positions == "exact: round 4 continued with step 13 from the memory of step 12"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_promised_passes() -> None:
         (replace(SEEN, rounds=0), "no new round"),
         (replace(SEEN, replayed=2), "2 steps were trained again"),
         (replace(SEEN, counted=1), "counted against maxRestarts"),
-        (replace(SEEN, cause="WorkerFailed: x"), "the operator says: WorkerFailed: x"),
+        (replace(SEEN, cause="WorkerFailed: x"), "the operator reports: WorkerFailed: x"),
         (replace(SEEN, end=2), "with 2 of 3 replicas"),
         (replace(SEEN, start=replace(START, step=14)), "NOT exact"),
         (replace(SEEN, missing="a step did not come"), "a step did not come"),
@@ -83,7 +83,7 @@ def test_each_broken_promise_is_named(seen: DrillObservation, words: str) -> Non
     [
         (
             replace(CALM, rounds_in_all=1, cause="MemberLost"),
-            "1 new rounds were started, and none was needed: MemberLost",
+            "1 new rounds were started, but none was needed: MemberLost",
         ),
         (replace(CALM, same_pods=False), "pods of the job were replaced"),
     ],
@@ -96,7 +96,7 @@ def test_a_job_that_must_not_notice(seen: DrillObservation, words: str) -> None:
 
 def test_positions_from_the_seed_and_without_a_log() -> None:
     assert positions(replace(SEEN, start=RoundStarted(2, 1, RestoreSource.FRESH, 0, {}, 1.0))).startswith("exact")
-    assert positions(replace(SEEN, start=None)).startswith("can't be told")
+    assert positions(replace(SEEN, start=None)).startswith("unknown")
     assert positions(CALM).startswith("not touched")
 
 
@@ -193,8 +193,8 @@ GONE = NotFound(404, "NotFound", "container not found")
         pytest.param([Forbidden(403, "Forbidden", "pods/exec is forbidden")], "is forbidden", id="not allowed"),
         pytest.param([CommandFailed(0, "", "no such file: python3")], "python3", id="no Python"),
         pytest.param([""], "no memory limit", id="no limit"),
-        pytest.param(["100 5", NO_ROOM, "alive"], "outlived .* No space left", id="what eats fails"),
-        pytest.param(["100 5", "", "alive"], "outlived its container's memory limit", id="it has other memory"),
+        pytest.param(["100 5", NO_ROOM, "alive"], "survived .* No space left", id="what eats fails"),
+        pytest.param(["100 5", "", "alive"], "survived its container's memory limit", id="it has other memory"),
     ],
 )
 def test_a_worker_that_lives_was_not_killed_for_want_of_memory(answers: list[Any], words: str) -> None:
@@ -407,7 +407,7 @@ def test_the_tenants_of_a_drill_go_however_it_ends(monkeypatch: pytest.MonkeyPat
 
 def test_an_operator_that_serves_named_namespaces_gets_no_tenants() -> None:
     on = Served(Tenants([]), "default", drills.JOB, None, 3, watched="default")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="serves default alone"):
+    with pytest.raises(UserError, match="serves only default"):
         asyncio.run(played(tenants.long_queue, on))
 
 

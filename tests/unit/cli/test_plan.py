@@ -121,12 +121,16 @@ def test_a_picture(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "sentence"),
     [
-        ({"trainer": None, "template": OWN_COMMAND}, (), "runs a command of its own, which only its author can plan"),
+        ({"trainer": None, "template": OWN_COMMAND}, (), "runs its own command, which `concertina plan` can't plan"),
         ({"parallelism": {"tensor": 3}}, (), "tensor is 3: the nearest that fit: 2 and 4"),
         ({"parallelism": {"pipeline": 5}}, (), "pipeline is 5: the nearest that fit: 4"),
         ({"workersPerReplica": 1}, ("--replicas", 3), "no whole number of blocks of 2: the nearest that fit: 2 and 4"),
-        ({"parallelism": {"shard": 16}}, (), "only multiples of 8 replicas make whole blocks"),
-        ({}, ("--gpu", "H300"), "H300 on InfiniBand-400 is not known; these are: A100, H100, H200, B200, Ethernet-100"),
+        ({"parallelism": {"shard": 16}}, (), "it must be a multiple of 8"),
+        (
+            {},
+            ("--gpu", "H300"),
+            "H300 on InfiniBand-400 is not known. Known ones: A100, H100, H200, B200, Ethernet-100",
+        ),
         ({}, ("--fabric", "Token-Ring"), "H100 on Token-Ring is not known"),
         ({}, ("--python", "/no/python"), "`/no/python` can't be run"),
         ({}, ("--python", "python 'is"), "can't be run: No closing quotation"),
@@ -137,9 +141,9 @@ def test_a_picture(file: Path, tmp_path: Path) -> None:
             "did not answer as concertina_trainer.planning of this version does: '-m",
         ),
         ({}, ("--python", "printf [{}]"), "planning of this version does: KeyError: 'peaks'"),
-        ({}, ("--tokens", "inf"), "--tokens is how many a run trains on, a number above 0, and not inf"),
-        ({}, ("--tokens", "nan"), "a number above 0, and not nan"),
-        ({}, ("--tokens", "-5"), "a number above 0, and not -5"),
+        ({}, ("--tokens", "inf"), "--tokens is the number of tokens of a run: it must be above 0, not inf"),
+        ({}, ("--tokens", "nan"), "it must be above 0, not nan"),
+        ({}, ("--tokens", "-5"), "it must be above 0, not -5"),
     ],
 )
 def test_what_can_not_be_planned_is_one_sentence(
@@ -318,7 +322,7 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
             "(ModuleNotFoundError: No module named 'no_such_package'): `concertina plan` runs it, so install its "
             "package, put that on PYTHONPATH, or plan in its image (--python 'docker run", id="package",
         ),
-        pytest.param(MODEL, ("--width", 20), "--vocab-size and --width are for a model of one's own", id="decoder"),
+        pytest.param(MODEL, ("--width", 20), "--vocab-size and --width are for a model of your own", id="decoder"),
     ],
 )  # fmt: skip
 def test_what_is_missing_to_plan_a_model_of_one_s_own_is_one_sentence(

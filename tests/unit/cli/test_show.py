@@ -40,19 +40,23 @@ def test_what_was_undone_what_is_left_out_and_how_often_it_is_saved() -> None:
     every = CheckpointEvery(seconds=90, suggested_seconds=90, save_seconds=0.25, failure_seconds=3600)
     failed = Restarts(total=1)
     text = said(JobStatus(rollback=back, skipped=ranges, checkpoint_interval=every, restarts=failed))
-    assert "from round 3 to step 50 or before: The loss is 9." in text
+    assert "from round 3 to step 50 or an earlier one: The loss is 9." in text
     assert "samples 8 to 15, 40 to 43" in text
-    assert "every 1m30s by the clock; best would be every 1m30s (a save costs 0.25 s, a failure comes every 1h)" in text
+    assert (
+        "every 1m30s by the clock; the best interval is 1m30s (a save costs 0.25 s, a failure comes every 1h)" in text
+    )
     by_steps = every.model_copy(update={"seconds": 0.0})
-    assert "by steps alone; best would be every 1m30s" in said(JobStatus(checkpoint_interval=by_steps, restarts=failed))
-    assert "best would be" not in said(JobStatus(checkpoint_interval=every)), "nothing has failed yet"
+    assert "by steps alone; the best interval is 1m30s" in said(
+        JobStatus(checkpoint_interval=by_steps, restarts=failed)
+    )
+    assert "the best interval is" not in said(JobStatus(checkpoint_interval=every)), "nothing has failed yet"
     bad = DamagedCheckpoint(uri="s3://b/run/u1/round-1/step-60", step=60, previous_step=40, at=rfc3339(1_800_000_000))
     damage = back.model_copy(update={"reason": "Damaged"})
     text = said(JobStatus(damaged_checkpoints=(bad,), rollback=damage))
-    assert "s3://b/run/u1/round-1/step-60 (step 60): training went on from step 40 or before" in text
+    assert "s3://b/run/u1/round-1/step-60 (step 60): training continued from step 40 or an earlier one" in text
     assert "Rolled back" not in text
     plain = said(JobStatus())
-    assert not any(word in plain for word in ("Rolled back", "Left out", "best would be"))
+    assert not any(word in plain for word in ("Rolled back", "Left out", "the best interval is"))
 
 
 def test_of_a_newer_operators_status_is_shown_what_can_be_read() -> None:
@@ -85,7 +89,7 @@ def test_what_others_have_written_is_shown_as_it_is() -> None:
 def test_who_computes_how_much_where_that_follows_speed() -> None:
     shares = tuple(ShareMark(replica=f"a-{i}-0", sequences=4 + i, factor=0.5 + i / 8) for i in range(5))
     text = said(JobStatus(batch_assignment=shares[:2]))
-    assert "the least first: a-0-0 4 (0.50 of an even share), a-1-0 5 (0.62 of an even share)\n" in text
+    assert "smallest share first: a-0-0 4 (0.50 of an even share), a-1-0 5 (0.62 of an even share)\n" in text
     assert "a-3-0 7 (0.88 of an even share), ..." in said(JobStatus(batch_assignment=shares))
     assert "Shares" not in said(JobStatus())
 
@@ -172,7 +176,7 @@ def test_the_goodput_of_a_script_that_reports_no_steps_is_unknown() -> None:
     assert "recovery by cause: WorkerSignaled 2 x, at least 4.1s" in lines
     assert any(line.endswith("WorkerSignaled: at least 2.0s without training") for line in lines)
     known = Goodput(percent=90, productive_seconds=90, unknown_seconds=50, waiting_seconds=10, at=at)
-    assert "90.0% of the time went into new steps (suspended and unknown time excluded)" in said(
+    assert "90.0% of the time was spent on new steps (suspended and unknown time excluded)" in said(
         JobStatus(goodput=known)
     )
 

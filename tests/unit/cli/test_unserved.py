@@ -43,10 +43,10 @@ SEEN = {"observed_generation": 1}
     ("raw", "seen", "evidence"),
     [
         (job(created=10), JobStatus(), ""),
-        (job(created=40), JobStatus(), "no operator has looked at this job in 40s"),
+        (job(created=40), JobStatus(), "no operator has processed this job for 40s"),
         (job(), status(**SEEN), ""),
         (job(generation=2, changed=5), status(**SEEN), ""),
-        (job(generation=2, changed=40), status(**SEEN), "no operator has seen the change of 40s ago"),
+        (job(generation=2, changed=40), status(**SEEN), "no operator has processed the change of 40s ago"),
         (job(generation=2), status(ended=True, **SEEN), ""),
         (job(generation=2, deletionTimestamp=rfc3339(NOW)), status(**SEEN), ""),
         (job(), status(running=True, goodput=Goodput(at=rfc3339(NOW - 90)), **SEEN), ""),
@@ -80,7 +80,7 @@ def test_the_screen_and_the_table_say_so() -> None:
         console.print(show.detail(raw))
         console.print(show.table([raw], with_namespace=False))
     screen, table = captured.get().split("Name ", 1)
-    assert "Unserved  no operator has looked at this job" in screen
+    assert "Unserved  no operator has processed this job" in screen
     assert "watchNamespaces" in screen
     assert "Next" not in screen
     assert "Unserved" in table

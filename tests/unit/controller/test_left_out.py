@@ -140,7 +140,7 @@ def test_a_namespace_that_may_not_be_listed_keeps_from_no_other_and_is_served_la
         asyncio.run(scenario())
     said = caplog.text + capsys.readouterr().err
     assert (waits_for_jobs in said) == (refused == {"b/trainingjobs"})
-    assert ("namespace not served until its pods may be listed" in said) == ("b/pods" in refused)
+    assert ("namespace not served until the operator may list its pods" in said) == ("b/pods" in refused)
 
 
 @pytest.mark.parametrize("refused", ["/pods", "/trainingjobs"])

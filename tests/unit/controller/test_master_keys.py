@@ -32,8 +32,8 @@ def test_a_keys_id_is_its_own_whatever_its_entry_is_called() -> None:
     [
         ({}, "has no entry 'key'"),
         ({"key_old": OLD}, "has no entry 'key'"),
-        ({"key": b"short"}, "has 5 bytes in its entry 'key'; 32 or more are needed"),
-        ({"key": NEW, "key_old": b""}, "has 0 bytes in its entry 'key-old'"),
+        ({"key": b"short"}, "has an entry 'key' of 5 bytes, and a key needs at least 32"),
+        ({"key": NEW, "key_old": b""}, "has an entry 'key-old' of 0 bytes"),
     ],
 )
 def test_a_secret_without_a_key_to_go_on_with(entries: dict[str, bytes], sentence: str) -> None:

@@ -65,7 +65,7 @@ async def reviewing(folder: Path, reviewer: Reviewer, clock: Any = None) -> Asyn
         ({}, 401, "a token of the cluster"),
         ({"Authorization": "Basic c2NyYXBlcg=="}, 401, "a token of the cluster"),
         ({"Authorization": "Bearer "}, 401, "a token of the cluster"),
-        ({"Authorization": "Bearer stranger"}, 401, "does not know this token"),
+        ({"Authorization": "Bearer stranger"}, 401, "rejects this token"),
         ({"Authorization": "Bearer tenant"}, 403, "metrics-reader"),
         ({"Authorization": "Bearer scraper"}, 200, "controller_runtime"),
     ],

@@ -308,7 +308,10 @@ def test_what_began_late_is_seen_in_the_last_seconds_alone() -> None:
 def test_a_straggler_is_named() -> None:
     mark = StragglerMark(rank=3, replica="a-3-0", node="n3", seconds=0.9, others_seconds=0.3, since=ago(60))
     (finding,) = diagnose(evidence(status(stragglers=(mark,)))).findings
-    assert "rank 3 (replica a-3-0 on node n3) takes 0.9 s of own work a step, the others 0.3 s" in finding.sentence
+    assert (
+        "rank 3 (replica a-3-0 on node n3) takes 0.9 s of its own work per step, and the other ranks take 0.3 s"
+        in finding.sentence
+    )
     assert "n3" in finding.advice
 
 

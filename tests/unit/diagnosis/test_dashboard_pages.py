@@ -52,7 +52,7 @@ def test_groups_stand_before_their_jobs_and_links_keep_the_rest_of_the_view() ->
 
 
 def test_what_is_out_of_date_says_so() -> None:
-    assert "it is away. Below is what was known before" in jobs_page(
+    assert "it is away. The page shows the last known state" in jobs_page(
         [row(job("a"))], DashboardView(False), T0, "n", "it is away."
     )
 

@@ -35,9 +35,9 @@ def test_what_a_job_says_is_text() -> None:
 
 def test_a_run_without_anything_has_a_page() -> None:
     text = made(JobStatus())
-    assert "Nothing was found that is wrong" in text
+    assert "No problems were found" in text
     assert "Seconds of a step" not in text, "no log was read"
-    assert text.count("Too little was told of it to be drawn") == 2, "world and loss"
+    assert text.count("There are too few points to draw") == 2, "world and loss"
 
 
 def course(*points: tuple[int, float | None, int]) -> str:

@@ -11,7 +11,7 @@ from concertina.local.errors import LocalClusterError
 from concertina.local.host import paths, processes
 from concertina.local.state import lifetime
 
-ELSEWHERE = "is of a cluster on login-2: it is seen and taken down there. If it runs there no more"
+ELSEWHERE = "belongs to a cluster on login-2: use it and take it down there. If it no longer runs there"
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_the_first_bottleneck_is_named_with_what_to_try() -> None:
     assert bottleneck(full).startswith("Memory: rank 3 needs 91.0 GiB of the 72.7 GiB")
     assert "set trainer.memory.activations to Recompute" in bottleneck(full)
     few = outlook(job(), layout(batch=64, pipeline=16), H100, NETWORK)
-    assert bottleneck(few).startswith("The pipeline: ranks wait ")
+    assert bottleneck(few).startswith("Pipeline: ranks wait ")
 
 
 def test_a_state_in_host_memory_is_copied_and_updated_there() -> None:

@@ -154,5 +154,5 @@ class CapacityQueue:
             quota = fits_quota(job.refused.message) if job.refused else None
             return dataclasses.replace(waits, hindrance=hindrance(waits.least, job.pods.values(), self._nodes, quota))
         except Exception:
-            log.exception("whether job %s waits for room can't be told; nobody waits for it", job.name)
+            log.exception("can't find out whether job %s waits for room: it is treated as not waiting", job.name)
             return None

@@ -164,7 +164,7 @@ class ClusterCache:
             view = job_view(obj, job.view if job else None)
         except Exception:
             # A malformed object must not end the watch of all jobs.
-            log.exception("TrainingJob %(namespace)s/%(name)s can't be read and is left alone", obj["metadata"])
+            log.exception("TrainingJob %(namespace)s/%(name)s can't be read and is ignored", obj["metadata"])
             return
         status: Raw = obj.get("status") or {}
         before = job.view if job else None

@@ -228,8 +228,8 @@ class QueueCache:
     def _trouble(self, job: CachedJob) -> str:
         if job.view.prebuilt_workload:
             return (
-                "The label kueue.x-k8s.io/prebuilt-workload-name is not supported: remove it, and the operator makes "
-                "the Workload itself"
+                "The label kueue.x-k8s.io/prebuilt-workload-name is not supported: remove it, and the operator "
+                "creates the Workload itself"
             )
         if self._service is Service.UNREADABLE:
             return "The operator may not read Workloads of Kueue: its roles must allow it (docs/queues.md)"

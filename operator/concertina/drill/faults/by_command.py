@@ -72,8 +72,8 @@ def _command(name: str) -> str:
     text = os.environ.get(PREFIX + name, "")
     if not text:
         raise UserError(
-            f"No API does this: set {PREFIX}{name} to the command that does it on your cluster "
-            "(docs/drills.md says what {node} and such stand for in it)."
+            f"No Kubernetes API can do this. Set {PREFIX}{name} to a command that does it on your cluster "
+            "(docs/drills.md explains placeholders such as {node})."
         )
     return text
 

@@ -38,8 +38,8 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
     min_replicas, member_count = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
     if member_count <= min_replicas:
         raise UserError(
-            f"{target.name} continues with {min_replicas} replicas or more, and has {member_count}: it would wait for "
-            "the pod that can't be made. Set spec.elastic.minReplicas to less to play this."
+            f"{target.name} continues with {min_replicas} replicas or more, and has {member_count}, so it would "
+            "wait for the pod that can't be created. Lower spec.elastic.minReplicas to run this drill."
         )
     async with _temporary_object(target, WEBHOOKS, _webhook(target, job)):
         member = await target.victim()
@@ -47,7 +47,7 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
         at = time.time()
         await target.client.delete(PODS, target.namespace, member.replica, uid=member.uid, grace=0)
         yield Injection(
-            at, f"deleted {member.replica} of {member.node} without grace while a webhook fails that new pods need"
+            at, f"deleted {member.replica} of {member.node} without grace while a webhook that new pods need fails"
         )
 
 
@@ -71,9 +71,10 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
         later_progress = (await target.status()).progress
         if earlier_progress and later_progress and later_progress.at != earlier_progress.at:
             raise UserError(
-                "The operator hears the job's agents in spite of a NetworkPolicy: this cluster does not enforce them, "
-                "or not on connections that are open, or another policy lets it through. "
-                f"Set {PREFIX}{BY_COMMAND.inject} and {PREFIX}{BY_COMMAND.revert} to commands that do it."
+                "The operator still reaches the job's agents in spite of a NetworkPolicy: this cluster does not "
+                "enforce NetworkPolicies, or not on open connections, or another policy allows the traffic. Set "
+                f"{PREFIX}{BY_COMMAND.inject} and {PREFIX}{BY_COMMAND.revert} to commands that cut the operator "
+                "off."
             )
         yield Injection(at, "cut the operator off from all agents by a NetworkPolicy", ProgressSource.LOGS)
 
@@ -108,7 +109,10 @@ async def _remove(target: DrillTarget, resource: Resource, name: str) -> None:
     try:
         await target.client.delete(resource, target.namespace, name)
     except ApiError as error:
-        raise UserError(f"`kubectl delete {resource.plural} {name}` is left to you: {error}") from error
+        raise UserError(
+            f"could not delete {resource.plural} {name}, so run `kubectl delete {resource.plural} {name}` "
+            f"yourself: {error}"
+        ) from error
 
 
 def _webhook(target: DrillTarget, job: Raw) -> Raw:
@@ -165,4 +169,4 @@ async def _wait_until_applied(target: DrillTarget, replica: str) -> None:
                     return
                 raise
             await asyncio.sleep(0.2)
-    raise UserError(f"The API server has not asked the drill's webhook within {IN_FORCE:g} s.")
+    raise UserError(f"The API server has not called the drill's webhook within {IN_FORCE:g} s.")

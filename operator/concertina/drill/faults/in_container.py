@@ -101,15 +101,15 @@ async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
     pid = await target.worker(member)
     limit, _, born = (await target.run_python(member.replica, _LIMIT, pid)).partition(" ")
     if not limit:
-        raise UserError("The container trainer has no memory limit: set resources.limits.memory to play this.")
+        raise UserError("The container trainer has no memory limit: set resources.limits.memory to run this drill.")
     at, detail = time.time(), ""
     try:
         await target.run_python(member.replica, _EAT, pid, limit, seconds=60.0)
     except ApiError as error:  # The kernel may have killed this program or the whole container too.
         detail = f": {error}"
     if await _is_alive(target, member.replica, pid, born):
-        raise UserError(f"The worker of {member.replica} outlived its container's memory limit{detail}.")
-    yield Injection(at, f"ate the memory of {member.replica} on {member.node} until the kernel killed its worker")
+        raise UserError(f"The worker of {member.replica} survived its container's memory limit{detail}.")
+    yield Injection(at, f"used up the memory of {member.replica} on {member.node} until the kernel killed its worker")
 
 
 async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
@@ -134,7 +134,7 @@ async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
     slowing = asyncio.create_task(target.run_python(member.replica, _SLOW, *arguments, seconds=STRAGGLE_SECONDS + 30))
     await asyncio.wait({slowing}, timeout=2.0)
     if slowing.done():
-        reason = slowing.exception() or slowing.result() or "it ended just now; play the drill again"
+        reason = slowing.exception() or slowing.result() or "it has ended; run the drill again"
         raise UserError(f"The worker of {member.replica} can't be slowed: {reason}")
     try:
         description = f"slowed the worker of {member.replica} on {member.node}: it computes at a third of its speed"

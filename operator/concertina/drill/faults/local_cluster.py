@@ -120,8 +120,8 @@ async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
     endpoint = await target.run_python((await target.coordinator()).replica, _ENDPOINT)
     if not uri.startswith("s3://") or endpoint != server.endpoint:
         raise UserError(
-            f"{target.name} saves to {uri}{f' at {endpoint}' if endpoint else ''}, which is not on this cluster's S3 "
-            f"server ({server.endpoint}): it would not notice."
+            f"{target.name} saves to {uri}{f' at {endpoint}' if endpoint else ''}, which is not on this "
+            f"cluster's S3 server ({server.endpoint}), so the fault would not affect it."
         )
     async with _outage(server.kill, server.start, Injection(time.time(), "SIGKILL to the S3 server")) as injection:
         yield injection

@@ -107,7 +107,7 @@ async def hostile_agent(target: DrillTarget) -> AsyncIterator[Injection]:
         await target.client.create(TRAINING_JOBS, namespace, hostile_job(job, namespace))
         await _until_held_back(target, namespace, begun_at)
         async with api_server.kill_worker(target) as injection:
-            words = f"{injection.text}, while an agent of {namespace} says as much as it can"
+            words = f"{injection.text}, while an agent of {namespace} sends as much as it can"
             yield replace(injection, text=words)
 
 
@@ -210,8 +210,7 @@ async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIter
     """
     if watched := watched_namespaces(await target.operator()):
         raise UserError(
-            f"The operator serves {', '.join(watched)} alone: it would not see the jobs of a namespace that is made "
-            "for this drill."
+            f"The operator serves only {', '.join(watched)}, so it would not see jobs in the drill's own namespace."
         )
     home = await target.client.get(NAMESPACES, None, target.namespace)
     labels = {name: value for name, value in (home["metadata"].get("labels") or {}).items() if name != OWN_NAME}
@@ -257,8 +256,8 @@ async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float)
                 return
         await asyncio.sleep(LOOK_SECONDS)
     raise UserError(
-        f"The operator has not held back the agent of {namespace} within {HELD_BACK_SECONDS:g} s: its pod does not "
-        "run, or it has no bound."
+        f"The operator has not throttled the agent of {namespace} within {HELD_BACK_SECONDS:g} s: its pod does "
+        "not run, or the operator has no limit for it."
     )
 
 
@@ -275,5 +274,5 @@ async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> N
         if reported_count >= count:
             return
         if time.monotonic() > deadline:
-            raise UserError(f"The operator has told of {reported_count} of {count} jobs within {WAITING_SECONDS:g} s.")
+            raise UserError(f"The operator has reported {reported_count} of {count} jobs within {WAITING_SECONDS:g} s.")
         await asyncio.sleep(LOOK_SECONDS)

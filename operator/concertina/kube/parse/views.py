@@ -199,12 +199,15 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
     except SpecError as error:
         return None, _sentence(error.problems), (), ""
     except RecursionError:
-        return None, f"spec: something in it is nested more than {DEEPEST} levels deep: make it flatter", (), ""
+        return None, f"spec is nested more than {DEEPEST} levels deep: reduce the nesting", (), ""
     except Exception as error:
         why = f"{type(error).__name__}: {str(error)[:300]}"
         return (
             None,
-            f"spec: the operator can't read it ({why}): correct what is no field of a pod, or report this",
+            (
+                f"spec: the operator can't read it ({why}): correct the values that are not valid in a pod, or "
+                "report this"
+            ),
             (),
             "",
         )

@@ -76,7 +76,7 @@ class KopfSession:
             if _names_training_jobs(request.url.path, response.status, await response.read()):
                 return response
             if not self._warned:
-                log.warning("the API server does not name TrainingJobs among its resources yet; asked until it does")
+                log.warning("the API server does not list TrainingJobs among its resources yet; retrying until it does")
             self._warned = True
             await asyncio.sleep(UNKNOWN_SECONDS)
 

@@ -86,7 +86,7 @@ class Lease:
                     logged_holder = self._holder
                     log.info("waiting for the lease %s/%s, which %s holds", self._namespace, self._name, logged_holder)
             except ApiError as error:
-                log.info("the lease can't be had yet: %s", error)
+                log.info("the lease can't be acquired yet: %s", error)
             await asyncio.sleep(self._renew_every / 2 * random.uniform(0.8, 1.2))
 
     async def keep(self) -> None:

@@ -85,10 +85,12 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
             listing = functools.partial(_list, client, namespace, on_job)
             return await once_reachable("the list of TrainingJobs", listing)
         except Gone:
-            log.info("the list of TrainingJobs took longer than the API server keeps it, and begins again")
+            log.info(
+                "the list of TrainingJobs took so long that the API server no longer has its version; it starts again"
+            )
         except NotFound:
             if not warned:
-                log.warning("TrainingJobs are not known to the API server: install the chart's CRD; waiting for it")
+                log.warning("the API server does not know TrainingJobs: install the chart's CRD; waiting for it")
             warned = True
             await asyncio.sleep(kopf_session.UNKNOWN_SECONDS)
 
@@ -102,7 +104,7 @@ async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: 
         except Forbidden as error:
             if not warned:
                 subject = "no job is" if namespace is None else f"namespace {namespace} is not"
-                log.warning("%s served until its TrainingJobs may be listed: %s", subject, error)
+                log.warning("%s served until the operator may list its TrainingJobs: %s", subject, error)
             warned = True
             await asyncio.sleep(kopf_session.UNKNOWN_SECONDS)
 

@@ -41,7 +41,7 @@ def main(folder: Path, link: socket.socket) -> NoReturn:
     try:
         asyncio.run(_run(config, folder, link))
     except BaseException:
-        _log.exception("the kubelet of node %s ends, and the node with it", config.name)
+        _log.exception("the kubelet of node %s ends, so the node ends too", config.name)
     finally:
         os._exit(1)
 

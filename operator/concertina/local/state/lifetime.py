@@ -75,8 +75,8 @@ def only_here(folder: Path) -> None:
     cut_off = not host  # the machine lost power during the write
     if not cut_off and host != socket.gethostname() and not processes.marked(folder):
         raise LocalClusterError(
-            f"{folder} is of a cluster on {host}: it is seen and taken down there. "
-            "If it runs there no more, delete the folder."
+            f"{folder} belongs to a cluster on {host}: use it and take it down there. If it no longer runs "
+            "there, delete the folder."
         )
 
 
@@ -92,7 +92,7 @@ def tear_down(folder: Path) -> None:
         remaining = processes.kill(marked_processes)
         if remaining or time.monotonic() > deadline:
             pids = ", ".join(str(process.pid) for process in remaining or marked_processes)
-            raise LocalClusterError(f"processes {pids} do not end: they hang in the kernel.")
+            raise LocalClusterError(f"processes {pids} do not end because they hang in the kernel.")
     for litter in (*folder.glob("litter"), *folder.glob("*/litter")):  # paths outside the folder, a line each
         for line in litter.read_text().splitlines():
             Path(line).unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def sole_owner(name: str) -> Iterator[None]:
             stack.enter_context(state.locked(paths.clusters() / f".{name}.owner", wait=False))
         except BlockingIOError:
             raise LocalClusterError(
-                f"cluster {name} belongs to another command that runs: end that one, or choose another name."
+                f"cluster {name} belongs to another running command: end that command, or choose another name."
             ) from None
         yield
 

@@ -64,7 +64,7 @@ def directory(name: str) -> Path:
         LocalClusterError: When the name is invalid.
     """
     if not name or "/" in name or name.startswith("."):
-        raise LocalClusterError(f'"{name}" is no name for a cluster: use letters, digits and dashes.')
+        raise LocalClusterError(f'"{name}" is not a valid name for a cluster: use letters, digits and dashes.')
     return paths.clusters() / name
 
 
@@ -120,7 +120,7 @@ def claim_network(folder: Path) -> str:
                 claim.write_text(network)
                 return network
     raise LocalClusterError(
-        f"all {span} loopback networks are claimed by clusters in {paths.clusters()}: take some down."
+        f"all {span} loopback networks are in use by clusters in {paths.clusters()}: take some clusters down."
     )
 
 

@@ -114,11 +114,14 @@ def _why_none(spec: JobSpec) -> str:
     scheduler = scheduler_of(spec)
     if scheduler not in BY_SCHEDULER:
         known = ", ".join(BY_SCHEDULER)
-        return f"spec.scheduling.gang is Auto, and scheduler {scheduler} is none of {known}: pods are scheduled singly"
+        return (
+            f"spec.scheduling.gang is Auto, and scheduler {scheduler} is not one of {known}: pods are "
+            "scheduled one by one"
+        )
     wanted = " with ".join(MECHANISMS[BY_SCHEDULER[scheduler]].alternatives[0])
     return (
-        f"spec.scheduling.gang is Auto, the scheduler is {scheduler}, and the API server does not serve {wanted}: pods "
-        "are scheduled singly"
+        f"spec.scheduling.gang is Auto, the scheduler is {scheduler}, and the API server does not serve "
+        f"{wanted}: pods are scheduled one by one"
     )
 
 
@@ -205,6 +208,6 @@ def shortage(ctx: JobContext, pod: PodView) -> str:
     if count >= chosen.min_count:
         return ""
     return (
-        f"its pod group {pod.scheduling_group} is scheduled once {amount(chosen.min_count, 'pod')} of it exist, and "
-        f"{count} of them do"
+        f"its pod group {pod.scheduling_group} is scheduled once it has {amount(chosen.min_count, 'pod')}, and "
+        f"it has {count}"
     )

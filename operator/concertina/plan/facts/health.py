@@ -131,12 +131,12 @@ class Health:
         if age is None or age < patience:
             return ALIVE
         if view.refusal is ConnectionRefusal.NOT_LISTENING:
-            return _dead(EvidenceSource.HOST, f"has had no agent that listens for {age:.0f} s", age)
+            return _dead(EvidenceSource.HOST, f"has had no listening agent for {age:.0f} s", age)
         if self.no_agent_reachable or self.observed.operator_isolated:
             return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
         if pod.uid not in self.observed.given_up:
             return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age, waits=True)
-        return _dead(EvidenceSource.SILENCE, f"could not be reached for {age:.0f} s, while others could", age)
+        return _dead(EvidenceSource.SILENCE, f"could not be reached for {age:.0f} s, while other replicas could", age)
 
     @cached
     def _since_planned_claim(self) -> float:

@@ -72,14 +72,14 @@ def _node_ends(notice_input: NoticeInput) -> PodNotice | None:
     node = notice_input.node
     if not node.notice:
         return None
-    message = f"is on node {node.name}, whose end is announced by the taint {node.notice}"
+    message = f"is on node {node.name}, which the taint {node.notice} says will end soon"
     return PodNotice(message, notice_input.pod.grace)
 
 
 def _asked_to_stop(notice_input: NoticeInput) -> PodNotice | None:
     if notice_input.grace_seconds is None:
         return None
-    return PodNotice(f"was told to stop within {notice_input.grace_seconds:g} s", notice_input.grace_seconds)
+    return PodNotice(f"received a request to stop within {notice_input.grace_seconds:g} s", notice_input.grace_seconds)
 
 
 def _cordoned(notice_input: NoticeInput) -> PodNotice | None:

@@ -56,9 +56,9 @@ class Replicas:
         if pod.name in self.to_replace:
             return f"is given up ({self.to_replace[pod.name]})"
         if pod.name in self.outdated and pod.name not in self.round.members:
-            return "was made of another template than the job has now"
+            return "has an outdated pod template"
         if pod.unschedulable and not self.avoided.issuperset(pod.avoids):
-            return "found no place, and may use a node again that it had to avoid"
+            return "found no node, and may use an avoided node again"
         return ""
 
     @cached

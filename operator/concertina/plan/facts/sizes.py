@@ -39,9 +39,9 @@ def rounding(spec: JobSpec) -> str:
         return ""
     near_sizes = " and ".join(map(str, nearest_sizes(spec.replicas, spec.replica_step)))
     return (
-        f"spec.replicas is {spec.replicas}, but only multiples of {spec.replica_step} replicas make whole blocks "
-        f"(parallelism needs {spec.parallelism.block} ranks together, {spec.workers} in a replica); "
-        f"next to it: {near_sizes}"
+        f"spec.replicas is {spec.replicas}, but it must be a multiple of {spec.replica_step} (a block of "
+        f"spec.parallelism has {spec.parallelism.block} ranks, and a replica has {spec.workers}); the nearest "
+        f"are: {near_sizes}"
     )
 
 

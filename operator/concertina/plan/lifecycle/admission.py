@@ -132,12 +132,12 @@ def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) ->
     If more resources would not help the job, its turn counts as used. It gets the next turn only after all other jobs.
     """
     requeue_state = ctx.status.internal.requeue_state
-    had = f"only {waiting_job.held} of the {waiting_job.least} replicas needed found room"
+    had = f"only {waiting_job.held} of the {waiting_job.least} required replicas have resources"
     passes = queue_place.turn or queue_place.hindrance is not None
     if passes:
         why = f", and more room would not help: {queue_place.hindrance.value}" if queue_place.hindrance else ""
         does = "releases them, and lets" if _may_release(ctx, waiting_job) else "lets"
-        message = f"{had}{why}; {does} other jobs that wait have their turn first"
+        message = f"{had}{why}; {does} other waiting jobs have their turn first"
     else:
         assert queue_place.ahead is not None
         namespace, name = queue_place.ahead

@@ -16,8 +16,8 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.rounds import growth
 
-NO_STORAGE = "this job has no durable checkpoints that the operator looks after: it has no spec.checkpoint, or runs a "
-NO_STORAGE += "command of its own that saves when it sees fit (its script does not use trainingjob.State)"
+NO_STORAGE = "the operator manages no durable checkpoints of this job: the job has no spec.checkpoint, or runs a "
+NO_STORAGE += "command of its own that saves by itself (its script does not use trainingjob.State)"
 ENDED = "the job has ended without another checkpoint"
 
 

@@ -63,7 +63,9 @@ def complete_in_storage(ctx: JobContext) -> Decision | None:
     done = [durable for durable in latest if durable.complete and durable.step >= ctx.spec.trainer.last_step]
     if not done:
         return None
-    message = f"the checkpoint {done[0].uri} is that of the run's last step, {done[0].step}: nothing is left to do"
+    message = (
+        f"the checkpoint {done[0].uri} is that of the run's last step, {done[0].step}: there is nothing left to train"
+    )
     return Decision(Phase.COMPLETE, "AlreadyComplete", message, pods=Pods.ENDED)
 
 
@@ -94,5 +96,5 @@ def deadline(ctx: JobContext) -> Decision | None:
     limit = ctx.spec.active_deadline_seconds
     if limit is None or ctx.running_for is None or ctx.running_for < limit:
         return None
-    message = f"ran for longer than activeDeadlineSeconds, which is {limit}"
+    message = f"ran for longer than activeDeadlineSeconds ({limit})"
     return Decision(Phase.FAILED, "DeadlineExceeded", message, pods=Pods.ENDED)

@@ -23,7 +23,7 @@ def not_served(ctx: JobContext) -> Decision | None:
     if ctx.spec.scheduling.gang is None or ctx.spec.suspend or ctx.observed.pods:
         return None
     if ctx.observed.gang_apis is None:
-        message = "the operator has not learned yet which APIs of gang scheduling the API server serves"
+        message = "the operator does not know yet which APIs for gang scheduling the API server serves"
         return Decision(Phase.WAITING, "WaitingForGangApis", message, pods=Pods.NONE)
     message = gangs.not_served(ctx)
     return stalled(GANG_NOT_SERVED, message, Pods.NONE) if message else None
@@ -57,8 +57,8 @@ def annotate_ignored(ctx: JobContext, decision: Decision) -> Decision:
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision
     message = (
-        f"the API server dropped the pod group of {first_of(names, 3)}, so pods are scheduled singly: enable the "
-        "feature gate GenericWorkload (in 1.36 GangScheduling too) of the API server and the scheduler, or "
+        f"the API server dropped the pod group of {first_of(names, 3)}, so pods are scheduled one by one: enable "
+        "the feature gate GenericWorkload (in 1.36 GangScheduling too) of the API server and the scheduler, or "
         "remove spec.scheduling.gang"
     )
     return replace(decision, stalled=GANG_IGNORED, stalled_message=message, goes_on=True)

@@ -87,8 +87,8 @@ def uri_in_use(ctx: JobContext) -> Decision | None:
         return None
     uri = ctx.spec.checkpoint.uri if ctx.spec.checkpoint else ""
     message = (
-        f"checkpoint.uri {uri} belongs to the job {holder.name}, which has begun: give this job another one, delete "
-        f"that job, or set checkpoint.takeOver: {holder.uid}"
+        f"checkpoint.uri {uri} belongs to the job {holder.name}, which has already started: give this job "
+        f"another one, delete that job, or set checkpoint.takeOver: {holder.uid}"
     )
     return stalled("CheckpointURIInUse", message, Pods.NONE)
 
@@ -158,8 +158,8 @@ def annotate_master_key(ctx: JobContext, decision: Decision) -> Decision:
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision
     message = (
-        f"{first_of(names, 3)}: the agent's certificate comes from another master key than this operator has, so it "
-        "can't be reached, and is left alone"
+        f"{first_of(names, 3)}: the agent's certificate is from another master key, so the operator can't reach "
+        "the agent and leaves its pod unchanged"
     )
     goes_on = decision.phase in (Phase.TRAINING, Phase.DRAINING) and ctx.round.coordinator.replica not in names
     return replace(

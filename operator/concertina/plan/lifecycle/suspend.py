@@ -54,7 +54,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
     outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
     if not outdated:
         return None
-    why = f"replica {outdated[0]} was made of another template than the job has now"
+    why = f"replica {outdated[0]} has an outdated pod template"
     if _goes_on(ctx) and not _is_over(ctx):
         return _draining(ctx, Phase.DRAINING, Reason.TEMPLATE_CHANGED, why)
     can_go_on = ctx.keeps_state and sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
@@ -123,7 +123,7 @@ def _limit(ctx: JobContext) -> float:
 
 def _draining(ctx: JobContext, phase: Phase, reason: str, why: str) -> Decision:
     durable = ctx.saves_durably
-    message = f"{why}: the round stops after the same step everywhere" + (" and is saved" if durable else "")
+    message = f"{why}: all ranks stop after the same step" + (" and is saved" if durable else "")
     storage = ctx.round.report.storage if ctx.round.report else None
     if storage and storage.state == StorageHealth.ERROR:
         message += f"; durable storage fails: {storage.message}"
@@ -144,14 +144,14 @@ def _overdue(ctx: JobContext) -> bool:
 def _suspended(ctx: JobContext) -> Decision:
     pod_count, job = len(ctx.observed.pods), ctx.observed.job
     phase = Phase.SUSPENDING if pod_count else Phase.SUSPENDED
-    message = f"{ctx.why_stopped}: no pods, the state is kept"
+    message = f"{ctx.why_stopped}: the pods are removed, and the state is saved"
     if pod_count:
         message = f"{amount(pod_count, 'pod')} {are(pod_count)} being deleted"
     if held_by(job):
         phase = Phase.DELETING
-        message = f"{why_deleting(job)}: {message if pod_count else 'it has no pods any more'}"
+        message = f"{why_deleting(job)}: {message if pod_count else 'it has no pods anymore'}"
     if unready_nodes := sorted({pod.node for pod in ctx.observed.pods if not ctx.node(pod).ready}):
-        message += f"; {first_of(unready_nodes, 5)} can't confirm that: what runs there may go on for as long"
+        message += f"; {first_of(unready_nodes, 5)} can't confirm this, so processes may still run there"
     disbanded = claims.disbanded(ctx, "Deleting" if phase is Phase.DELETING else "Suspended")
     return Decision(phase, phase.value, message, world=disbanded, pods=Pods.NONE)
 
@@ -161,7 +161,7 @@ def _suspended(ctx: JobContext) -> Decision:
 GARBAGE_COLLECTOR = ("foregroundDeletion", "orphan")
 """Finalizers of the Kubernetes garbage collector. It either deletes the pods itself or must leave them alone."""
 ORPHAN = "orphan"
-DELETION_REMARK = "the job is being deleted, and a finalizer holds it"
+DELETION_REMARK = "the job is being deleted, and it still has a finalizer"
 
 
 def held_by(job: JobView) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ def held_by(job: JobView) -> tuple[str, ...]:
 
 def why_deleting(job: JobView) -> str:
     """Return a sentence that says that the job is being deleted and which finalizers keep it."""
-    return f"the job is being deleted, and held by the finalizer {first_of(held_by(job), 3)}"
+    return f"the job is being deleted, and it still has the finalizer {first_of(held_by(job), 3)}"
 
 
 def annotate_deletion(ctx: JobContext, decision: Decision) -> Decision:

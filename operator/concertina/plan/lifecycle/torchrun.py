@@ -86,7 +86,7 @@ def next_round(ctx: JobContext) -> Decision | None:
 def _after_backoff(ctx: JobContext, trigger: RoundTrigger) -> Decision:
     wait = pod_backoff.next_round(ctx)
     if wait > 0:
-        message = f"{trigger.sentence}; the next rendezvous waits, for failures follow each other closely"
+        message = f"{trigger.sentence}; the next rendezvous waits because failures follow each other closely"
         return Decision(Phase.RECOVERING, trigger.reason, message, recheck=wait, pods=Pods.KEPT)
     return _begun(ctx, trigger)
 
@@ -98,9 +98,9 @@ def running(ctx: JobContext) -> Decision:
     needed_count, wanted_count = sizes.least(ctx.spec), sizes.most(ctx.spec)
     text = f"{len(running_members)} of {wanted_count} replicas run torchrun"
     if any(pod.phase is PodPhase.SUCCEEDED for pod in torchrun_pods.members(ctx)):
-        return Decision(Phase.TRAINING, "Ending", f"{text}, the others have ended well", pods=Pods.WANTED)
+        return Decision(Phase.TRAINING, "Ending", f"{text}, and the others have completed", pods=Pods.WANTED)
     if len(running_members) >= needed_count:
-        message = f"{text}; who is in its world, and how far that is, torchrun does not tell"
+        message = f"{text}; torchrun does not report its members or its progress"
         return Decision(Phase.TRAINING, "TorchrunRuns", message, pods=Pods.WANTED)
     if stuck := startup.waiting(ctx):
         return Decision(
@@ -120,7 +120,7 @@ def _over(ctx: JobContext) -> RoundTrigger | None:
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated
     ]:
-        message = f"pod {outdated[0]} was made of another template than the job has now"
+        message = f"pod {outdated[0]} has an outdated pod template"
         return RoundTrigger(Reason.TEMPLATE_CHANGED, message)
     if store is None and members:
         return Failure("RendezvousLost", "the pod that served torchrun's store is gone")
@@ -140,7 +140,7 @@ def _over(ctx: JobContext) -> RoundTrigger | None:
             )  # fmt: skip
     if any(pod.phase is PodPhase.SUCCEEDED for pod in members):  # members are not replaced once one has succeeded
         lost = next(pod for pod in members if pod.phase is not PodPhase.SUCCEEDED)
-        message = f"the others have ended well, but replica {lost.name} {ctx.replicas.dead[lost.name]}"
+        message = f"the others have completed, but replica {lost.name} {ctx.replicas.dead[lost.name]}"
         return Failure(
             "MemberLost", message, lost.name, counted=pod_backoff.ended_by_itself(lost), exit_code=lost.exit_code,
             last_lines=tuple(lost.exit_message.splitlines()),

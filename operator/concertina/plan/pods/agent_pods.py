@@ -144,7 +144,7 @@ def _deletes(ctx: JobContext, wanted_indexes: frozenset[int], attempts: tuple[in
 
 def _surplus_because(ctx: JobContext) -> str:
     limited = ctx.lending.limits and ctx.spec.replicas < ctx.wanted_spec.replicas
-    return "is more than its queue has quota for" if limited else "is more than spec.replicas"
+    return "exceeds the quota of its queue" if limited else "exceeds spec.replicas"
 
 
 def _replaced_because(ctx: JobContext, name: str) -> str:

@@ -115,7 +115,7 @@ def events(old_status: JobStatus, new_status: JobStatus) -> tuple[Event, ...]:
         return ()
     old_entries = {(entry.node, entry.times) for entry in old_status.avoided_nodes}
     return tuple(
-        Event("Warning", "NodeAvoided", f"new pods keep off node {entry.node} until {entry.until}: {entry.reason}")
+        Event("Warning", "NodeAvoided", f"new pods avoid node {entry.node} until {entry.until}: {entry.reason}")
         for entry in new_status.avoided_nodes
         if (entry.node, entry.times) not in old_entries
     )

@@ -134,8 +134,8 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
     delay = _delay(row)
     why = ctx.replicas.dead.get(last.replica, f"failed ({last.reason})")
     sentence = (
-        f"the next pod of replica {index} waits {delay:.0f} s: {row + 1} in a row ended by themselves, "
-        f"the last, {last.replica}, {why}"
+        f"the next pod of replica {index} waits {delay:.0f} s: {row + 1} pods in a row ended by themselves. The "
+        f"last one, {last.replica}, {why}"
     )
     return DelayedPod(delay - ctx.elapsed(last.at), sentence)
 
@@ -217,12 +217,19 @@ def _needs_a_person(refused: CreateRefusal) -> bool:
 
 def _advice(refused: CreateRefusal) -> str:
     if refused.kind is Refusal.MISSING:
-        return "The job's pods are refused for want of something that they name: make it, and the job continues."
+        return (
+            "The job's pods are refused because they name an object that does not exist. Create it, and the "
+            "job continues."
+        )
     if refused.kind is Refusal.WEBHOOK:
-        return "The job's pods are refused while an admission webhook fails: mend or remove it, and the job continues."
+        return (
+            "The job's pods are refused because an admission webhook fails. Fix or remove the webhook, and "
+            "the job continues."
+        )
     return (
-        "The job's pods are refused: set spec.suspend to true, change spec.template, and set it to false; or change "
-        f"the cluster's policy, which is found out within {LONGEST_REFUSED / 60:.0f} minutes."
+        "The job's pods are refused. Set spec.suspend to true, change spec.template, and set spec.suspend to "
+        f"false. Or change the policy of the cluster; the operator tries again within {LONGEST_REFUSED / 60:.0f} "
+        "minutes."
     )
 
 
@@ -260,5 +267,5 @@ def why_waiting(ctx: JobContext, pod: PodView) -> str:
     if pod.phase is PodPhase.RUNNING:
         return "its agent is warming up" if view.connected else "its agent does not answer yet"
     if pod.node and ctx.age(pod) >= constants.SLOW_START:
-        return f"no container so far, perhaps for want of a volume: kubectl describe pod {pod.name} says more"
+        return f"no container has started, perhaps because a volume is missing: see kubectl describe pod {pod.name}"
     return "starts"

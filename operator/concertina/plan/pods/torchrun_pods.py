@@ -20,7 +20,7 @@ def wanted(ctx: JobContext) -> PodPlan:
         action
         for pod in ctx.observed.pods
         if pod.round != round and not (pod.round == round - 1 and pod.released)
-        for action in delete(ctx, pod, "is of a rendezvous that is over")
+        for action in delete(ctx, pod, "belongs to an earlier rendezvous")
     ]
     server = store(ctx)
     if server is None:
@@ -34,7 +34,7 @@ def wanted(ctx: JobContext) -> PodPlan:
         if pod.index is None:
             continue
         if pod.index not in indexes:
-            deletes += delete(ctx, pod, "is more than spec.replicas") if pod.round == round else []
+            deletes += delete(ctx, pod, "exceeds spec.replicas") if pod.round == round else []
             continue
         is_gone = pod.round != round or (pod.name in ctx.replicas.dead and not ending)
         least_attempt = pod.attempt + 1 if is_gone else pod.attempt

@@ -168,7 +168,7 @@ def _checked(ctx: QuotaContext, holder: WorkloadView) -> Lending:
 def _admitted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
     granted = granted_size(holder)
     if unknown := workloads.missing_flavors(holder, ctx.quota):
-        message = f"Waits for the ResourceFlavor {', '.join(unknown)}, which does not exist or can't be read"
+        message = f"Waits for the ResourceFlavor {', '.join(unknown)}, which do not exist or can't be read"
         return Lending(size=_usable(ctx, granted), reason="FlavorUnknown", message=message, recheck=5.0)
     changes = workloads.changes(holder, ctx.quota.flavors)
     if conflict := ctx.quota.conflict:

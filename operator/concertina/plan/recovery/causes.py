@@ -180,7 +180,7 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
         if replica in begun or not coordinator_connected:
             continue
         if call.error:
-            return Failure(Reason.ASSIGN_FAILED, f"replica {replica} could not be told its rank: {call.error}", replica)
+            return Failure(Reason.ASSIGN_FAILED, f"replica {replica} could not receive its rank: {call.error}", replica)
         if call.waited_for(ctx.now) >= constants.ACKNOWLEDGE + constants.crowd(len(ctx.round.members)):
             return Failure(Reason.ASSIGN_FAILED, f"replica {replica} does not acknowledge its rank", replica)
     return None
@@ -197,7 +197,9 @@ def _never_assigned(ctx: JobContext) -> Failure | None:
     if report is None or _assign_sent(ctx):
         return None
     if report.state == protocol.State.PREPARED:
-        return Failure("NotAssigned", f"the coordinator {report.replica} was never told to start", report.replica)
+        return Failure(
+            "NotAssigned", f"the coordinator {report.replica} never received the request to start", report.replica
+        )
     return None
 
 
@@ -236,7 +238,7 @@ def _at_work(ctx: JobContext, report: protocol.Report) -> str:
     size = f"{len(ctx.world.members)} of {ctx.spec.replicas} replicas"
     if ctx.spec.bundled or ctx.status.progress or report.progress:
         return f"{size} train in round {report.round}"
-    return f"{size} run in round {report.round}; the script has reported no step"
+    return f"{size} run in round {report.round}; the script has not reported a step"
 
 
 def running(ctx: JobContext) -> Decision | None:
@@ -251,7 +253,7 @@ def running(ctx: JobContext) -> Decision | None:
             as_before(ctx.status), recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT
         )
     if report.state in (protocol.State.DRAINING, protocol.State.DRAINED):
-        return Decision(Phase.DRAINING, "Draining", "the round stops after the same step everywhere", recheck=1.0)
+        return Decision(Phase.DRAINING, "Draining", "all ranks stop after the same step", recheck=1.0)
     progress = report.progress
     if ctx.spec.bundled and (progress is None or progress.first_step_at is None):
         phase = Phase.RECOVERING if ctx.status.rounds > 1 else Phase.STARTING

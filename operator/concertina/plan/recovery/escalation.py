@@ -74,7 +74,7 @@ def _recreate_pod(ctx: JobContext, failed: Restart) -> str:
     if not _is_mendable(ctx, failed) or not failed.replica or _would_lose_state(ctx):
         return ""
     if failed.reason in REPLACE_AT_ONCE:
-        return f"Replica {failed.replica} holds up the others ({failed.reason})"
+        return f"Replica {failed.replica} blocks the other replicas ({failed.reason})"
     if any(entry.replica == failed.replica and entry.counted for entry in ctx.recent):
         return f"Replica {failed.replica} failed again"
     if failed.node in ctx.avoided:

@@ -140,6 +140,6 @@ def sentence(ctx: JobContext, failed: Restart, failure_message: str) -> str:
     saved = ctx.status.last_checkpoint
     resumes = f"; it continues from its checkpoint of step {saved.step}" if saved else ""
     return (
-        f"failed {times} times {where} with the same error; this looks like a bug in the script, not bad luck: "
-        f"fix it, then delete the job and create it again{resumes}. The last failure: {failure_message}"
+        f"failed {times} times {where} with the same error; this looks like a bug in the script. Fix it, then "
+        f"delete the job and create it again{resumes}. The last failure: {failure_message}"
     )

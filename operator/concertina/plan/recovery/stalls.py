@@ -59,7 +59,10 @@ def hang_sentence(ctx: JobContext, hang: protocol.Hang) -> str:
     """Describe a hang in one sentence, which does not change while the hang lasts."""
     since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
     if not hang.replica:
-        return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
+        return (
+            f"{since}: all {hang.suspects} workers wait in the same way ({hang.phase or 'at the same place'})"
+            + _stack(hang)
+        )
     node = f" on node {name}" if (name := ctx.node_of(hang.replica)) else ""
     does = f" is {hang.phase}" if hang.phase else " is behind"
     description_of_others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
@@ -155,8 +158,8 @@ def annotate_stragglers(ctx: JobContext, decision: Decision) -> Decision:
 def straggler_sentence(mark: StragglerMark) -> str:
     node = f" on node {mark.node}" if mark.node else ""
     return (
-        f"rank {mark.rank} (replica {mark.replica}{node}) is a straggler: its own work takes {mark.seconds:.2g} s a "
-        f"step, that of the others {mark.others_seconds:.2g} s"
+        f"rank {mark.rank} (replica {mark.replica}{node}) is a straggler: its own work takes {mark.seconds:.2g} "
+        f"s per step, and that of the other ranks {mark.others_seconds:.2g} s"
     )
 
 
@@ -196,8 +199,8 @@ def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark
 
 UNREACHABLE = "AgentsUnreachable"
 ONE_BY_ONE = (
-    "it waits for its turn to be replaced: for silence alone a namespace loses one pod in 10 s at most, and all "
-    "namespaces together six a minute"
+    "its replacement waits: the operator replaces silent pods at a limited rate (one in 10 s per namespace, and "
+    "six a minute in all namespaces)"
 )
 UNREACHABLE_REMEDY = (
     "Look for a NetworkPolicy or a firewall between the operator and the agents' port of the job's pods; a pod whose "
@@ -235,13 +238,19 @@ def _unreachable_sentence(ctx: JobContext, verdict: HealthVerdict) -> str:
     since = f"since {rfc3339(ctx.now - (verdict.age or 0.0))}"
     if verdict.evidence is EvidenceSource.MEMBERS:
         coordinator = ctx.round.coordinator.replica
-        return f"the coordinator {coordinator} has not been reached {since}; its members hear it, so the round goes on"
+        return (
+            f"the coordinator {coordinator} has not been reached {since}; the other members still reach it, "
+            "so the round continues"
+        )
     heard = "no agent of this job has been reached" if ctx.health.no_agent_reachable else "an agent was not reached"
     if verdict.waits:
         return f"{heard} {since}, while Kubernetes says that its pod runs: {ONE_BY_ONE}"
-    why = f"{heard} {since}, while Kubernetes says that the pods run: they are left alone, for they may be training"
+    why = (
+        f"{heard} {since}, while Kubernetes says that the pods run: the operator does not replace them, "
+        "because they may still be training"
+    )
     if ctx.observed.operator_isolated:
-        why += "; nor have most other jobs, so it may be the operator that is cut off"
+        why += "; most other jobs have not been reached either, so the operator itself may be cut off"
     return why
 
 

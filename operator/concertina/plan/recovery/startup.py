@@ -46,7 +46,7 @@ The job continues by itself once the cause is fixed.
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 NOT_THERE = re.compile(r"executable file not found|no such file or directory|permission denied|exec format error")
 """Error messages of a container runtime which mean that the program to run is at fault, not the node."""
-AGAIN = "Then set spec.suspend to true, change the template, and set it to false"
+AGAIN = "Then set spec.suspend to true, change the template, and set spec.suspend to false"
 
 
 def waiting(ctx: JobContext) -> Decision | None:
@@ -121,7 +121,7 @@ def _never_started(ctx: JobContext, pod: PodView) -> str:
         or ctx.health.no_agent_reachable
     ):
         return ""
-    return "its agent was never heard of" if silent_for >= constants.AGENT_START else ""
+    return "the operator never reached its agent" if silent_for >= constants.AGENT_START else ""
 
 
 def _cannot_start(ctx: JobContext, pod: PodView) -> str:
@@ -142,7 +142,7 @@ def _partitioned(ctx: JobContext, pod: PodView) -> str:
     connected = ctx.replicas.connected
     if pod.name not in ctx.replicas.answers or pod.name in connected or sizes.fitting(len(connected), ctx.spec):
         return ""
-    return "the other replicas and it can't reach each other"
+    return "it and the other replicas can't reach each other"
 
 
 SYMPTOMS = (
@@ -298,7 +298,7 @@ def container_events(ctx: JobContext) -> tuple[Event, ...]:
 
 
 def _restart_sentence(pod: PodView) -> str:
-    prefix = f"replica {pod.name} on node {pod.node} was started again in its place"
+    prefix = f"replica {pod.name} on node {pod.node} was restarted in place"
     if _restart_reason(pod) == FailureReason.OUT_OF_MEMORY:
         return f"{prefix}: {OUT_OF_MEMORY}"
     code = "" if pod.last_exit_code is None else f" with exit code {pod.last_exit_code}"

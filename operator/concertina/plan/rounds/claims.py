@@ -222,9 +222,9 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
     """
     calls, replies = ctx.replicas.asked, ctx.replicas.answers
     if _overtaken(calls, open_claim):
-        return InvalidClaim("an agent has seen a higher round, or another claim of this one")
+        return InvalidClaim("an agent has seen a higher round, or another claim of this round")
     if _forgotten(ctx, replies):
-        return InvalidClaim("an agent was restarted since it answered")
+        return InvalidClaim("an agent was restarted after its answer")
     seconds_left = _patience(ctx)
     prepare_by_departing = (
         {} if open_claim.from_storage else {name: ctx.agent(name).prepare_of(open_claim) for name in departing(ctx)}
@@ -238,7 +238,7 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
     chosen = topology.chosen(ctx, [name for name in mutual if name in replies])
     if not chosen:
         if _hopeless(ctx, open_claim):
-            return InvalidClaim("all have answered or failed, and it is not enough")
+            return InvalidClaim("all agents have answered or failed, and the members are too few")
         return Collecting(seconds_left)
     members = {name: replies[name] for name in chosen}
     other_replies = {name: staying[name] for name in mutual if name not in members}
@@ -251,7 +251,7 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
         if late is not None:
             return Collecting(late)
         if open_claim.round == ctx.world.round + 1 and holders.is_cut_off(ctx, answers, {**replies, **extra}):
-            return InvalidClaim("what is newest is held by replicas that not all others have reached")
+            return InvalidClaim("the newest state is on replicas that not all other replicas can reach")
     return Ready(included.replies, included.others, prepare_by_departing)
 
 

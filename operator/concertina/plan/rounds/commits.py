@@ -112,7 +112,7 @@ def _anew(ctx: JobContext) -> str:
     """Return a phrase for a message: that a custom command decides by itself from which state it continues."""
     if not ctx.status.rounds:
         return "the command"
-    return "the command anew, which continues from its own checkpoint if it keeps one"
+    return "the command again, which continues from its own checkpoint if it has one"
 
 
 def source(
@@ -146,17 +146,15 @@ def _crossing_event(ctx: JobContext, crossing: str | None) -> tuple[Event, ...]:
     """Return an event if process groups span network domains in a way that was not reported before."""
     if crossing is None or crossing == ctx.world.cross_domain_groups:
         return ()
-    advice = (
-        "they wait for that link in every layer; nodes of whole groups in each domain would keep them apart from it"
-    )
+    advice = "they wait for that link in every layer; to avoid this, have nodes for whole groups in each domain"
     return (Event("Warning", "GroupsCrossDomains", f"{crossing}: {advice}"),)
 
 
 def storage_unknown(why: restore.Unknown) -> Decision:
     if not why.error:
-        message = "waits for a first look into durable storage, to know where to continue from"
+        message = "waits for the first read of durable storage, which shows where to continue"
         return Decision(Phase.STARTING, "AskingStorage", message, recheck=constants.RETRY, watch_all=True)
-    message = f"durable storage can't be used, so nothing is started: {why.error}"
+    message = f"durable storage can't be used, so training does not start: {why.error}"
     return Decision(
         Phase.STALLED,
         "StorageUnavailable",

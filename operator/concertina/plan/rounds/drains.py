@@ -30,7 +30,7 @@ def change(ctx: JobContext) -> Decision | None:
     return Decision(
         Phase.DRAINING,
         trigger.reason,
-        f"{trigger.message}: the round stops after the same step everywhere{saved}",
+        f"{trigger.message}: all ranks stop after the same step{saved}",
         actions=drain(ctx, trigger.message, durable, grace),
         recheck=constants.RETRY,
     )
@@ -47,7 +47,7 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
         report.state == protocol.State.DRAINED
         or (report.state == protocol.State.RUNNING and growth.trains(ctx, report))
     ):
-        message = f"{_sentence(ctx, moving)}, and what takes its place is ready"
+        message = f"{_sentence(ctx, moving)}, and its replacement is ready"
         return RoundTrigger(Reason.REPLICA_MOVING, message)
     if growing := growth.trigger(ctx, report):
         return growing

@@ -108,7 +108,7 @@ def _lost(ctx: JobContext, decision: Decision) -> str:
     if lost_names:
         return f"replica {lost_names[0]}, which joined in round {growth.round}, was lost {lasted:.0f} s later"
     if decision.restart and ctx.round.report and not trains(ctx, ctx.round.report):
-        return f"round {growth.round}, in which {len(growth.joined)} joined, failed before its first step"
+        return f"round {growth.round}, which {len(growth.joined)} joined, failed before its first step"
     return ""
 
 

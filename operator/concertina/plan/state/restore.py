@@ -284,16 +284,16 @@ def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
         known_uris = {bad.uri for bad in old.damaged_checkpoints or ()}
         events += [_damage_event(bad) for bad in new.damaged_checkpoints or () if bad.uri not in known_uris]
     elif back is not None and back != old.rollback:
-        message = f"round {back.round} is rolled back to step {back.step} or before: {back.message}"
+        message = f"round {back.round} is rolled back to step {back.step} or an earlier one: {back.message}"
         events.append(Event("Warning", "RolledBack", message[:1000]))
     if new.skipped != old.skipped:
         left_out = words(tuple((sample_range.begin, sample_range.end) for sample_range in new.skipped))
-        events.append(Event("Warning", "SamplesSkipped", f"{left_out} are left out of the run"[:1000]))
+        events.append(Event("Warning", "SamplesSkipped", f"{left_out} are skipped"[:1000]))
     return tuple(events)
 
 
 def _damage_event(bad: DamagedCheckpoint) -> Event:
-    message = f"training continues from the checkpoint of step {bad.previous_step} or before"
+    message = f"training continues from the checkpoint of step {bad.previous_step} or an earlier one"
     return Event("Warning", "CheckpointDamaged", f"{bad.uri} (step {bad.step}) is damaged: {message}"[:1000])
 
 

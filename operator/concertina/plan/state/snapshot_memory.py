@@ -110,15 +110,14 @@ def events(ctx: JobContext) -> tuple[Event, ...]:
     return (Event("Warning", "MemoryTight", f"{_sentence(spec, sizes.least(spec), has)}. {_ADVICE}"),)
 
 
-_ADVICE = "Raise resources.limits.memory of the container trainer, or have more replicas (also elastic.minReplicas)"
+_ADVICE = "Raise resources.limits.memory of the container trainer, or raise replicas and elastic.minReplicas"
 
 
 def _sentence(spec: JobSpec, replicas: int, has: int) -> str:
     besides = offloaded(spec, replicas)
     return (
-        f"with {replicas} replicas the snapshots of each take {needed(spec, replicas) / 2**20:,.0f} MiB (of "
-        f"{_bytes(spec, MOMENTS_BYTES) / 2**20:,.0f} MiB of state in all), "
+        f"with {replicas} replicas the snapshots of each replica take {needed(spec, replicas) / 2**20:,.0f} MiB "
+        f"(of {_bytes(spec, MOMENTS_BYTES) / 2**20:,.0f} MiB of state in total), "
         + (f"its offloaded state {besides / 2**20:,.0f} MiB, " if besides else "")
-        + "and nine "
-        f"tenths of the memory limit are {has / 2**20:,.0f} MiB"
+        + f"but only nine tenths of the memory limit, {has / 2**20:,.0f} MiB, are available"
     )

@@ -122,7 +122,7 @@ def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
 # --- distance between members and the copies of their snapshots
 
 _SPREAD_ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
-_BLOCKS_ADVICE = "ranks of a block stay together, so keep checkpoints frequent"
+_BLOCKS_ADVICE = "the ranks of a block stay together, so write checkpoints often"
 
 
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
@@ -161,7 +161,7 @@ def copy_events(
     count, unit = (on_node, "node") if copies is Distance.SAME_NODE else (in_zone, "zone")
     advice = _BLOCKS_ADVICE if ctx.spec.group_sizes else _SPREAD_ADVICE
     message = (
-        f"{count} of {len(members)} replicas have the copy of their snapshots within the same {unit}: "
-        f"when that is lost, training goes back to the last checkpoint; {advice}"
+        f"{count} of {len(members)} replicas have the copy of their snapshots in the same {unit}: if it is lost, "
+        f"training goes back to the last checkpoint; {advice}"
     )
     return (Event("Warning" if copies is Distance.SAME_NODE else "Normal", f"CopiesShare{unit.capitalize()}", message),)

@@ -239,7 +239,7 @@ SENTENCES: Mapping[str, SentenceEvent] = {
         "Warning", "WorldMismatch", "each replica trains alone", f". To train together, {REMEDY}"
     ),
     "tracking": SentenceEvent(
-        "Warning", "TrackerUnreachable", "training continues; what is to be tracked is kept on the node"
+        "Warning", "TrackerUnreachable", "training continues; the records for the tracker stay on the node"
     ),
 }
 """Events that report a sentence, by the name of the field in the report and in the status."""

@@ -194,7 +194,7 @@ def everywhere(cluster: LocalCluster) -> list[dict[str, object]]:
 def test_a_token_is_asked_for(scraped: Scraped, token: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         scraped.ask(token)
-    assert "ask for its token" in refused.value.read().decode()
+    assert "need its token" in refused.value.read().decode()
 
 
 def test_one_that_stands_by_says_so(scraped: Scraped, installed: dict[str, str], tmp_path: Path) -> None:

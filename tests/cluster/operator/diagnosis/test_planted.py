@@ -213,7 +213,7 @@ def test_a_page_about_a_run(asked: Asked, jobs: Jobs) -> None:
         ("report nothing", '"nothing" not found'),
         ("diagnose ./nothing.yaml", "nothing.yaml can't be read: No such file or directory"),
         ("diagnose - <<< 'kind: Pod'", "standard input holds no TrainingJob"),
-        ("diagnose - <<< '{\"record\": {}}'", "is no output of `concertina diagnose --json`"),
+        ("diagnose - <<< '{\"record\": {}}'", "is not output of `concertina diagnose --json`"),
     ],
 )
 def test_what_can_t_be_looked_at_is_said(shell: Mapping[str, str], arguments: str, sentence: str) -> None:

@@ -72,7 +72,7 @@ def test_a_job_that_fails_for_good_leaves_its_pods_with_the_scripts_last_words(j
     assert all(len(event["message"]) < 300 for event in jobs.events("a", "WorkerFailed"))
     rounds = [event["message"] for event in jobs.events("a", "RoundCommitted")]
     assert not any("beginning" in message for message in rounds)
-    assert any("continues from its own checkpoint if it keeps one" in message for message in rounds)
+    assert any("continues from its own checkpoint if it has one" in message for message in rounds)
 
     jobs.patch("a", {"ttlSecondsAfterFinished": 1})
     jobs.wait_gone("tj/a")

@@ -87,7 +87,7 @@ def test_two_jobs_that_each_hold_a_part_of_the_room_run_one_after_the_other(jobs
     jobs.wait("older", lambda _: placed(jobs, "older") == 2)
     job = jobs.wait("younger", lambda job: job["status"].get("internal", {}).get("requeueState", {}).get("since"))
     message = jobs.condition(job, "Ready")["message"]
-    assert "only 3 of the 4 replicas needed found room" in message
+    assert "only 3 of the 4 required replicas have resources" in message
     assert f"releases them for {jobs.namespace}/older, whose turn it is" in message
     jobs.wait_true("older", "Complete")
     pods.delete("holder", gracePeriodSeconds=0)
@@ -151,7 +151,7 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     assert not any(status.get("internal", {}).get("requeueState", {}).get("count") for status in conditions if status)
     assert "alien" not in json.dumps(conditions)
     message = huge.events("alien", "Requeued")[0]["message"]
-    assert "only 4 of the 7 replicas needed found room, and more room would not help: all nodes together" in message
+    assert "only 4 of the 7 required replicas have resources, and more room would not help: all nodes together" in message
     for each in elsewhere:
         assert jobs.namespace not in json.dumps(each.get("alien")["status"])
 

@@ -35,4 +35,4 @@ def test_copies_within_a_zone_are_told(jobs: Jobs, data: Path, zones: dict[str, 
     assert {member["node"] for member in world["members"]} == set(zones)
     assert world["copies"] == "Node", "two of three are in one zone: one of them copies from the other"
     (event,) = jobs.events("a", "CopiesShareZone")
-    assert event["message"].startswith("1 of 3 replicas have the copy of their snapshots within the same zone")
+    assert event["message"].startswith("1 of 3 replicas have the copy of their snapshots in the same zone")

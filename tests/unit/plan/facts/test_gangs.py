@@ -91,7 +91,7 @@ def test_a_mechanism_that_is_not_served_is_refused_by_name_until_it_is(gang: str
 def test_nothing_is_created_before_it_is_known_what_is_served() -> None:
     unknown = replace(seen(spec("Auto")), gang_apis=None)
     made = plan(unknown, T0)
-    assert "has not learned yet" in made.status.conditions[0].message
+    assert "does not know yet" in made.status.conditions[0].message
     assert not actions(made, CreatePod)
     assert actions(plan(replace(unknown, job=jobs.job(jobs.command_spec())), T0), CreatePod), (
         "others do not wait for it"
@@ -173,5 +173,5 @@ def test_a_pod_that_waits_for_its_group_says_so() -> None:
     mark = BETA.model_copy(update={"pod_group": "g"})
     waits = seen(spec("PodGroup"), GangApi.POD_GROUP, status=JobStatus(gang=mark), pods=pods)
     made = plan(replace(waits, seen_for={pods[0].uid: 9.0}), T0 + 9)
-    says = "demo-0-0: its pod group g is scheduled once 2 pods of it exist, and 1 of them do"
+    says = "demo-0-0: its pod group g is scheduled once it has 2 pods, and it has 1"
     assert says in made.status.conditions[0].message

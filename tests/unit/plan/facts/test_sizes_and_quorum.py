@@ -42,8 +42,8 @@ def test_a_size_that_is_rounded_down_says_why() -> None:
     spec = jobs.command_spec(replicas=7, elastic={"minReplicas": 1}, parallelism={"tensor": 4})
     assert sizes.most(spec) == 4
     assert sizes.least(spec) == 4
-    assert "multiples of 4" in sizes.rounding(spec)
-    assert sizes.rounding(spec).endswith("next to it: 4 and 8")
+    assert "a multiple of 4" in sizes.rounding(spec)
+    assert sizes.rounding(spec).endswith("the nearest are: 4 and 8")
     assert sizes.rounding(jobs.spec()) == ""
 
 

@@ -81,7 +81,7 @@ def test_the_status_says_why_it_releases_and_when_it_tries_again() -> None:
     made = plan(short(place=BEHIND), T0 + 20)
     reason, message = ready(made)
     assert reason == "Waiting"
-    assert "only 2 of the 3 replicas needed found room" in message
+    assert "only 2 of the 3 required replicas have resources" in message
     assert "releases them for default/older, whose turn it is; tries again when its own turn comes" in message
     assert [event.reason for event in made.events] == ["Requeued"]
     made = plan(short(status=TURN, place=MINE), T0 + 120)

@@ -102,7 +102,7 @@ def test_two_jobs_on_one_checkpoint_uri() -> None:
     made = plan(ready_agents(uri_holder=UriHolder("default/older", "uid-of-older")), T0 + 1)
     assert condition(made, "Stalled")[:2] == ("True", "CheckpointURIInUse")
     message = condition(made, "Stalled")[2]
-    assert "belongs to the job default/older, which has begun" in message
+    assert "belongs to the job default/older, which has already started" in message
     assert "set checkpoint.takeOver: uid-of-older" in message
     assert all(isinstance(action, DeletePod) for action in made.actions)
 

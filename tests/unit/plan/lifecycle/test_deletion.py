@@ -49,7 +49,9 @@ def test_a_deleted_job_that_is_held_says_so_drains_with_a_checkpoint_and_gives_i
     assert [event.reason for event in made.events] == ["Deleting"]
     ready = made.status.condition(ConditionType.READY)
     assert ready is not None
-    assert ready.message.startswith(f"the job is being deleted, and held by the finalizer {HOLDER}: the round stops")
+    assert ready.message.startswith(
+        f"the job is being deleted, and it still has the finalizer {HOLDER}: all ranks stop"
+    )
 
     saved = protocol.Storage(protocol.StorageHealth.READY, protocol.Durable(jobs.UID, 1, 40, "s3://bucket/run/40"))
     coordinator = replace(seen.agents["demo-0-0"], report=jobs.coordinator_report(state="drained", storage=saved))
@@ -63,7 +65,7 @@ def test_a_deleted_job_that_is_held_says_so_drains_with_a_checkpoint_and_gives_i
     assert (made.actions, made.status.replicas, made.status.phase) == ((), 0, "Deleting")
     ready = made.status.condition(ConditionType.READY)
     assert ready is not None
-    assert ready.message.endswith(f"held by the finalizer {HOLDER}: it has no pods any more")
+    assert ready.message.endswith(f"it still has the finalizer {HOLDER}: it has no pods anymore")
     assert plan(jobs.then(empty, made), T0 + 71).status == made.status
 
 
@@ -76,7 +78,7 @@ def test_no_pod_is_made_after_the_deletion_and_none_is_announced() -> None:
     assert jobs.sends(made, protocol.Prepare), "those that are left make a round, to save what they hold"
     ready = made.status.condition(ConditionType.READY)
     assert ready is not None
-    assert ready.message.endswith("; the job is being deleted, and a finalizer holds it")
+    assert ready.message.endswith("; the job is being deleted, and it still has a finalizer")
     assert creates(plan(replace(gone, job=replace(gone.job, deleting=False)), T0 + 60)), "unlike one that lives"
     new = deleted(jobs.observed(jobs.job(jobs.spec())), HOLDER)
     assert plan(new, T0).actions == ()

@@ -277,7 +277,7 @@ def test_the_wait_for_a_next_pod_is_decided_when_the_end_is_seen() -> None:
     assert made.status.internal.attempts == (0, 3)
     assert made.status.restarts.in_window == 3
     assert made.recheck_after == pytest.approx(1)
-    sentence = "waits 1 s: 3 in a row ended by themselves, the last, demo-1-2, ended with exit code 128 (StartError)"
+    sentence = "waits 1 s: 3 pods in a row ended by themselves. The last one, demo-1-2, ended with exit code 128 (StartError)"
     assert sentence in made.status.condition("Running").message
 
 
@@ -296,7 +296,7 @@ def test_a_round_that_trains_says_why_a_replica_is_missing() -> None:
     made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 4)
     assert made.status.condition("Ready").reason == "Training"
     assert creates(made) == []
-    assert "the next pod of replica 2 waits 2 s: 4 in a row" in made.status.condition("Running").message
+    assert "the next pod of replica 2 waits 2 s: 4 pods in a row" in made.status.condition("Running").message
 
 
 def test_a_member_that_ended_while_the_next_round_waits_is_one_failure() -> None:

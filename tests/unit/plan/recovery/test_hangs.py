@@ -50,7 +50,7 @@ def test_a_hang_of_all_blames_nobody() -> None:
     assert claim is not None
     assert (claim.reason, claim.message) == (
         "CollectiveHang",
-        "no rank has moved for 62 s after step 40: all 3 wait alike (computing)",
+        "no rank has moved for 62 s after step 40: all 3 workers wait in the same way (computing)",
     )
 
 

@@ -14,7 +14,7 @@ from concertina.plan.plan import plan
 FOUND = protocol.Straggler("demo-2-0", 2, 0.31, 0.05)
 SAID = (
     "rank 2 (replica demo-2-0 on node node-2) is a straggler: "
-    "its own work takes 0.31 s a step, that of the others 0.05 s"
+    "its own work takes 0.31 s per step, and that of the other ranks 0.05 s"
 )
 
 

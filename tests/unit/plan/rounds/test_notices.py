@@ -59,8 +59,8 @@ URGENT = {
         0,
     ),
     "disrupted": (pods(RUNNING, 1, disruption="EvictionByEvictionAPI"), "(EvictionByEvictionAPI)", 0),
-    "node ends": (on_node(RUNNING, 1, notice=TAINT), f"on node node-1, whose end is announced by the taint {TAINT}", 1),
-    "told": (told(RUNNING, "demo-1-0", notice=20.0), "was told to stop within 20 s", 0),
+    "node ends": (on_node(RUNNING, 1, notice=TAINT), f"on node node-1, which the taint {TAINT}", 1),
+    "told": (told(RUNNING, "demo-1-0", notice=20.0), "received a request to stop within 20 s", 0),
 }
 
 
@@ -157,7 +157,7 @@ def test_a_replica_on_a_cordoned_node_works_on_until_its_successor_is_ready() ->
     seen = jobs.then(seen, made, agents={**seen.agents, "demo-1-1": jobs.agent("demo-1-1", ready_at=T0 + 21)})
     made = plan(seen, T0 + 21.5)
     (drain,) = drains(made)
-    assert "what takes its place is ready" in drain.reason
+    assert "its replacement is ready" in drain.reason
     seen = coordinator(jobs.then(seen, made), report=jobs.coordinator_report(state="drained"))
     made = plan(seen, T0 + 22)
     assert sorted(jobs.sends(made, protocol.Prepare)) == ["demo-0-0", "demo-1-1", "demo-2-0"]

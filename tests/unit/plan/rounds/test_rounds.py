@@ -93,7 +93,7 @@ def test_a_failed_worker_leads_to_a_round_of_the_same_members_at_once() -> None:
         (
             jobs.command_spec(),
             "starts the command",
-            "starts the command anew, which continues from its own checkpoint if it keeps one",
+            "starts the command again, which continues from its own checkpoint if it has one",
         ),
     ],
     ids=["the bundled trainer, without a snapshot", "a command of one's own"],

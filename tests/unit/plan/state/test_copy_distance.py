@@ -45,7 +45,7 @@ def test_a_zone_with_too_many_is_told() -> None:
     assert made.status.world.copies == "Node"
     [(kind, message)] = told(made)
     assert kind == "Normal"
-    assert message.startswith("2 of 4 replicas have the copy of their snapshots within the same zone"), message
+    assert message.startswith("2 of 4 replicas have the copy of their snapshots in the same zone"), message
 
 
 def test_a_node_with_too_many_is_told_once() -> None:
@@ -54,7 +54,7 @@ def test_a_node_with_too_many_is_told_once() -> None:
     [(kind, message)] = told(made)
     assert (kind, message.split(":")[0]) == (
         "Warning",
-        "1 of 3 replicas have the copy of their snapshots within the same node",
+        "1 of 3 replicas have the copy of their snapshots in the same node",
     )
     status = made.status.model_copy(update={"world": seen.job.status.world.model_copy(update={"copies": "SameNode"})})
     again = plan(replace(seen, job=replace(seen.job, status=status)), jobs.T0 + 10)

@@ -49,7 +49,7 @@ def test_the_status_names_the_damaged_checkpoint_and_the_step_that_training_goes
     events_by_reason = {event.reason: event for event in made.events}
     assert events_by_reason["CheckpointDamaged"].type == "Warning"
     assert events_by_reason["CheckpointDamaged"].message == (
-        f"{bad.uri} (step 40) is damaged: training continues from the checkpoint of step 20 or before"
+        f"{bad.uri} (step 40) is damaged: training continues from the checkpoint of step 20 or an earlier one"
     )
     assert "RolledBack" not in events_by_reason
     assert made.status.world.claim is not None

@@ -85,8 +85,10 @@ def test_a_rollback_and_its_samples_stand_in_the_status_with_the_claim_that_answ
     (entry,) = made.status.restarts.recent
     assert (entry.reason, entry.replica, entry.node, entry.counted) == ("LossSpike", "", "", True)
     events_by_reason = {event.reason: event.message for event in made.events}
-    assert events_by_reason["RolledBack"] == "round 1 is rolled back to step 25 or before: Rank 1: the loss is 9."
-    assert events_by_reason["SamplesSkipped"] == "samples 100 to 107 are left out of the run"
+    assert (
+        events_by_reason["RolledBack"] == "round 1 is rolled back to step 25 or an earlier one: Rank 1: the loss is 9."
+    )
+    assert events_by_reason["SamplesSkipped"] == "samples 100 to 107 are skipped"
     again = told("LossSpike", {"rollback": back, "skipped": made.status.skipped})
     assert not {"RolledBack", "SamplesSkipped"} & {event.reason for event in again.events}
 

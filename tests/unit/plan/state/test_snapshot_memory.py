@@ -92,8 +92,8 @@ def test_a_job_whose_snapshots_fit_at_no_size_is_not_started():
     assert need - PROGRAM == 5 * (12 * ModelConfig.model_validate(LARGE).weights // 4 + HEADER)
     made = first(limited("4Gi"))
     assert not made.actions, "no pod is made"
-    assert "with 4 replicas the snapshots of each take 4," in stalled(made)
-    assert "3,686 MiB. Raise resources.limits.memory" in stalled(made)
+    assert "with 4 replicas the snapshots of each replica take 4," in stalled(made)
+    assert "3,686 MiB, are available. Raise resources.limits.memory" in stalled(made)
     assert first(limited("8Gi")).actions
 
 
@@ -101,12 +101,12 @@ def test_a_job_that_would_not_fit_once_it_shrinks_is_warned_of_it():
     made = first(limited("8Gi", least=2))
     assert made.actions
     (event,) = (event for event in made.events if event.reason == "MemoryTight")
-    assert "with 2 replicas the snapshots of each take 9,655 MiB (of 3,859 MiB of state" in event.message
+    assert "with 2 replicas the snapshots of each replica take 9,655 MiB (of 3,859 MiB of state" in event.message
 
 
 def test_a_job_of_no_valid_size_is_told_of_that():
     made = first(limited("8Gi", parallelism={"tensor": 8}))
-    assert "multiples of 8 replicas" in stalled(made)
+    assert "a multiple of 8" in stalled(made)
     assert first(limited("8Gi", parallelism={"tensor": 8}, suspend=True)).status.conditions
 
 
@@ -123,7 +123,7 @@ def test_a_state_in_host_memory_takes_room_beside_its_snapshots():
     made = first(limited("6Gi", offload="State"))
     assert first(limited("6Gi")).actions
     assert not made.actions
-    assert "its offloaded state 1,286 MiB, and nine tenths of the memory limit are 5,530 MiB" in stalled(made)
+    assert "its offloaded state 1,286 MiB, but only nine tenths of the memory limit, 5,530 MiB" in stalled(made)
     assert first(limited("8Gi", offload="State")).actions
 
 

@@ -373,7 +373,7 @@ def test_before_a_first_report_of_a_later_step_there_may_have_been_steps(keeps_s
     assert goodput.productive_seconds == pytest.approx(6.0)
     assert goodput.percent == pytest.approx(100 * 6 / (40 - goodput.unknown_seconds), abs=0.01)
     words = "suspended time" if keeps_state else "suspended and unknown time"
-    assert show.goodput(goodput) == f"{goodput.percent:.1f}% of the time went into new steps ({words} excluded)"
+    assert show.goodput(goodput) == f"{goodput.percent:.1f}% of the time was spent on new steps ({words} excluded)"
 
 
 def test_a_script_that_reports_recovers_until_its_next_report() -> None:
