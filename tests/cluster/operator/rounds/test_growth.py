@@ -151,7 +151,8 @@ def test_jobs_that_can_never_start_hold_nobody_up(jobs: Jobs, pods: Pods, elsewh
     assert not any(status.get("internal", {}).get("requeueState", {}).get("count") for status in conditions if status)
     assert "alien" not in json.dumps(conditions)
     message = huge.events("alien", "Requeued")[0]["message"]
-    assert "only 4 of the 7 required replicas have resources, and more room would not help: all nodes together" in message
+    sentence = "only 4 of the 7 required replicas have resources, and more room would not help: all nodes together"
+    assert sentence in message
     for each in elsewhere:
         assert jobs.namespace not in json.dumps(each.get("alien")["status"])
 

@@ -277,7 +277,8 @@ def test_the_wait_for_a_next_pod_is_decided_when_the_end_is_seen() -> None:
     assert made.status.internal.attempts == (0, 3)
     assert made.status.restarts.in_window == 3
     assert made.recheck_after == pytest.approx(1)
-    sentence = "waits 1 s: 3 pods in a row ended by themselves. The last one, demo-1-2, ended with exit code 128 (StartError)"
+    last = "The last one, demo-1-2, ended with exit code 128 (StartError)"
+    sentence = f"waits 1 s: 3 pods in a row ended by themselves. {last}"
     assert sentence in made.status.condition("Running").message
 
 
