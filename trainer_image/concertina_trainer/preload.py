@@ -21,6 +21,7 @@ import torch.utils._device
 
 import concertina_trainer.store
 import concertina_trainer.uploader
+import concertina_trainer.warm_up
 import concertina_trainer.worker
 from concertina_trainer.model import own
 

@@ -73,8 +73,11 @@ KEPT_LINES = 50
 """Lines of a traceback that the agent is told."""
 
 
-def main() -> NoReturn:
+def main(entered: float | None = None) -> NoReturn:
     """Run the rounds of this worker, and exit.
+
+    `entered` is the time (perf_counter) at which a process that was there before entered the first round, or None if
+    the process began with it.
 
     The exit status is 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines.
     """
@@ -83,7 +86,6 @@ def main() -> NoReturn:
         # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     channel, heartbeat = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), group.abort), HeartbeatWriter()
-    entered = None
     while isinstance(end := one_round(channel, heartbeat, entered), Left):
         channel.say_left(end)
         gc.collect()  # the old model goes while the agents prepare the next round

@@ -52,8 +52,8 @@ class Parent:
         self.codes: dict[int, int] = {}
         assert json.loads(ours.recv(1 << 16)) == {"warm": True}
 
-    def fork(self, target: str, environment: dict[str, str], output: int, *fds: int) -> int:
-        arguments = [f"fd:{i}" for i in range(len(fds))]
+    def fork(self, target: str, environment: dict[str, str], output: int, *fds: int, more: tuple[str, ...] = ()) -> int:
+        arguments = [*(f"fd:{i}" for i in range(len(fds))), *more]
         request = {"run": target, "arguments": arguments, "environment": {**os.environ, **environment}}
         socket.send_fds(self.control, [json.dumps(request).encode()], [output, output, *fds])
         while True:

@@ -1,3 +1,3 @@
 """Imports of the warm parent."""
 
-from . import uploader, worker  # noqa: F401
+from . import uploader, warm_up, worker  # noqa: F401

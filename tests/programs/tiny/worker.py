@@ -55,7 +55,7 @@ class Slots:
         return path
 
 
-def main() -> int:
+def main(entered: float | None = None) -> int:
     rank, world, round = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "CONCERTINA_ROUND"))
     steps = int(os.environ.get("TINY_STEPS") or json.loads(os.environ["CONCERTINA_TRAINER"])["steps"])
     pause = float(os.environ.get("TINY_PAUSE", "0.01"))

@@ -6,9 +6,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 import concertina_protocol as p
 from builders.programs import FAULTS, SEARCH_PATH
-from builders.train.replicas import GIVE_UP, UID, Job, gone, newest_complete, running, trained
+from builders.train.replicas import GIVE_UP, UID, Job, Replica, gone, newest_complete, running, trained
 
 TINY = ["--bundled", "--package", "tiny"]
 
@@ -37,6 +39,49 @@ def test_a_run_of_three_completes(folder):
             await job.until(job[1], lambda r: r.state == "succeeded")
 
     run(body)
+
+
+def test_a_warm_process_takes_the_place_of_a_killed_worker(folder):
+    async def body():
+        async with running(folder, 2, TINY, TINY_STEPS="100000") as job:
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], trained(10))
+            used = job[1].worker_pids()[1]
+            async with asyncio.timeout(GIVE_UP):
+                while not (spares := [pid for pid in spare_pids(job[1]) if pid != used]):
+                    await asyncio.sleep(0.02)
+            os.kill(used, 9)
+            await job.until(job[0], lambda r: len(r.failures) == 2)
+            prepared = await job.prepare(2, job[0], job[1])
+            restore = newest_complete(prepared)
+            await job.assign(job.assignment(prepared, restore))
+            await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r))
+            assert job[1].worker_pids()[1] == spares[0]
+            os.kill(job[0].process.pid, 9)
+            job[1].kill()
+            async with asyncio.timeout(GIVE_UP):
+                while not all(gone(pid) for replica in job.replicas.values() for pid in spare_pids(replica)):
+                    await asyncio.sleep(0.02)
+
+    run(body)
+
+
+@pytest.mark.parametrize(("warms_up", "event"), [("fails", "spare_failed"), ("hangs", "spare_unused")])
+def test_without_a_warm_process_a_worker_is_forked(folder, warms_up, event):
+    async def body():
+        async with running(folder, 1, TINY, TINY_STEPS="12", TINY_WARM_UP=warms_up) as job:
+            await job.begin(1, job[0])
+            report = await job.until(job[0], lambda r: r.state == "succeeded", "never succeeded")
+            assert not report.failures
+            async with asyncio.timeout(GIVE_UP):
+                while event not in [entry["event"] for entry in job[0].events()]:
+                    await asyncio.sleep(0.02)
+
+    run(body)
+
+
+def spare_pids(replica: Replica) -> list[int]:
+    return [event["pid"] for event in replica.events() if event["event"] == "spare_ready"]
 
 
 def test_killed_worker_then_killed_agent_resume_from_memory(folder):

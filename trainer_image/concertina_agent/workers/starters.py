@@ -11,6 +11,8 @@ from typing import Optional, Protocol
 from concertina_agent.core import events as e
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.child_processes import Reaper
+from concertina_agent.workers.environment import worker_defaults
+from concertina_agent.workers.spares import Spares
 from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol.log import log_event
@@ -40,11 +42,15 @@ class BundledStarter:
 
     def __init__(self, settings: AgentSettings, parent: ForkParent) -> None:
         self._settings, self._parent = settings, parent
+        self.spares = Spares(settings.package, parent, {**worker_defaults(settings.workers), **settings.environment})
 
     async def until_warm(self) -> None:
         await asyncio.shield(self._parent.warm)
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
+        spare = await self.spares.worker(environment, prefix)
+        if spare is not None:
+            return spare
         return await self._parent.run(ForkTarget(f"{self._settings.package}.worker:main"), environment, prefix)
 
     async def serve_store(self, listening: socket.socket) -> Process:

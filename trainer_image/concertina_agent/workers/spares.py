@@ -1,0 +1,112 @@
+"""The agent's end of spares: one process that waits to become the next new worker (decision "A spare is warm")."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError
+from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
+
+WARM_SECONDS = 1.0
+"""Seconds that the start of a worker waits for a spare that still warms up. After them, another process is forked."""
+PAUSE_SECONDS = 3.0
+"""Seconds between the use of a spare and the fork of the next one, which would slow down the new worker's start."""
+MAX_WORD = 64
+
+
+class Spare:
+    """Process that waits for the environment of a worker."""
+
+    def __init__(self, process: Process, control: socket.socket) -> None:
+        self.process, self._control = process, control
+        control.setblocking(False)
+        self.warm = asyncio.ensure_future(self._until_warm())
+        """Future whose result is False if the process has ended before it was warm."""
+
+    async def _until_warm(self) -> bool:
+        try:
+            warm = bool(await asyncio.get_running_loop().sock_recv(self._control, MAX_WORD))
+        except OSError:
+            return False
+        if warm:
+            log_event("spare_ready", pid=self.process.pid)
+        return warm
+
+    async def become(self, environment: Mapping[str, str], prefix: str) -> Optional[Process]:
+        """Make the spare a worker. If it is not warm in time, or is gone, end it and return None."""
+        try:
+            if await within(WARM_SECONDS, asyncio.shield(self.warm)):
+                self.process.lines.start_anew(prefix)
+                self._control.send(json.dumps(dict(environment)).encode())
+                return self.process
+            why = "it has ended"
+        except asyncio.TimeoutError:
+            why = "it is not warm yet"
+        except OSError as error:
+            why = str(error)
+        finally:
+            self._control.close()
+        log_event("spare_unused", pid=self.process.pid, why=why)
+        self.process.send_signal(signal.SIGKILL)
+        return None
+
+
+class Spares:
+    """Spares of a replica, one at a time."""
+
+    def __init__(self, package: str, parent: ForkParent, environment: Mapping[str, str]) -> None:
+        """Initialize without a process.
+
+        `environment` has the variables of a worker, except those that vary from worker to worker.
+        """
+        self._package, self._parent, self._environment = package, parent, environment
+        self._spare: Optional[Spare] = None
+        self._taken = asyncio.Event()
+
+    async def worker(self, environment: Mapping[str, str], prefix: str) -> Optional[Process]:
+        """Return the spare as a worker, or None if there is none."""
+        spare, self._spare = self._spare, None
+        self._taken.set()
+        return await spare.become(environment, prefix) if spare is not None else None
+
+    async def keep(self) -> None:
+        """Keep a spare, until one fails to warm up."""
+        while True:
+            try:
+                spare = self._spare = await self._fork()
+            except (StartError, OSError) as error:
+                return log_event("spare_failed", why=str(error))
+            self._taken.clear()
+            if not await spare.warm and (code := await spare.process.ended) > 0:
+                self._spare = None
+                return log_event("spare_failed", why=f"it ended with {code}")
+            await self._until_used(spare)
+            self._spare = None
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _until_used(self, spare: Spare) -> None:
+        """Wait until the spare becomes a worker, or ends."""
+        taken = asyncio.ensure_future(self._taken.wait())
+        ends: set[asyncio.Future[Any]] = {taken, spare.process.ended}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        taken.cancel()
+
+    async def _fork(self) -> Spare:
+        own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        package = self._package
+        arguments = ("fd:0", f"{package}.warm_up:warm_up", f"{package}.worker:main")
+        target = ForkTarget("concertina_agent.workers.spare:stand_by", arguments, (child_end.fileno(),))
+        with contextlib.ExitStack() as stack:
+            stack.callback(child_end.close)
+            stack.callback(own_end.close)
+            process = await self._parent.run(target, self._environment, "[spare] ")
+            stack.pop_all()
+            child_end.close()
+            return Spare(process, own_end)
