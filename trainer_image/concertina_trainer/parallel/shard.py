@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from concertina_trainer.config.memory_config import Offload
 from concertina_trainer.config.trainer import Precision, TrainerConfig
@@ -61,10 +61,20 @@ def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) ->
 
     FSDP pins weights now, so from here on they stay where they are, and others can hold them too.
     """
-    model.to_empty(device=weights)
+    model._apply(functools.partial(_empty_like, device=weights))
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(buffers))
+
+
+def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the same kind without contents.
+
+    `Module.to_empty` does the same. But for each shape it has DTensor derive that the result is cut like the tensor.
+    """
+    if not isinstance(tensor, DTensor):
+        return torch.empty_like(tensor, device=device)
+    return DTensor(torch.empty_like(tensor._local_tensor, device=device), tensor._spec, requires_grad=False)
 
 
 def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:

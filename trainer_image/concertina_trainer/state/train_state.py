@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from concertina_state.format.read_plan import ReadPlan, reads
 from concertina_state.format.shardfile import Header, Layout
 from concertina_state.holdings import RemoteArray
 from concertina_state.state_index import StateIndex
+from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.hf_names import MODEL
@@ -34,14 +36,12 @@ class TrainState:
         self._optimizer, self._own = optimizer, model.own.own if model.own else None
         kinds = optimizer.moments()
         tensors: dict[str, Tensor | RemoteArray] = {}
-        with torch.device("meta"):
-            whole = model if model.own else Decoder(config.model)
-        for name, parameter in whole.named_parameters():
-            moments = [f"optimizer.{kind}." for kind in kinds] if parameter.requires_grad else []
+        parameters, buffers = _arrays(model) if model.own else _arrays_of_decoder(config.model.model_dump_json())
+        for name, (array, is_trained) in parameters.items():
+            moments = [f"optimizer.{kind}." for kind in kinds] if is_trained else []
             for prefix in (MODEL, *moments):
-                tensors[f"{prefix}{name}"] = RemoteArray(parameter.shape, parameter.dtype)
-        for name, buffer in whole.named_buffers():
-            tensors[f"{MODEL}{name}"] = RemoteArray(buffer.shape, buffer.dtype)
+                tensors[f"{prefix}{name}"] = array
+        tensors |= {f"{MODEL}{name}": array for name, array in buffers.items()}
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
@@ -122,6 +122,31 @@ class TrainState:
         plan = reads(headers, weights)
         plan.require(whence)
         self._catalogue.fill(plan, dict(enumerate(shards)))
+
+
+class _WholeArrays(NamedTuple):
+    """Arrays of a whole model, by name."""
+
+    parameters: Mapping[str, tuple[RemoteArray, bool]]
+    """The Boolean is whether the parameter is trained."""
+    buffers: Mapping[str, RemoteArray]
+
+
+def _arrays(model: Stages | Decoder) -> _WholeArrays:
+    def array(tensor: Tensor) -> RemoteArray:
+        return RemoteArray(tensor.shape, tensor.dtype)
+
+    return _WholeArrays(
+        {name: (array(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()},
+        {name: array(buffer) for name, buffer in model.named_buffers()},
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def _arrays_of_decoder(config: str) -> _WholeArrays:
+    """Return the arrays of the decoder of this ModelConfig, as JSON. All rounds of a process have the same one."""
+    with torch.device("meta"):
+        return _arrays(Decoder(ModelConfig.model_validate_json(config)))
 
 
 def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
