@@ -10,7 +10,7 @@ from typing import NoReturn
 from torch.distributed import TCPStore
 
 
-def serve(fd: str) -> NoReturn:
+def serve(fd: str | int) -> NoReturn:
     """Serve a TCPStore on an already bound, listening socket (its file descriptor) until killed."""
     listener = socket.socket(fileno=int(fd))
     host, port = listener.getsockname()[:2]

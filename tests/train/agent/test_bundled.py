@@ -41,29 +41,51 @@ def test_a_run_of_three_completes(folder):
     run(body)
 
 
-def test_a_warm_process_takes_the_place_of_a_killed_worker(folder):
+def test_warm_processes_take_the_places_of_a_killed_worker_and_of_the_store(folder):
     async def body():
         async with running(folder, 2, TINY, TINY_STEPS="100000") as job:
             await job.begin(1, job[0], job[1])
             await job.until(job[0], trained(10))
-            used = job[1].worker_pids()[1]
-            async with asyncio.timeout(GIVE_UP):
-                while not (spares := [pid for pid in spare_pids(job[1]) if pid != used]):
-                    await asyncio.sleep(0.02)
-            os.kill(used, 9)
+            used = {job[1].worker_pids()[1], *serving_stores(job[0])}
+            workers = await unused(job[1], "spare", used)
+            stores = await unused(job[0], "store", used)
+            os.kill(job[1].worker_pids()[1], 9)
             await job.until(job[0], lambda r: len(r.failures) == 2)
             prepared = await job.prepare(2, job[0], job[1])
             restore = newest_complete(prepared)
             await job.assign(job.assignment(prepared, restore))
             await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r))
-            assert job[1].worker_pids()[1] == spares[0]
-            os.kill(job[0].process.pid, 9)
-            job[1].kill()
+            assert job[1].worker_pids()[1] == workers[0]
+            assert serving_stores(job[0]) == stores[:1]
+            for replica in job.replicas.values():
+                replica.kill()
             async with asyncio.timeout(GIVE_UP):
-                while not all(gone(pid) for replica in job.replicas.values() for pid in spare_pids(replica)):
+                while not all(gone(pid) for pid in [*workers, *stores]):
                     await asyncio.sleep(0.02)
 
     run(body)
+
+
+async def unused(replica: Replica, kind: str, used: set[int]) -> list[int]:
+    """Wait for a spare that is not among `used`, and return all of them."""
+    async with asyncio.timeout(GIVE_UP):
+        while not (spares := [pid for pid in spare_pids(replica, kind) if pid not in used]):
+            await asyncio.sleep(0.02)
+    return spares
+
+
+def spare_pids(replica: Replica, kind: str) -> list[int]:
+    ready = [event for event in replica.events() if event["event"] == "spare_ready"]
+    return [event["pid"] for event in ready if event["kind"] == kind]
+
+
+def serving_stores(replica: Replica) -> list[int]:
+    """Return the spare stores with two workers: those have more sockets than that to the agent."""
+    return [pid for pid in spare_pids(replica, "store") if not gone(pid) and len(sockets(pid)) > 2]
+
+
+def sockets(pid: int) -> list[Path]:
+    return [file for file in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(file).startswith("socket:")]
 
 
 @pytest.mark.parametrize(("warms_up", "event"), [("fails", "spare_failed"), ("hangs", "spare_unused")])
@@ -78,10 +100,6 @@ def test_without_a_warm_process_a_worker_is_forked(folder, warms_up, event):
                     await asyncio.sleep(0.02)
 
     run(body)
-
-
-def spare_pids(replica: Replica) -> list[int]:
-    return [event["pid"] for event in replica.events() if event["event"] == "spare_ready"]
 
 
 def test_killed_worker_then_killed_agent_resume_from_memory(folder):

@@ -1,7 +1,7 @@
-"""Process that is forked and warmed up before it is needed, and becomes a worker when it receives an environment.
+"""Process that is forked and warmed up before it is needed: a worker, or the store of a round.
 
-A spare and its agent share a SOCK_SEQPACKET socket. The spare sends {"warm": true}. The agent sends the environment of
-the worker, a JSON object, or closes its end, and the spare exits.
+A spare and its agent share a SOCK_SEQPACKET socket. The spare sends {"warm": true}. The agent sends the environment as
+a JSON object, with the files of the target, or closes its end, and the spare exits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import time
 
 from concertina_agent.workers import stacks
-from concertina_agent.workers.forkserver import MAX_PACKET, run_target
+from concertina_agent.workers.forkserver import MAX_FDS, MAX_PACKET, run_target
 
 
 def stand_by(control: int, warm_up: str, target: str) -> int:
@@ -20,16 +20,17 @@ def stand_by(control: int, warm_up: str, target: str) -> int:
 
     Args:
         control: File descriptor of the socket.
-        warm_up: Function "module:function" that makes the first step of a worker cheap, and changes nothing else.
-        target: Function "module:function" of a worker. Its argument is the time (perf_counter) at which the environment
-            arrived.
+        warm_up: Function "module:function" that makes the start of the target cheap, and changes nothing else; or "".
+        target: Function "module:function". Its arguments are the file descriptors that came with the environment. If
+            there are none, its argument is the time (perf_counter) at which the environment arrived.
     """
     with socket.socket(fileno=control) as agent:
-        if code := run_target(warm_up, ()):
+        code = run_target(warm_up, ()) if warm_up else 0
+        if code:
             return code
         try:
             agent.send(b'{"warm": true}')
-            data = agent.recv(MAX_PACKET)
+            data, fds, _, _ = socket.recv_fds(agent, MAX_PACKET, MAX_FDS)
         except OSError:  # the agent is gone
             return 0
     if not data:
@@ -38,4 +39,4 @@ def stand_by(control: int, warm_up: str, target: str) -> int:
     os.environ.clear()
     os.environ.update(environment)
     stacks.register(environment)
-    return run_target(target, [entered])
+    return run_target(target, fds or [entered])

@@ -42,18 +42,24 @@ class BundledStarter:
 
     def __init__(self, settings: AgentSettings, parent: ForkParent) -> None:
         self._settings, self._parent = settings, parent
-        self.spares = Spares(settings.package, parent, {**worker_defaults(settings.workers), **settings.environment})
+        package, environment = settings.package, settings.environment
+        of_worker = {**worker_defaults(settings.workers), **environment}
+        self.workers = Spares(parent, "spare", f"{package}.warm_up:warm_up", f"{package}.worker:main", of_worker)
+        self.stores = Spares(parent, "store", "", f"{package}.store:serve", environment)
 
     async def until_warm(self) -> None:
         await asyncio.shield(self._parent.warm)
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
-        spare = await self.spares.worker(environment, prefix)
+        spare = await self.workers.take(environment, prefix)
         if spare is not None:
             return spare
         return await self._parent.run(ForkTarget(f"{self._settings.package}.worker:main"), environment, prefix)
 
     async def serve_store(self, listening: socket.socket) -> Process:
+        spare = await self.stores.take(self._settings.environment, "[store] ", (listening.fileno(),))
+        if spare is not None:
+            return spare
         target = ForkTarget(f"{self._settings.package}.store:serve", ("fd:0",), (listening.fileno(),))
         return await self._parent.run(target, self._settings.environment, "[store] ")
 
