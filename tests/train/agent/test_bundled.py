@@ -67,9 +67,9 @@ def test_warm_processes_take_the_places_of_a_killed_worker_and_of_the_store(fold
 
 
 async def unused(replica: Replica, kind: str, used: set[int]) -> list[int]:
-    """Wait for a spare that is not among `used`, and return all of them."""
+    """Wait for a spare that is alive and not among `used`, and return all of them."""
     async with asyncio.timeout(GIVE_UP):
-        while not (spares := [pid for pid in spare_pids(replica, kind) if pid not in used]):
+        while not (spares := [pid for pid in spare_pids(replica, kind) if pid not in used and not gone(pid)]):
             await asyncio.sleep(0.02)
     return spares
 
