@@ -2,15 +2,16 @@
 
 python benchmarks/checkpoint.py [--mebibytes 10 100 1024] [--runs N] [--json FILE]
 
-The benchmark measures how long a save delays the step, when it is durable, and how fast the state is restored from each
-place. torch's dcp.save, dcp.async_save and its stager are measured in the same run.
+The benchmark measures how long a save delays the step, when the checkpoint is durable, and how fast the state is
+restored from each place. torch's dcp.save, dcp.async_save and its stager are measured in the same run.
 
-The state is that of a real model of the given size, float32 weights and two moments, in one process. Node memory is
+The state is that of a real model of the given size in one process: float32 weights and two moments. Node memory is
 /dev/shm, like a replica's volume. Files are on the disk of --folder, and the S3 server is a SeaweedFS on this machine.
-The row `memcpy` copies the same tensors into others, which is a lower bound for all rows. The row `memory` is the time
-that a worker waits for its snapshot when its agent has checked the snapshot while the worker joined and built its
-model. The row `with its check` includes the check. The row `a peer` is the time from the request for a shard that only
-another agent holds until the tensors are filled.
+
+The row `memcpy` copies the tensors into other tensors, which is a lower bound for all rows. The row `memory` is the
+time for which a worker waits for its snapshot if its agent has already verified the snapshot while the worker started.
+The row `with its check` includes the verification. The row `a peer` is the time from the request for another agent's
+shard until the tensors are filled.
 """
 
 import argparse
@@ -60,15 +61,17 @@ from concertina_trainer.training.engine import WholeModel
 UID = "bench"
 CONFIG = uploader.Destination(uri="bench", keep=2)
 BETWEEN = 3.0
-"""Seconds from one snapshot to the next. It is long, because in training snapshots take at most a hundredth of the
-time."""
+"""Seconds from one snapshot to the next.
+
+The interval is long, because in training, snapshots take at most one percent of the time.
+"""
 DEMO = {"layers": 4, "dim": 128}
-"""Size of the demo's model, which is the default: 0.8 million weights."""
+"""Configuration of the demo's model, which is the default model. It has 0.8 million weights."""
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[DistContext]:
-    """Yield the context of a world of one rank."""
+    """Yield the distributed context of a process group with one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     device = torch.device("cpu")
     yield DistContext.of(0, 1, device, ParallelismConfig())
@@ -76,7 +79,7 @@ def alone() -> Iterator[DistContext]:
 
 
 class Subject:
-    """Model with a training state of about the given size in MiB, and its snapshots."""
+    """Model with a training state of about the given size in MiB, and the snapshots of that state."""
 
     def __init__(self, mebibytes: float, world: DistContext, memory: Path) -> None:
         self.world = world
@@ -88,7 +91,7 @@ class Subject:
         self.state = TrainState(self.model, self.config, self.optimizer, world)
         self.state.initialise(self.config)
         self.volume = memory / "volume"
-        """Folder of the snapshots, at the place where an agent would look for them."""
+        """Folder of the snapshots, with the paths that an agent expects."""
         self.snapshots = Snapshots(self.volume / "snapshots" / "round-1" / "shard-0", self.state.saved)
         self.step = 0
 
@@ -97,11 +100,14 @@ class Subject:
         return self.state.saved.layout.size / 2**20
 
     def begin(self) -> TakenSnapshot:
-        """Begin a snapshot as the training loop does: the loop waits for the copy, and a thread commits."""
+        """Begin a snapshot as the training loop does.
+
+        This call waits for the copy, and a thread commits the snapshot.
+        """
         return self.snapshots.begin(self._next())
 
     def take(self) -> TakenSnapshot:
-        """Take a snapshot and wait for its commit, as the loop waits for a snapshot that becomes durable."""
+        """Take a snapshot and wait until it is committed."""
         return self.snapshots.take(self._next())
 
     def _next(self) -> ShardMetadata:
@@ -113,7 +119,7 @@ class Subject:
         self.state.load(self.state.plan({0: shard.header}), {0: shard}, shard.header.metadata.id.step)
 
     def train_step(self) -> None:
-        """Train one step of a whole global batch, without reading data and without other ranks."""
+        """Train one step of a complete global batch, without data loading and without other ranks."""
         length, size = self.config.model.sequence_length, self.config.global_batch_size
         plan = plan_batch(size, self.config.micro_batch_size, 1)
         tokens = torch.randint(0, 256, (plan.microbatches, plan.rows, length + 1))
@@ -125,7 +131,7 @@ class Subject:
         self.optimizer.update(1e-6, 1.0)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the state's tensors by name, as torch's own functions take them."""
+        """Return the tensors of the state by name, in the form that torch's checkpoint functions accept."""
         saved = self.state.saved
         return {chunk.name: tensor for chunk, tensor in zip(saved.layout.chunks, saved.tensors, strict=True)}
 
@@ -140,7 +146,7 @@ def _model(mebibytes: float) -> dict[str, int]:
 
 
 def timed(runs: int, work: Callable[[], object], before: Callable[[], object] = lambda: None) -> list[float]:
-    """Return the seconds of each run; the first run is a warm-up and is not counted."""
+    """Return the seconds of each run. An additional first run is a warm-up and is not included."""
     seconds = []
     for _ in range(runs + 1):
         before()
@@ -151,9 +157,9 @@ def timed(runs: int, work: Callable[[], object], before: Callable[[], object] = 
 
 
 def in_turn(runs: int, works: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Return the seconds of each work by row, with the works taken in turn.
+    """Return the seconds of each run for each row. The rows run alternately.
 
-    In this way, other load on the machine affects all rows alike.
+    Other load on the machine therefore affects all rows equally.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(runs + 1):
@@ -165,9 +171,10 @@ def in_turn(runs: int, works: Mapping[str, Callable[[], object]]) -> dict[str, l
 
 
 def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
-    """Return how long the loop waits at the first snapshots of a round.
+    """Return the seconds for which the training loop waits at each of the first snapshots of a round.
 
-    The third snapshot is still on its way to storage when its slot is written again, so the first four take a new file.
+    The third snapshot is still being uploaded when its slot is needed again. The first four snapshots therefore use new
+    files.
     """
     seconds = []
     for run in range(runs):
@@ -190,7 +197,7 @@ def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
 
 
 def saves(subject: Subject, runs: int, memory: Path, disk: Path) -> dict[str, list[float]]:
-    """Return how long the training loop waits for a snapshot."""
+    """Return the seconds for which the training loop waits for a snapshot, by row."""
     tensors = subject.tensors()
     copies = [torch.empty_like(tensor) for tensor in tensors.values()]
     options = StagingOptions(False, False, False, False)
@@ -211,10 +218,10 @@ def saves(subject: Subject, runs: int, memory: Path, disk: Path) -> dict[str, li
 def dcp_saves(
     tensors: dict[str, torch.Tensor], runs: int, target: Path, stager: DefaultStager
 ) -> dict[str, list[float]]:
-    """Return the times of torch's own saves to a file, with default settings and tuned.
+    """Return the seconds of torch's own saves to a file, with default settings and with tuned settings, by row.
 
-    The tuning follows torch's documentation: two writing threads, and a stager that is reused, because a new stager has
-    to allocate all of its memory again.
+    The tuned settings follow torch's documentation: two writer threads, and one stager for all saves. A new stager
+    would have to allocate all of its memory again.
     """
 
     def comes() -> dict[str, Any]:
@@ -248,11 +255,12 @@ def dcp_saves(
 
 
 def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict[str, list[float]], dict[str, Durable]]:
-    """Return the times from the start of a save until LATEST names it, and the checkpoints.
+    """Return the seconds from the start of a save until the checkpoint is durable, by row, and the checkpoints.
 
-    dcp.save, and obstore's own put of the same file to the same server, are measured in turn. In the row `kept`,
-    dcp.save keeps as many checkpoints as concertina, and the oldest one is deleted after each save. A file that is
-    deleted just before a save leaves its memory to that save, which on a virtual machine halves the time.
+    A checkpoint is durable when the file LATEST refers to it. dcp.save, and obstore's own upload of the same file to
+    the same server, run alternately with these saves. In the row `kept`, dcp.save keeps as many checkpoints as
+    concertina, and deletes the oldest one after each save. If a file is deleted just before a save, the save can reuse
+    its memory. On a virtual machine, this halves the time.
     """
     newest = dict[str, Durable]()
     target, tensors = disk / "dcp", subject.tensors()
@@ -287,7 +295,7 @@ def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict
 
 
 def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
-    """Return the times from the request for a shard that another agent holds until every tensor is filled."""
+    """Return the seconds from the request for another agent's shard until every tensor is filled, by row."""
     taken = subject.take()
     size = taken.path.stat().st_size
     target = memoryview(bytearray(size))
@@ -308,7 +316,7 @@ def pulls(subject: Subject, runs: int, memory: Path) -> dict[str, list[float]]:
 
 
 def restores(subject: Subject, runs: int, disk: Path, newest: dict[str, Durable]) -> dict[str, list[float]]:
-    """Return the times from the order to restore until every tensor is filled and checked."""
+    """Return the seconds from the start of a restore until every tensor is filled and verified, by row."""
     taken = subject.take()
     shard = shards.committed_shard(taken.path)
     assert shard is not None

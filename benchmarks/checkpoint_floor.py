@@ -1,4 +1,4 @@
-"""Processor time that a shard's transfer from a peer takes at least: each part of the transfer alone, in memory.
+"""Minimum processor time for the transfer of a shard from a peer: each part of the transfer alone, in memory.
 
 python benchmarks/checkpoint_floor.py [--mebibytes 1016] [--runs N] [--json FILE]
 
@@ -27,7 +27,7 @@ UID, PIECE = "bench", 1 << 18
 
 
 class Secure:
-    """Both ends of a TLS connection as agents use it, without a socket between them."""
+    """Both ends of a TLS connection with the agents' settings, connected in memory without a socket."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ class Secure:
 
 
 def parts(pieces: int, folder: Path) -> dict[str, float]:
-    """Return the processor seconds of each part of the transfer, for the given number of pieces."""
+    """Return the processor seconds of each part of the transfer of `pieces` pieces."""
     piece, into, target = memoryview(os.urandom(PIECE)), memoryview(bytearray(PIECE)), bytearray(pieces * PIECE)
     seconds: dict[str, float] = {}
     last = time.process_time()

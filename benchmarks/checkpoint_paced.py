@@ -1,8 +1,8 @@
-"""Cost of snapshots for a loop whose device copies for free, so that only their checksum takes time.
+"""Cost of snapshots for a loop whose device copies without a delay, so that only the checksum of snapshots takes time.
 
-This is a part of checkpoint.py. The state is a file of the given size, a step is a sleep, and the job has one replica,
-so a snapshot counts as copied to its peers at once. The row `in each step` waits for the checksum of the previous
-snapshot, as a loop without a pace does.
+This is a part of checkpoint.py. The state is a file of the given size, and a step is a sleep. The job has one replica,
+so a snapshot counts as copied to its peers at once. In the row `in each step`, each snapshot waits for the checksum of
+the previous one, as in a loop that does not limit the pace of snapshots.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from concertina_state.saving import SavePolicy, Saving
 from concertina_state.snapshots import Snapshots
 
 STEP_SECONDS = 0.0586
-"""Duration of a step. Its ratio to 1 GiB of state is that of benchmarks/gpu.py's model 0.3B on an H100 to its own
-state."""
+"""Duration of a step in seconds.
+
+The ratio of this duration to 1 GiB of state is the same as for the model 0.3B of benchmarks/gpu.py on an H100.
+"""
 STEPS = 300
 
 
 class CopiedForFree:
-    """State from which nothing has to be copied."""
+    """State from which no bytes are copied."""
 
     def __init__(self, mebibytes: float) -> None:
         elements = int(mebibytes * 2**18)
@@ -48,7 +50,7 @@ class CopiedForFree:
 
 @dataclasses.dataclass
 class OneReplica:
-    """Agent of a job with one replica, which has no peer to copy to."""
+    """Agent of a job with one replica. There is no other replica to which snapshots could be copied."""
 
     copied: list[CopiedUpTo] = dataclasses.field(default_factory=list)
 
@@ -62,7 +64,7 @@ class OneReplica:
 
 
 def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[str, object]]:
-    """Return the seconds of each step, and the number of snapshots that the paced loop took."""
+    """Return the seconds of each step by row, and facts such as the number of snapshots that the paced loop took."""
     state = CopiedForFree(mebibytes)
     metadata = ShardMetadata(SnapshotId(1, 0, "l", 1), 0, 0, "", "")
 
@@ -98,7 +100,7 @@ def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[
 
 
 def _timed(end_of_step: Callable[[int], None], count: int) -> list[float]:
-    """Return the seconds of each step, after three steps that allocate the memory of the slots."""
+    """Return the seconds of each step. Three steps before them allocate the memory of the slots."""
     seconds = []
     for step in range(1, count + 4):
         started = time.perf_counter()

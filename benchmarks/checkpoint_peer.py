@@ -1,7 +1,7 @@
-"""Transfer of a shard from another member, for `checkpoint.py`.
+"""Transfer of a shard from another agent, for `checkpoint.py`.
 
-The holder is a real agent in a process of its own. The other end is the code with which an agent pulls a shard, over
-mutual TLS on the loopback interface. For comparison, the same bytes are sent through a plain socket.
+The agent that has the shard is a real agent in a separate process. The other end is the code with which an agent pulls
+a shard, over mutual TLS on the loopback interface. For comparison, the same bytes are sent through a plain socket.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ GIVE_UP = 60.0
 
 
 class Pulling:
-    """Both ends of a transfer, and the part of the shard that has been pulled."""
+    """Both agents of a transfer, and the shard that the receiver has pulled."""
 
     def __init__(self, id: p.SnapshotId, address: str, identity: Path, volume: Path) -> None:
         self._id, self._identity, self._volume = id, identity, volume
@@ -40,7 +40,7 @@ class Pulling:
         self._assign = p.Assign(UID, id.round + 1, "claim", (there, here), "", restore)
 
     def pull(self) -> Path:
-        """Pull the shard as when a worker requests it from its agent, into a verified file of this volume."""
+        """Pull the shard in the same way as an agent whose worker requested it, and return the verified file."""
         return asyncio.run(self._pull())
 
     async def _pull(self) -> Path:
@@ -55,7 +55,7 @@ class Pulling:
 
 @contextlib.contextmanager
 def holder(folder: Path, volume: Path, id: p.SnapshotId) -> Iterator[Pulling]:
-    """Yield an agent whose volume holds shard 0 of the given snapshot."""
+    """Yield a receiver for shard 0 of the given snapshot. An agent with that shard runs while the block runs."""
     identity = folder / "identity"
     identity.mkdir()
     for name, content in Authority(b"k" * 32, UID, time.time()).secret_data().items():
@@ -91,7 +91,7 @@ def _wait_until_it_listens(port: int, agent: "subprocess.Popen[bytes]") -> None:
 
 
 def plain_copy(path: Path, target: memoryview) -> None:
-    """Copy the file's bytes through a plain TCP connection on the loopback interface into allocated memory."""
+    """Copy a file's bytes into allocated memory through a plain TCP connection on the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sender = threading.Thread(target=_send, args=(listening.getsockname(), path))
         sender.start()

@@ -1,16 +1,18 @@
 """Cost of the operator at scale: `python benchmarks/control_plane.py [JOBSxREPLICAS ...] [--only SCENARIO ...]`.
 
-The operator runs as a process of its own, on a real control plane with simulated nodes, whose pods are stand-ins for
-agents (`control_plane_agent`). For each size, all jobs are created at once (`run`: until all jobs train). The other
-scenarios follow in this order, either all of them or those that --only names: `steady`, `kill-member` (several members,
-one after the other), `kill-operator` and `kill-api-server` (each is started again), `kill-nodes` (several nodes at
-once), and `delete-jobs` (some jobs, which are created again). The benchmark prints seconds, the operator's requests by
-verb and resource, and the processor time of all processes, which share this machine's cores. Logs are kept if a state
-was never reached.
+The operator runs as a separate process on a real control plane with simulated nodes. The pods on these nodes are
+simulated agents (`control_plane_agent`). For each size, all jobs are created at once, and the scenario `run` lasts
+until all jobs train. The other scenarios follow in this order: `steady`, `kill-member` (several members, one after the
+other), `kill-operator` and `kill-api-server` (each is started again), `kill-nodes` (several nodes at once), and
+`delete-jobs` (some jobs, which are then created again). With --only, just the given scenarios follow.
 
-With `--large N ...`, an operator starts beside N of the largest jobs that the API server accepts, with a control plane
-of its own for each N (`control_plane_memory`). Without sizes and without --large, there are defaults for both. With
-`--peers FOLDER`, other operators then run as many jobs, each on a control plane of its own (`control_plane_peers`).
+The benchmark prints seconds, the operator's requests by verb and resource, and the processor time of all processes. All
+processes share this machine's cores. The logs are not deleted if a scenario did not reach its goal.
+
+With `--large N ...`, an operator starts in a cluster with N of the largest jobs that the API server accepts
+(`control_plane_memory`). Each N has a separate control plane. Without sizes and without --large, there are defaults for
+both. With `--peers FOLDER`, other operators then run the same number of jobs, each on a separate control plane
+(`control_plane_peers`).
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from concertina.local.state import lifetime
 
 LOOK_SECONDS = 0.1
 SECOND_THOUGHTS_SECONDS = 15.0
-"""Time within which a new operator would have begun a round if it had taken a replica for lost."""
+"""Seconds within which a new operator would start a round if it considered a replica lost."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Bench:
     tables: dict[str, dict[str, list[float]]]
 
     def say(self, scenario: str, what: str, value: float) -> None:
-        """Record a value; `what` contains the unit unless that is seconds."""
+        """Record a measured value. `what` contains the unit unless the unit is seconds."""
         self.tables.setdefault(f"{self.size}, {scenario}", {}).setdefault(what, []).append(value)
 
     def say_reached(self, scenario: str, what: str, reached: Mapping[str, float]) -> None:
@@ -92,7 +94,7 @@ class Bench:
             self.say(scenario, f"until {mark} of the jobs {what}", seconds)
 
     def begin(self) -> Usage:
-        """Start a measurement, and return the usage so far for `measured`."""
+        """Start a measurement, and return the current usage. The argument `before` of `measured` expects it."""
         self.requests.more()
         self.hosts.longest_standstill()
         return self.meter.usage()
@@ -100,9 +102,9 @@ class Bench:
     async def measured(
         self, scenario: str, before: Usage, share: float, unit: str, until_it_trains: bool = False
     ) -> None:
-        """Report the usage and the requests since `before`, the requests as multiples of `share`.
+        """Record the usage and the requests since `before`. The number of requests is divided by `share`.
 
-        With `until_it_trains`, requests for a job that were made after it began to train are left out.
+        With `until_it_trains`, requests for a job are not counted after that job has started to train.
         """
         after = self.meter.usage()
         for who, spent in after.cpu_since(before).items():
@@ -168,10 +170,10 @@ async def kill_member(bench: Bench) -> None:
 
 
 async def _all_train(bench: Bench, names: Collection[str] | None = None) -> None:
-    """Wait until all jobs, or the named ones, train.
+    """Wait until all jobs, or the jobs in `names`, train.
 
-    This also waits for the end of an earlier disturbance: if a process was killed between a commit and its Assign,
-    further rounds have to begin.
+    This also covers the end of an earlier fault. If a process was killed between a commit and its Assign, more rounds
+    are necessary.
     """
     await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.trains, names)
 
@@ -266,9 +268,9 @@ SCENARIOS: Mapping[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
 
 
 async def _beside(following: asyncio.Task[None], scenario: Coroutine[Any, Any, None]) -> None:
-    """Run the scenario, and raise the error of the task that follows the jobs as soon as it fails.
+    """Run the scenario. If the task that watches the jobs fails, raise its error at once.
 
-    Without that task the scenario would wait forever.
+    Without that task, the scenario would wait forever.
     """
     playing = asyncio.ensure_future(scenario)
     try:

@@ -1,10 +1,10 @@
-"""Stand-in for the agent of one replica: the real core and the real network code, with workers that do not exist.
+"""Simulated agent of one replica: the real core and the real network code, with simulated workers.
 
-It differs from `concertina_agent.agent` where that would use processor time that is not the operator's. It starts no
-process and writes no file, and it looks for changes less often while nothing happens. Members and coordinator send
-heartbeats less often (`beat_rarely`), and whether another replica can be reached is tested by a connection without a
-handshake (`Reach`). The agent's own code sends all messages to the operator and to other stand-ins, over mTLS. The
-operator gets messages as often as from any agent.
+The simulated agent differs from `concertina_agent.agent` to save processor time that is not the operator's. It starts
+no process, writes no file, and looks for changes less often while nothing happens. Members and coordinator send
+heartbeats less often (`beat_rarely`). Whether another replica can be reached is tested with a connection without a
+handshake (`Reach`). The agent's real code sends all messages to the operator and to other simulated agents, over mTLS.
+The operator gets messages as often as from a real agent.
 """
 
 from __future__ import annotations
@@ -39,31 +39,38 @@ from concertina_protocol.connection import Connection
 from concertina_protocol.heartbeat import WorkerPhase
 
 START_SECONDS = 0.2
-"""Seconds until the workers of a round run."""
+"""Seconds until the workers of a round have started."""
 STEP_SECONDS = 4.0
 QUIET_TICK_SECONDS, ALERT_SECONDS = 15.0, 3.0
-"""Seconds between two ticks while nothing happens, and seconds after an event during which ticks come at an agent's own
-rate."""
+"""Seconds between two ticks while there are no events, and seconds for which ticks are frequent after an event.
+
+Frequent ticks have the same interval as in a real agent.
+"""
 MEMBER_BEAT_SECONDS, MEMBER_SILENCE_SECONDS = 20.0, 90.0
-"""Intervals of heartbeats between members, and the silence after which a member is lost. A stand-in that dies breaks
-its connections, so silence need not be noticed soon."""
+"""Interval of heartbeats between members, and silence after which a member counts as lost, in seconds.
+
+The silence can be long, because a stand-in that dies breaks its connections.
+"""
 ROUTINE = (e.Tick, e.MemberMessage, e.CoordinatorMessage, e.WorkerMessage)
 END_SECONDS = 0.01
-"""Seconds until workers that were told to stop are gone."""
+"""Seconds until workers have ended after they were stopped."""
 REACH_SECONDS = 3.0
-"""Time limit in seconds of a connection to another replica. Where all processes share two cores, a connection may take
-long, and one to a dead replica is refused at once."""
+"""Time limit in seconds for a connection to another replica.
+
+The limit is long because connections are slow if all processes share two cores. A connection to a dead replica is
+refused at once.
+"""
 STORE_PORT = 29500
-"""Port of the round's store, to which nothing connects."""
+"""Port of the round's store. Nothing connects to it."""
 REACH_PORT = 29501
 REACH_BACKLOG = 64
 
 
 def beat_rarely() -> None:
-    """Make members and coordinators in this process send heartbeats less often.
+    """Make the members and coordinators of this process send heartbeats less often.
 
-    These messages do not reach the operator, and were nearly the whole cost of a stand-in (6 ms a second for a job of
-    four).
+    The operator does not receive these messages. They caused almost all of the processor time of a stand-in: 6 ms per
+    second for a job with four replicas.
     """
     p.BEAT_SECONDS = MEMBER_BEAT_SECONDS
     for module in (p, coordinator):
@@ -71,7 +78,7 @@ def beat_rarely() -> None:
 
 
 class NoShards:
-    """Store of shards without any: a user's own command has no snapshots."""
+    """Shard store without shards. The jobs have custom commands, which have no snapshots."""
 
     async def answer_index(self, message: p.Index, wire: Connection) -> None:
         await wire.send(p.Refused("no snapshots here", 0, ""))
@@ -88,7 +95,7 @@ class StandIn:
         """
         self._settings = settings
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Exit code, once the stand-in has ended by itself."""
+        """Exit code. The future is done when the stand-in has ended on its own."""
         self._events: collections.deque[e.Event] = collections.deque()
         self._busy = self._dead = False
         self._alert_until = 0.0
@@ -118,7 +125,7 @@ class StandIn:
             e.ReportChanged: (network.report_changed,),
             e.Exit: (self._exit,),
         }
-        """Functions that carry out an effect, in order. There are none for storage."""
+        """Functions that carry out each type of effect, in order. Effects on storage have no functions."""
 
     def start(self) -> None:
         """Start to listen.
@@ -134,11 +141,11 @@ class StandIn:
         return self._settings.pod_ip
 
     def notice(self, grace: float) -> None:
-        """Handle a SIGTERM."""
+        """Handle a SIGTERM from the simulated node."""
         self.emit(e.TerminationNotice(grace))
 
     async def die(self) -> None:
-        """Die at once: close the port and break all connections, as when the process is killed."""
+        """Close the port and break all connections, as when the process is killed."""
         self._dead = True
         self._tasks.cancel()
         if self._ticks is not None:
@@ -147,7 +154,7 @@ class StandIn:
         await self._network.stop()
 
     def emit(self, event: e.Event) -> None:
-        """Handle an event. Events that occur while effects are being carried out wait for their turn."""
+        """Handle an event. Events that occur while effects are carried out are handled afterwards."""
         if self._dead:
             return
         if not isinstance(event, ROUTINE):
@@ -206,7 +213,7 @@ class StandIn:
 
 
 class StandInWorkers:
-    """Stand-ins for workers, each of which finishes a step every few seconds. Rank 0 reports its steps."""
+    """Simulated workers. Each finishes a step every few seconds, and rank 0 reports its steps."""
 
     def __init__(self, emit: Callable[[e.Event], None], tasks: TaskGroup) -> None:
         self._emit, self._tasks = emit, tasks
@@ -267,10 +274,10 @@ class StandInWorkers:
 
 
 class Reach:
-    """Test whether other stand-ins can be reached, over connections that are kept open.
+    """Check of whether other stand-ins can be reached, over connections that stay open.
 
-    In a large world, each stand-in tests a few others, always the same ones. An agent keeps the connections for its
-    pings open likewise. (A ping costs an agent 0.05 ms, for both ends together.)
+    In a large job, each stand-in always checks the same few others. Real agents also keep the connections for their
+    pings open. For an agent, a ping takes 0.05 ms for both ends together.
     """
 
     def __init__(self, pod_ip: str) -> None:
@@ -285,7 +292,7 @@ class Reach:
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def close(self) -> None:
-        """Close all connections, so that the other ends see them break."""
+        """Close all connections, so that the other ends notice."""
         asyncio.get_running_loop().remove_reader(self._listening)
         for connection in (self._listening, *self._accepted, *self._kept.values()):
             connection.close()
@@ -308,7 +315,7 @@ class Reach:
 
 
 def _is_open(connected: socket.socket) -> bool:
-    """Return whether the connection is open. Nothing is ever sent on it."""
+    """Return whether the connection is open. The other end never sends anything."""
     try:
         connected.recv(1)
     except BlockingIOError:

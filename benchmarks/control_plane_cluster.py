@@ -1,6 +1,6 @@
-"""Subjects of the measurement: a real control plane without nodes, and the operator as a process of its own.
+"""The measured system: a real control plane without nodes, and the operator as a separate process.
 
-The module measures the processor time of each process, and the requests that the operator makes to the API server.
+The module measures the processor time of each process, and the requests that the operator sends to the API server.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ AS_IT_COMES = "python -m concertina.controller.operator"
 START_SECONDS = 60.0
 SCRAPE_SECONDS = 5.0
 SYNC_SECONDS = 1.0
-"""Seconds until the API server has written its requests to the audit log."""
+"""Seconds until the API server has written its latest requests to the audit log."""
 TICKS = os.sysconf("SC_CLK_TCK")
 _numbers = itertools.count(1)
-"""Numbers of control planes, so that each has logs of its own."""
+"""Numbers for the control planes, so that each has separate logs."""
 
 
 @contextlib.contextmanager
 def control_plane(say: Callable[[str], None], audited: Sequence[str] = (OPERATOR_USER,)) -> Iterator[LocalCluster]:
     """Yield a control plane for the benchmark.
 
-    Its clients may send any number of requests, and the requests of the given users are counted. A node counts as lost
-    later than in other clusters, because a Lease may be renewed late where two cores carry all processes.
+    The rate of its clients is not limited, and the requests of the given users are audited. A node counts as lost later
+    than in other clusters. If all processes share two cores, Leases may be renewed late.
     """
     with local.owned(f"bench-control-plane-{os.getpid()}-{next(_numbers)}", Options(nodes=0), say) as cluster:
         folder = cluster.directory
@@ -86,12 +86,12 @@ def control_plane(say: Callable[[str], None], audited: Sequence[str] = (OPERATOR
 
 
 def start_again(cluster: LocalCluster, component: str) -> None:
-    """Start the API server again after it was killed.
+    """Kill a component of the control plane, and start it again.
 
-    An API server ends at once while the kernel still holds the port of the previous one.
+    An API server exits at once while the kernel still holds the port of the previous process, so the start is repeated.
 
     Raises:
-        TimeoutError: If it does not answer in time.
+        TimeoutError: When the component does not respond in time.
     """
     cluster.kill_component(component)
     give_up = time.monotonic() + START_SECONDS
@@ -105,7 +105,10 @@ def start_again(cluster: LocalCluster, component: str) -> None:
 
 
 class Operator:
-    """Processes of the operator, one after the other, with the same identity, like a container that is restarted."""
+    """Operator process that can be restarted.
+
+    All of its processes have the same identity, like a restarted container.
+    """
 
     def __init__(self, cluster: LocalCluster, command: str = AS_IT_COMES) -> None:
         self.log = cluster.record.logs / "operator.log"
@@ -123,10 +126,10 @@ class Operator:
         return self._process.pid
 
     async def start(self, limit: float = START_SECONDS) -> float:
-        """Start a process and wait until it works; return the Unix time in seconds at which it was started.
+        """Start a process, wait until it works, and return the Unix time of the start in seconds.
 
         Raises:
-            TimeoutError: If it does not work in time.
+            TimeoutError: When the process does not work in time.
         """
         before, begun = self._starts(), time.time()
         self._process = self._begin()
@@ -152,7 +155,7 @@ class Operator:
         self._process.wait(timeout=30)
 
     def close(self) -> None:
-        """End the process by a signal that it handles, or else by SIGKILL."""
+        """End the process with SIGTERM. If it does not end in time, use SIGKILL."""
         if self._process is not None and self._process.poll() is None:
             try:
                 self.end(signal.SIGTERM)
@@ -160,7 +163,7 @@ class Operator:
                 self.end()
 
     async def heard(self) -> int:
-        """Return how many streams of agents are open according to the operator's metrics; 0 if it does not answer."""
+        """Return the number of open agent streams from the operator's metrics, or 0 if there is no response."""
         url = f"http://{self._metrics}/metrics"
         try:
             answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=SCRAPE_SECONDS)
@@ -171,7 +174,7 @@ class Operator:
         return int(next(sample.value for sample in streams.samples if sample.labels == {"state": "open"}))
 
     def errors(self) -> Counter[str]:
-        """Return the last line of each exception in the operator's log."""
+        """Return the number of occurrences of each exception in the operator's log, by its last line."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if '"traceback"' in line)
         return Counter(str(line["traceback"]).strip().splitlines()[-1][:200] for line in lines)
 
@@ -202,7 +205,7 @@ def _installed(cluster: LocalCluster) -> dict[str, str]:
 
 
 def kubeconfig_of(cluster: LocalCluster, namespace: str, account: str) -> Path:
-    """Write and return a kubeconfig for a service account."""
+    """Write a kubeconfig for a service account, and return its path."""
     kubeconfig = yaml.safe_load(cluster.kubeconfig.read_text())
     token = cluster.kubectl("create", "token", account, "-n", namespace, "--duration=24h").strip()
     (user,) = kubeconfig["users"]
@@ -214,13 +217,13 @@ def kubeconfig_of(cluster: LocalCluster, namespace: str, account: str) -> Path:
 
 @dataclass(frozen=True)
 class Used:
-    """Resources that one process has used so far."""
+    """Resources that a process has used so far."""
 
     who: str
     cpu: float
     """Processor time in seconds."""
     memory: float
-    """Highest memory use in MiB."""
+    """Peak memory in MiB."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ class Usage:
     """Used resources by pid."""
 
     def cpu_since(self, before: Usage) -> dict[str, float]:
-        """Return the processor time in seconds since `before`; for a restarted process, that of the new process."""
+        """Return the processor seconds since `before`. For a restarted process, only the new process counts."""
         spent: dict[str, float] = {}
         for pid, used in self.processes.items():
             known = before.processes.get(pid)
@@ -238,7 +241,7 @@ class Usage:
         return spent
 
     def memory(self) -> dict[str, float]:
-        """Return the highest memory use in MiB, summed over processes with the same task."""
+        """Return the peak memory in MiB by role of the process. Processes with the same role are added up."""
         return dict(sum((Counter({used.who: used.memory}) for used in self.processes.values()), Counter()))
 
 
@@ -270,7 +273,7 @@ class Meter:
 
 
 def _used(who: str, pid: int) -> Used | None:
-    """Return the resources that a process has used, or None if it has ended."""
+    """Return the resources that a process has used so far, or None if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -283,13 +286,13 @@ def _used(who: str, pid: int) -> Used | None:
 @dataclass(frozen=True)
 class Request:
     who: str
-    """Last part of the user's name."""
+    """Last part of the user name."""
     what: str
     """Verb and resource."""
     name: str
     """Name of the object."""
     at: float
-    """Time of the request in Unix seconds."""
+    """Unix time of the request in seconds."""
 
 
 @dataclass
@@ -300,7 +303,7 @@ class Requests:
     _read: int = 0
 
     def more(self) -> list[Request]:
-        """Return the requests since the last call; the API server logs them within a second."""
+        """Return the requests since the last call. A request may appear with a delay of a second."""
         requests: list[Request] = []
         with self.path.open("rb") as file:
             file.seek(self._read)

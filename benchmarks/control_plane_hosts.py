@@ -43,12 +43,14 @@ class KillNode:
 
 @dataclass(frozen=True)
 class LongestStandstill:
-    """Order to return the longest standstill since the last such order."""
+    """Order to return the longest time for which the event loop was blocked since the last such order."""
 
 
 Order = KillPod | KillNode | LongestStandstill | None
-"""Order of the benchmark; None ends the process. The answer to a kill is its time in Unix seconds, or None from a
-process that does not have the pod or node."""
+"""Order from the benchmark to a process. None ends the process.
+
+The answer to a kill is its Unix time in seconds, or None if the process does not have that pod or node.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,10 @@ class Hosts:
     each: tuple[Host, ...]
 
     def kill(self, order: KillPod | KillNode) -> float:
-        """Kill a pod or node, and return the time in Unix seconds.
+        """Kill a pod or node, and return the Unix time in seconds.
 
         Raises:
-            LookupError: If it does not run.
+            LookupError: When the pod or node does not run.
         """
         for host in self.each:
             if (at := host.ask(order)) is not None:
@@ -78,18 +80,18 @@ class Hosts:
         raise LookupError(f"{order} runs nowhere")
 
     def longest_standstill(self) -> float:
-        """Return the longest time in seconds for which the event loop of one process was blocked.
+        """Return the longest time in seconds for which the event loop of a process was blocked.
 
-        A delay of that length may be due to the stand-in agents rather than to the operator.
+        Delays of this length may be caused by the simulated agents and not by the operator.
         """
         return max(host.ask(LongestStandstill()) or 0.0 for host in self.each)
 
 
 @contextlib.contextmanager
 def running(processes: int, nodes: int, kubeconfig: Path, network: str, logs: Path) -> Iterator[Hosts]:
-    """Run nodes node-0, node-1 and so on in the given number of processes, until all are Ready at the API server.
+    """Run the nodes node-0, node-1 and so on in the given number of processes. Yield when all of them are Ready.
 
-    `network` is the first two numbers of the pods' addresses. The third one is the node's.
+    `network` is the first two numbers of the pods' IPv4 addresses. The third number is that of the node.
     """
     spawn = multiprocessing.get_context("spawn")
     hosts, started = [], []
@@ -119,14 +121,15 @@ def _serve(networks: dict[str, str], kubeconfig: Path, log: Path, pipe: Pipe) ->
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 1)
     os.dup2(1, 2)
     raise_limit()
-    gc.disable()  # With thousands of agents, each full collection would stop the process for a second.
+    gc.disable()  # With thousands of agents, a full garbage collection would block the process for a second.
     beat_rarely()
-    for context in (tls.server_context, tls.client_context):  # The agents of a job share it; each costs 10 ms.
+    # The agents of a job share a context, because creating one takes 10 ms.
+    for context in (tls.server_context, tls.client_context):
         setattr(tls, context.__name__, functools.cache(context))
     setattr(lines, "decode", functools.lru_cache(64)(decode))  # noqa: B010 - a Prepare names all to all, who are on machines of their own
     with small_tls_buffers():
         asyncio.run(_live(networks, kubeconfig, pipe))
-    os._exit(0)  # Thousands of connections are not closed one by one.
+    os._exit(0)  # Exit without closing thousands of connections.
 
 
 async def _live(networks: dict[str, str], kubeconfig: Path, pipe: Pipe) -> None:
@@ -176,7 +179,7 @@ async def _obey(nodes: dict[str, SimulatedNode], order: KillPod | KillNode) -> f
 
 
 async def _receive(pipe: Pipe) -> Order:
-    """Return the next order; None also if the benchmark has ended."""
+    """Return the next order. Return None if there is no benchmark process any more."""
     loop = asyncio.get_running_loop()
     arrived = asyncio.Event()
     loop.add_reader(pipe.fileno(), arrived.set)

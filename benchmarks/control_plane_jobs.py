@@ -1,4 +1,4 @@
-"""TrainingJobs of the benchmark, as one watch observes them."""
+"""TrainingJobs of the benchmark, and their progress as a watch reports it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ AT_ONCE = 16
 LOOK_SECONDS, SAY_SECONDS = 0.05, 5.0
 GRACE_SECONDS = 2
 MOST_KILLS = 1000
-"""Value of maxRestarts: with the default, a job would have failed after ten kills."""
+"""Value of maxRestarts. With the default, a job would fail after ten kills."""
 GROW_SECONDS = 3600
-"""Stabilization window for growth. It is long, so that a job begins at full size and only the scenarios start new
-rounds."""
+"""Stabilization window for scaling up. It is long, so that only the scenarios cause new rounds."""
 
 
 def manifest(name: str, replicas: int, workers: int) -> Raw:
@@ -45,22 +44,22 @@ def manifest(name: str, replicas: int, workers: int) -> Raw:
 
 @dataclass
 class SeenJob:
-    """Status of a job, and the Unix times in seconds at which its parts were first observed."""
+    """Status of a job, and the Unix times in seconds at which its changes were first seen."""
 
     wanted: int
     uid: str = ""
-    """Uid of the job; empty while there is no such job."""
+    """Uid of the job. Empty if the job does not exist."""
     ready: str = ""
     """Reason of the condition Ready."""
     members: tuple[str, ...] = ()
     rounds: dict[int, float] = field(default_factory=dict)
-    """Committed rounds, with the time at which each was first observed."""
+    """Time at which each committed round was first seen."""
     claims: dict[int, float] = field(default_factory=dict)
-    """Claimed rounds, with the time at which each was first observed."""
+    """Time at which each claimed round was first seen."""
     progress_at: float = 0.0
-    """Time in `status.progress` at which the progress was reported."""
+    """Time of the last progress report, from `status.progress`."""
     trained_at: float = float("inf")
-    """Time at which the job was first observed to train."""
+    """Time at which the job was first seen training."""
 
     @property
     def trains(self) -> bool:
@@ -68,7 +67,7 @@ class SeenJob:
 
     @property
     def is_smaller(self) -> bool:
-        """Whether the job began without a replica that was too slow to answer."""
+        """Whether the job started without a replica that was too slow to answer."""
         return self.trains and len(self.members) < self.wanted
 
     @property
@@ -95,12 +94,12 @@ class Jobs:
     resource = TRAINING_JOBS
 
     def __init__(self, client: Client, workers: int = 1) -> None:
-        """Initialize without jobs; `workers` is their number in each replica."""
+        """Create a set without jobs. `workers` is the number of workers in each replica."""
         self._client, self._workers = client, workers
         self.seen: dict[str, SeenJob] = {}
 
     def of(self, name: str) -> SeenJob:
-        """Return the job whose name the object's name begins with."""
+        """Return the job to which an object belongs, by the beginning of the object's name."""
         return self.seen.get("-".join(name.split(".")[0].split("-")[:2]), SeenJob(0))
 
     async def create(self, names: Iterable[str], replicas: int) -> None:
@@ -112,7 +111,7 @@ class Jobs:
         await _some_at_once(self._client.delete(self.resource, NAMESPACE, name) for name in names)
 
     async def on_nodes(self) -> dict[str, Counter[str]]:
-        """Return the number of each job's members by node. A pod that was a member may still be on a node."""
+        """Return the number of members of each job, by node. Pods of former members may be on a node too."""
         members_by_node: dict[str, Counter[str]] = {}
         pods, _ = await self._client.list_all(PODS, NAMESPACE)
         for pod in pods:
@@ -122,7 +121,7 @@ class Jobs:
         return members_by_node
 
     async def follow(self) -> None:
-        """Follow the jobs forever."""
+        """Watch the jobs forever."""
         while True:
             try:
                 jobs, version = await self._client.list_all(self.resource, NAMESPACE)
@@ -154,9 +153,10 @@ class Jobs:
         holds: Callable[[str, SeenJob], bool],
         names: Collection[str] | None = None,
     ) -> dict[str, float]:
-        """Return the seconds since `begun` until the condition holds for half, for 99 % and for all of the jobs.
+        """Return the seconds since `begun` after which the condition is true for half, 99 % and all of the jobs.
 
-        The jobs are the named ones, or all. A value is infinite if it was not reached within `limit` seconds.
+        The condition is checked for all jobs, or for the jobs in `names`. A value is infinite if it was not reached
+        within `limit` seconds.
         """
         of = self.seen if names is None else {name: self.seen[name] for name in names}
         said_at = time.time()

@@ -1,4 +1,4 @@
-"""Other operators, the kinds of jobs that they run, and the status by which such a job counts as running."""
+"""Other operators for comparison, the kinds of jobs that they run, and when such a job counts as running."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import yaml
 from concertina.kube.resources import Raw, Resource
 
 RATE = 1000
-"""Rate limit of a client in requests a second, and its burst."""
+"""Rate limit of a client in requests per second, and its burst."""
 IMAGE, COMMAND = "trainer:bench", ["torchrun", "train.py"]
 
 
 @dataclass(frozen=True)
 class Program:
-    """Operator to compare with. Its paths are relative to its source."""
+    """Operator for comparison. All paths are relative to its source folder."""
 
     name: str
     resources: tuple[str, ...]
-    """Paths of its custom resource definitions."""
+    """Paths of the custom resource definitions."""
     webhooks: str
-    """Folder of its webhooks, for kustomize."""
+    """Kustomize folder of the webhooks."""
     flags: tuple[str, ...] = ()
     configuration: str = ""
     certificates: str = ""
-    """Field of its configuration for the rotation of certificates."""
+    """Field of the configuration that enables certificate rotation."""
     objects: tuple[str, ...] = ()
-    """Paths of objects that its webhook validates, so they are created once the operator runs."""
+    """Paths of objects to create after the operator has started, because its webhook validates them."""
 
     def command(self, folder: Path, port: int, work: Path) -> list[str]:
         command = [str(folder / "bin" / self.name), *(flag.format(port=port) for flag in self.flags)]
@@ -110,7 +110,7 @@ def _train_job(pods: int) -> Raw:
 
 
 def _its_job_is_ready(status: Raw, field: str) -> bool:
-    """Return whether a Job is ready, which it is once all of its pods are."""
+    """Return whether a Job is ready. A Job is ready when all of its pods are."""
     return any(job.get("ready") for job in status.get(field, ()))
 
 
@@ -122,7 +122,7 @@ class Peer:
     spec: Callable[[int], Raw]
     """Function that returns the spec of a job with the given number of pods."""
     runs: Callable[[Raw, int], bool]
-    """Function that returns whether a status says that this number of pods run."""
+    """Function that returns whether a status shows the given number of running pods."""
 
 
 PEERS = (
@@ -151,7 +151,7 @@ PEERS = (
 
 
 def found(folder: Path) -> tuple[Peer, ...]:
-    """Return the peers whose programs are present."""
+    """Return the peers whose programs exist in a folder."""
 
     def there(program: Program) -> bool:
         return (folder / "bin" / program.name).is_file() and (folder / "src" / program.name).is_dir()

@@ -1,4 +1,4 @@
-"""Memory of an operator that starts beside many of the largest jobs that the API server accepts."""
+"""Memory of an operator that starts in a cluster with many of the largest jobs that the API server accepts."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from concertina.kube.client import Client
 from concertina.kube.resources import TRAINING_JOBS, Raw
 
 EMPTY_LISTS = 430_000
-"""Number of empty lists in a job: 1.3 MB of the JSON that takes the most memory when it is decoded. The API server
-stores up to 1.5 MiB."""
+"""Number of empty lists in a job. They take 1.3 MB of JSON, and are the JSON that needs the most memory when decoded.
+
+The API server stores objects up to 1.5 MiB.
+"""
 AT_ONCE = 2
 START_SECONDS = 600.0
 """Time limit of the start in seconds. The API server takes half a second for each object."""
 SETTLE_SECONDS = 20.0
-"""Seconds from the operator's start to the measurement: the operator also writes a status for each job."""
+"""Seconds from the operator's start to the measurement. In this time, the operator writes the status of each job."""
 
 
 async def play(objects: int, table: dict[str, list[float]]) -> None:
-    """Measure the start of an operator beside the given number of objects.
+    """Measure the start of an operator in a cluster with the given number of objects.
 
-    A row names its unit if that is not seconds.
+    The name of a row contains the unit unless the unit is seconds.
     """
     with control_plane(print) as cluster:
         async with Client(await access.load(str(cluster.kubeconfig))) as client:
@@ -51,7 +53,7 @@ async def play(objects: int, table: dict[str, list[float]]) -> None:
 
 
 def _largest(name: str) -> Raw:
-    """Return a job whose template has an unknown field, which the API server keeps."""
+    """Return a job whose template has a large unknown field. The API server stores such fields."""
     job = manifest(name, 1, 1)
     job["spec"]["suspend"] = True
     job["spec"]["template"]["spec"]["junk"] = [[]] * EMPTY_LISTS

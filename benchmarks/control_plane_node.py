@@ -1,8 +1,8 @@
 """Simulated node: its Node and Lease at the API server, and the pods that are bound to it.
 
-A pod runs as soon as the node observes it. It has an address of its own on the loopback network, at which a stand-in
-for its agent listens. A pod that is being deleted gets its termination notice, and the node confirms its end once the
-stand-in has ended. A pod without an agent's identity runs nothing.
+A pod runs as soon as the node observes it. Each pod has its own loopback address, on which a simulated agent listens. A
+pod that is being deleted gets a termination notice. The node confirms the end of the pod after the simulated agent has
+ended. A pod without an agent's identity runs nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from concertina_agent.settings import AgentSettings
 
 LEASE_SECONDS, RENEWED_SECONDS = 40, 10.0
 PODS_A_NODE = 250
-"""Maximum number of pods on a node: the number of its addresses."""
+"""Maximum number of pods on a node. It equals the number of the node's addresses."""
 NOTICED_SECONDS = 0.05
 """Seconds until a node reports that one of its pods has died."""
 KILLED = 137
@@ -36,16 +36,17 @@ KILLED = 137
 
 @dataclass
 class Identities:
-    """The certificates of jobs, a folder each, read once from their Secrets."""
+    """Certificates of jobs. Each Secret is read once and stored in a folder."""
 
     client: Client
     folder: Path
     _known: dict[str, asyncio.Task[Path]] = field(default_factory=dict)
 
     async def of(self, pod: Raw) -> Path:
-        """Return the identity in the pod's Secret.
+        """Return the folder with the certificates from the pod's Secret.
 
-        Raises ApiError if the Secret can't be read.
+        Raises:
+            ApiError: When the Secret can't be read.
         """
         name = next(volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if volume["name"] == IDENTITY)
         if name not in self._known:
@@ -82,7 +83,7 @@ class RunningPod:
 
 class SimulatedNode:
     def __init__(self, name: str, network: str, client: Client, identities: Identities, tasks: TaskGroup) -> None:
-        """Initialize the node; `network` is the first three numbers of its pods' addresses."""
+        """Create the node. `network` is the first three numbers of its pods' IPv4 addresses."""
         self.name = name
         self._client, self._identities, self._tasks = client, identities, tasks
         self._addresses = itertools.cycle(f"{network}.{last}" for last in range(1, PODS_A_NODE + 1))
@@ -93,7 +94,7 @@ class SimulatedNode:
         self._parts: list[asyncio.Task[None]] = []
 
     async def join(self) -> None:
-        """Register with the API server, and run the node's pods from then on."""
+        """Register the node with the API server, and start to run its pods."""
         labels = {"kubernetes.io/hostname": self.name}
         await self._client.create(NODES, None, {"metadata": {"name": self.name, "labels": labels}})
         room = {"cpu": "256", "memory": "1Ti", "pods": str(PODS_A_NODE)}
@@ -108,7 +109,10 @@ class SimulatedNode:
         ]
 
     async def kill(self, pod: str) -> float | None:
-        """Kill the agent of the named pod; return the time in Unix seconds, or None if the pod does not run here."""
+        """Kill the agent of the named pod, and return the Unix time in seconds.
+
+        Return None if the pod does not run here.
+        """
         running = next(
             (candidate for candidate in self._pods.values() if candidate.pod["metadata"]["name"] == pod), None
         )
@@ -120,7 +124,7 @@ class SimulatedNode:
         return at
 
     async def power_off(self) -> float:
-        """Kill all pods of the node without reporting that to the API server. Return the time, in Unix seconds."""
+        """Kill all pods of the node without reporting that to the API server, and return the Unix time in seconds."""
         at = time.time()
         for part in self._parts:
             part.cancel()
@@ -178,7 +182,7 @@ class SimulatedNode:
         self._taken.add(address)
         try:
             agent = await self._agent(pod, address)
-        except (ApiError, OSError) as error:  # The next pod of this kind may succeed.
+        except (ApiError, OSError) as error:  # Later pods may still succeed.
             print(f"{pod['metadata']['name']}: {error!r}", flush=True)
             return
         running = self._pods[pod["metadata"]["uid"]] = RunningPod(pod, agent)
@@ -237,7 +241,7 @@ async def _unless_gone(request: Awaitable[object]) -> None:
 
 
 def _settings(pod: Raw, address: str, identity: Path) -> AgentSettings:
-    """Return the settings that `concertina_agent.settings.read` would read from the pod's environment."""
+    """Return the agent settings, as `concertina_agent.settings.read` would read them from the pod's environment."""
     trainer = next(each for each in pod["spec"]["containers"] if each["name"] == TRAINER)
     values = {each["name"]: each.get("value", "") for each in trainer["env"]}
     return AgentSettings(
@@ -261,7 +265,7 @@ def _conditions(*kinds: str) -> list[Raw]:
 
 
 def _status(pod: Raw, phase: str, state: Raw) -> Raw:
-    """Return a status in which all containers are in the same state."""
+    """Return a pod status in which all containers have the same state."""
     runs = phase == "Running"
     alike = {"image": "", "imageID": "", "ready": runs, "restartCount": 0, "state": state}
     containers = [{"name": each["name"]} | alike for each in pod["spec"]["containers"]]

@@ -1,9 +1,9 @@
-"""Other operators that run jobs of as many pods: PyTorchJob, JobSet and TrainJob, each on a control plane of its own.
+"""Other operators that run jobs with the same number of pods: PyTorchJob, JobSet and TrainJob.
 
-The given folder has their programs in `bin/` and their sources in `src/`, under the names in `control_plane_kinds`.
-Manifests and configurations are taken unchanged from the sources. The operators may send any number of requests to the
-API server, use no leader election, and their webhooks listen on this machine. Their pods run but do nothing: no process
-group is formed.
+Each operator has a separate control plane. The given folder contains the programs in `bin/` and their sources in
+`src/`, under the names in `control_plane_kinds`. Manifests and configurations are used without changes. The rate of the
+operators' requests to the API server is not limited. The operators use no leader election, and their webhooks listen on
+this machine. Their pods run but do nothing: no process group is formed.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ from concertina.local.state import lifetime
 SYSTEM = "peers"
 HERE = "127.0.0.1"
 CERTIFICATES = Path("k8s-webhook-server/serving-certs")
-"""Path below the folder for temporary files at which controller-runtime looks for a webhook's certificates."""
+"""Default path of a webhook's certificates in controller-runtime, relative to the folder for temporary files."""
 AWAITED = Path("/tmp") / CERTIFICATES / "tls.crt"
-"""File that training-operator waits for, even if it serves with other certificates."""
+"""File for which training-operator waits, even if it uses other certificates."""
 ROTATED = "training-operator-webhook-cert"
-"""Secret into which training-operator puts certificates of its own, which nothing uses."""
+"""Secret in which training-operator stores its own certificates. They are not used."""
 NETWORK = "10.200"
-"""Network of the pods, to which nothing connects. An EndpointSlice takes no address of the loopback network."""
+"""Network of the pods' addresses. Nothing connects to them.
+
+An EndpointSlice can't contain loopback addresses.
+"""
 OF_CONTROLLER_MANAGER = ("job-controller", "endpoint-controller", "endpointslice-controller")
-"""Controllers of the controller manager that do a part of a peer's work, because it creates Jobs and Services."""
+"""Controllers of kube-controller-manager that do part of the work for a peer that creates Jobs and Services."""
 
 
 class PeerJobs(Jobs):
@@ -72,7 +75,7 @@ class PeerJobs(Jobs):
 
 @contextlib.contextmanager
 def operating(peer: Peer, folder: Path, cluster: LocalCluster) -> Iterator[Mapping[str, subprocess.Popen[bytes]]]:
-    """Run the peer's programs as processes, and yield them by name."""
+    """Run the peer's programs, and yield their processes by name."""
     work = cluster.directory / SYSTEM
     pair = ClusterAuthority(cluster.directory / "pki").issue("webhooks", "webhooks", hosts=[HERE])
     (work / CERTIFICATES).mkdir(parents=True)
@@ -119,9 +122,9 @@ def _install(program: Program, source: Path, port: int, cluster: LocalCluster) -
 
 
 def _served(cluster: LocalCluster) -> bool:
-    """Wait until all custom resources are served.
+    """Return whether the API server serves all custom resources.
 
-    A condition says so before it is true, and `kubectl wait` fails as long as there are no such objects.
+    Their conditions are not enough, because they become true too early. `kubectl wait` fails if no such object exists.
     """
     resources = cluster.api.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
     return all(
@@ -154,7 +157,7 @@ def _listens(port: int) -> bool:
 
 
 async def play(peer: Peer, number: int, pods: int, options: argparse.Namespace, table: dict[str, list[float]]) -> None:
-    """Create the given number of jobs at once, and wait until all of them run. The table has the operator's rows."""
+    """Create the given number of jobs at once, wait until all of them run, and record the results in `table`."""
     print(f"{number}x{pods}: {peer.kind} ...", flush=True)
     users = [f"system:serviceaccount:{SYSTEM}:{program.name}" for program in peer.programs]
     users += [f"system:serviceaccount:kube-system:{each}" for each in OF_CONTROLLER_MANAGER]

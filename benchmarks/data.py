@@ -1,19 +1,21 @@
-"""Throughput of the data layer in tokens a second, from disk and from S3, compared with other libraries.
+"""Throughput of the data layer in tokens per second, from disk and from S3, compared with other libraries.
 
     python benchmarks/data.py [--mebibytes 512] [--runs 3] [--json FILE] [--without-peers]
 
-The benchmark also measures the cost of computing the order, and how long training waits for data (stall). All libraries
-read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return int64. An
-epoch is counted from its second batch on, of files that were just written. The rows are measured in turn:
-- gather: numpy alone takes the same sequences in the same order out of one memory map, which is an upper bound;
-- concertina, local: each file is verified; cold S3: from SeaweedFS into an empty cache, including its start;
-  trainingjob.data: the API by which a user's own script reads the same files;
-- raw store: the same objects by plain GETs, with the same concurrency;
-- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk, each in the variants of
-  data_peers.WAYS, of which the fastest one of a first pass is measured. One variant reads runs of 8 sequences that
-  stay together, which is another order and less work. None of these libraries verifies what it reads.
-Order: seconds and memory to find 4096 positions among 8 million shards, in a fresh process. Stall: share of the time
-that training at a given rate waits for data.
+All libraries read the same random tokens (two bytes each), shuffled, in sequences of 2048 and batches of 32, and return
+int64. An epoch is measured from its second batch on. The files were just written. The rows alternate:
+- gather: numpy alone takes the same sequences in the same order from one memory map. This is an upper bound.
+- concertina, local: each file is verified.
+- concertina, cold S3: the data are read from SeaweedFS into an empty cache, including the start.
+- trainingjob.data: the API with which a user's script reads the same files.
+- raw store: the same objects are downloaded by plain GET requests, with the same concurrency.
+- grain, litdata, mosaicml-streaming and torchdata's StatefulDataLoader from disk. A first pass determines the fastest
+  of the variants in data_peers.WAYS, and that variant is measured. A further variant reads runs of 8 consecutive
+  sequences, which is less work and gives a different order. None of these libraries verifies the data.
+
+The benchmark also measures the cost of computing the order, and how long training waits for data (stall). Order:
+seconds and memory to find 4096 positions among 8 million shards, in a new process. Stall: share of the time for which
+training at a given rate waits for data.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 
 LENGTH, BATCH, THREADS, SHARD_BYTES = 2048, 32, 4, 64 * 2**20
 SWEEP_SECONDS, MOST_SECONDS = 2.0, 8.0
-"""Time limit in seconds for a pass of one variant, and for a row in one run."""
+"""Time limits in seconds: for one pass of a variant, and for one run of a row."""
 CONSOLE = Console(stderr=True)
 ORDER = """
 import json, re, time
@@ -94,7 +96,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return Mtok/s by row, and further facts."""
+    """Return the speed in Mtok/s by row, and further facts."""
     speeds: dict[str, list[float]] = collections.defaultdict(list)
     facts: dict[str, Any] = {}
     made = folder / "data"
@@ -120,7 +122,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[f
 
 
 def write(uri: str, mebibytes: int) -> None:
-    """Write random tokens in documents of about 1000 tokens, in the layout of `data build`."""
+    """Write documents of about 1000 random tokens each, in the same layout as `data build`."""
     generator = np.random.default_rng(0)
     folder, shards = ObjectPrefix(uri, create=True), list[TokenShard]()
     for index in range(max(1, mebibytes * 2**20 // SHARD_BYTES)):
@@ -133,9 +135,9 @@ def write(uri: str, mebibytes: int) -> None:
 
 
 def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the fastest variant of each peer that shuffles single sequences, and its variant in runs.
+    """Return the fastest variant of each peer that shuffles single sequences, and its variant that shuffles runs.
 
-    `facts` receives the Mtok/s of all variants, and the reason why a peer could not run.
+    `facts` receives the speed of all variants in Mtok/s. If a peer could not run, it receives the reason.
     """
     best, facts["sweep"] = [], {}
     for name, ways in data_peers.WAYS.items():
@@ -152,34 +154,34 @@ def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def speed(batches: Iterable[Any]) -> float:
-    """Return Mtok/s, counted in the same way as for the peers."""
+    """Return the speed in Mtok/s, measured in the same way as for the peers."""
     seconds, tokens = data_peers.consume(batches, LENGTH, MOST_SECONDS)
     return tokens / seconds / 1e6
 
 
 def read(uri: str) -> Iterator[Any]:
-    """Read an epoch through the trainer's reader."""
+    """Yield the batches of an epoch from the trainer's reader."""
     reader = Reader(DataConfig(uri=uri), LENGTH, seed=1, threads=THREADS)
     for position in range(0, reader.epoch_size // BATCH * BATCH, BATCH):
         yield reader.read(position, position + BATCH)
 
 
 def read_in_script(uri: str) -> Iterator[Any]:
-    """Read an epoch as a user's own script does."""
+    """Yield the batches of an epoch in the same way as a user's script would read them."""
     data = trainingjob.data(uri, length=LENGTH, batch=BATCH, seed=1)
     for _ in range(data.epoch_size // BATCH):
         yield next(data)
 
 
 def cold(uri: str) -> float:
-    """Return Mtok/s including the start, because the first shards are fetched before the first batch."""
+    """Return the speed in Mtok/s. The time includes the start, in which the first shards are downloaded."""
     started = time.perf_counter()
     count = sum(len(batch) for batch in read(uri))
     return count * LENGTH / (time.perf_counter() - started) / 1e6
 
 
 def gather(made: Path) -> Iterator[Any]:
-    """Read the same sequences in the same order: rows of one file, by numpy's own indexing."""
+    """Yield the same sequences in the same order, taken from one file by numpy indexing."""
     file = made.parent / "rows"
     if not file.exists():
         with file.open("wb") as out:
@@ -194,7 +196,7 @@ def gather(made: Path) -> Iterator[Any]:
 
 
 def raw(uri: str) -> float:
-    """Read all shards by plain GETs, and return Mtok/s."""
+    """Download all shards with plain GET requests, and return the speed in Mtok/s."""
     folder = ObjectPrefix(uri)
     names = [key for key in folder.list("") if key.endswith(".bin")]
     started = time.perf_counter()
@@ -204,7 +206,10 @@ def raw(uri: str) -> float:
 
 
 def stall(uri: str, rate: float, seconds: float = 5.0) -> float:
-    """Return the percentage of time that a loop which consumes `rate` tokens a second waits, once it is warm."""
+    """Return the percentage of time for which a loop waits for data if it consumes `rate` tokens per second.
+
+    The measurement begins after a warm-up.
+    """
     import torch
 
     from concertina_trainer.data.read.batches import Batches

@@ -1,8 +1,8 @@
-"""Peers of `data.py`, each in a process of its own.
+"""Other libraries for the comparison in `data.py`. Each runs in a separate process.
 
-Each peer has the format and the settings that its documentation recommends for local disks. The fastest variant is
-determined first (the sweep), and then measured. The peers are no dependencies of this project: they are installed once
-into a folder of their own (see `install`).
+Each library uses the format and the settings that its documentation recommends for local disks. A sweep determines the
+fastest variant, which is then measured. The libraries are not dependencies of this project. They are installed once
+into a separate folder (see `install`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ NEEDS = (
     *("catalogue", "idna", "certifi", "charset-normalizer", "psutil", "jaxtyping"),
 )
 CHUNK_BYTES = 64 * 2**20
-"""Size of litdata's chunks and of mosaicml-streaming's shards in bytes, which is that of concertina's shards."""
+"""Size in bytes of the chunks of litdata and the shards of mosaicml-streaming.
+
+It equals the size of concertina's shards.
+"""
 Batches = Iterable[Any]
 
 
 def install() -> Path:
-    """Return the folder with the peers and their dependencies except torch and numpy; create it on first use."""
+    """Return the folder with the peers and their dependencies, except torch and numpy. Install them on first use."""
     if not (FOLDER / "complete").exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
@@ -47,7 +50,10 @@ def install() -> Path:
 
 @dataclass(frozen=True)
 class Rows:
-    """Every run of `run` sequences of the built data, in the order of the disk, from memory maps of its shards."""
+    """All items of the data in storage order, from memory maps of the shards.
+
+    An item is `run` consecutive sequences.
+    """
 
     folder: Path
     length: int
@@ -55,7 +61,10 @@ class Rows:
 
     @functools.cached_property
     def files(self) -> list[NDArray[np.uint16]]:
-        """Array `[runs, run, length + 1]` of each shard; the last token of a sequence is the first one of the next."""
+        """Array `[items, run, length + 1]` of each shard.
+
+        The last token of a sequence is the first token of the next one.
+        """
         rows = []
         for file in sorted(self.folder.glob("*.bin")):
             tokens = np.asarray(np.memmap(file, "<u2", mode="r"))
@@ -76,9 +85,9 @@ class Rows:
 
 
 def consume(batches: Batches, length: int, most_seconds: float) -> tuple[float, int]:
-    """Return the seconds and tokens from the second batch on, until the epoch ends or the time is up.
+    """Return the seconds and the number of tokens after the first batch, until the epoch or the time limit ends.
 
-    Each batch is, or is converted to, an int64 array `[batch, length + 1]`, which models read.
+    Each batch is an int64 array `[batch, length + 1]`, the form that models read, or is converted to one.
     """
     tokens, started = 0, 0.0
     for batch in batches:
@@ -93,11 +102,11 @@ def consume(batches: Batches, length: int, most_seconds: float) -> tuple[float, 
 
 
 Way = Callable[[Path, int, int], Batches]
-"""Function that returns the batches of the data in a folder, by sequence length and batch size."""
+"""Function that returns the batches of the data in a folder, for a sequence length and a batch size."""
 
 
 def memory_map(threads: int = 0, workers: int = 0, run: int = 1) -> Way:
-    """Return the way to read the shards themselves with grain."""
+    """Return a variant of grain that reads concertina's shards directly."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import grain
@@ -109,7 +118,7 @@ def memory_map(threads: int = 0, workers: int = 0, run: int = 1) -> Way:
 
 
 def array_record(threads: int) -> Way:
-    """Return the way to read the format that grain recommends, with one record for each sequence."""
+    """Return a variant of grain that reads its recommended format, with one record per sequence."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import grain
@@ -183,7 +192,7 @@ def mosaic(workers: int, run: int = 1) -> Way:
 
 
 def stateful(workers: int, run: int = 1) -> Way:
-    """Return the way to read the shards themselves with StatefulDataLoader."""
+    """Return a variant of StatefulDataLoader that reads concertina's shards directly."""
 
     def read(folder: Path, length: int, batch: int) -> Batches:
         import torch
@@ -197,7 +206,7 @@ def stateful(workers: int, run: int = 1) -> Way:
 
 
 def _without_torchvision() -> None:
-    """Replace torchvision, which mosaicml-streaming imports at its top but needs for images only."""
+    """Replace torchvision by an empty module. mosaicml-streaming imports it, but needs it only for images."""
     import transformers  # noqa: F401 - before it can see that torchvision is none
 
     class Anything(types.ModuleType):
@@ -213,8 +222,10 @@ def _without_torchvision() -> None:
 
 
 IN_RUNS = "runs of 8"
-"""Suffix of variants in which eight sequences that follow one another on the disk are one item, which is cheaper and
-shuffles them together."""
+"""Name of the variants in which eight consecutive sequences are one item.
+
+They are shuffled together, which is cheaper.
+"""
 WAYS: dict[str, dict[str, Way]] = {
     "grain": {
         "ArrayRecord, 4 threads": array_record(threads=4),
@@ -230,10 +241,10 @@ WAYS: dict[str, dict[str, Way]] = {
 
 
 def measure(name: str, way: str, folder: Path, length: int, batch: int, most_seconds: float) -> float:
-    """Return Mtok/s, measured in a process of its own.
+    """Return the speed in Mtok/s, measured in a separate process.
 
     Raises:
-        RuntimeError: If the peer could not run. The message is its output.
+        RuntimeError: When the peer could not run. The message contains its output.
     """
     path = f"{install()}:{Path(__file__).parent}"
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -1,9 +1,9 @@
-"""Cost of `determinism: Bitwise`: seconds of a step compared with `Order`, in the same world, model and batch.
+"""Cost of `determinism: Bitwise`: seconds of a step, compared with `Order` for the same ranks, model and batch.
 
 python benchmarks/determinism.py [--world N] [--steps N] [--json FILE]
 
-The worlds are real processes on gloo with the demo's model. Steps of both kinds alternate, so that other load on the
-machine affects both alike. Reading data and saving are left out, because they are the same for both kinds.
+The ranks are real processes on gloo with the demo's model. Steps of both kinds alternate, so that other load on the
+machine affects both equally. Reading data and saving are not measured, because they are the same for both kinds.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CONFIG = TrainerConfig.model_validate({"data": {"uri": "/none"}, "precision": "F
 
 
 class Kind:
-    """One way to train, with a model of its own."""
+    """One of the two determinism modes, with a separate model."""
 
     def __init__(self, bitwise: bool, world: DistContext) -> None:
         self.world = world

@@ -2,10 +2,10 @@
 
 `python benchmarks/failover.py [JOBS ...] [--json FILE]`
 
-There is one coordinator for each job, with the job's own certificates. They are served by processes that speak the real
-protocol over real mTLS. The operator's side is its own code (`concertina.agents`), in a process without any state, as
-after `kill -9`. The benchmark prints the seconds until half, 99 % and all of the coordinators are connected, the
-processor seconds of that, and the longest time for which the operator's event loop was blocked.
+Each job has one coordinator with the job's certificates. Processes serve the coordinators with the real protocol over
+real mTLS. The operator's side is its own code (`concertina.agents`), in a process without any state, as after a
+SIGKILL. The benchmark prints the seconds until half, 99 % and all of the coordinators are connected, and the processor
+seconds for that. It also prints the longest time for which the operator's event loop was blocked.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from concertina_protocol.connection import Connection
 
 MASTER, CREATED = b"benchmark-master-key" * 2, 1_700_000_000.0
 SERVERS = 2
-"""Number of processes that serve the coordinators. They take processor time from the operator's side, as they would on
-one machine."""
+"""Number of processes that run the coordinators. They share the machine's processors with the operator's side."""
 
 
 def uid(job: int) -> str:
@@ -42,7 +41,7 @@ def told(job: int) -> protocol.Report:
 
 
 async def _coordinator(job: int, folder: Path) -> int:
-    """Serve one coordinator, and return its port."""
+    """Start the server of one coordinator, and return its port."""
     for name, content in Authority(MASTER, uid(job), CREATED).secret_data().items():
         (folder / name).write_bytes(base64.b64decode(content))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -68,7 +67,7 @@ async def _coordinator(job: int, folder: Path) -> int:
 
 
 def serve(jobs: range, pipe: Pipe) -> None:
-    """Run one process: send the ports of its coordinators, and end when a message arrives."""
+    """Run one server process. It sends the ports of its coordinators, and ends when it receives a message."""
 
     async def run() -> None:
         with tempfile.TemporaryDirectory() as folder:

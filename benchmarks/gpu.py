@@ -1,10 +1,10 @@
 """Performance of one GPU: `python benchmarks/gpu.py [--model NAME ...] [--runs N] [--json FILE]`.
 
-The bundled trainer's own model, optimizer and snapshots run in a world of one rank, with random tokens. The benchmark
-measures the training speed and the memory, compared with the estimate of `concertina plan` for the same GPU. It also
-measures the cost of a snapshot: two steps with a snapshot between them, compared with two steps without one, with a
-copy in the loop to memory that is not pinned, and with torch's own stager. These are measured in turn, after the
-previous snapshot has been committed. At the end, a snapshot is restored.
+The bundled trainer's model, optimizer and snapshots run with one rank and with random tokens. The benchmark measures
+the training speed and the memory, and compares both with the estimate of `concertina plan` for the same GPU. It also
+measures the cost of a snapshot: the time of two steps with a snapshot between them. For comparison, two steps run
+without a snapshot, with a copy to memory that is not pinned, and with torch's own stager. The variants alternate, and
+each starts after the previous snapshot has been committed. At the end, a snapshot is restored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MODELS = {
     "0.7B": {"layers": 10, "dim": 2048, "heads": 32, "kvHeads": 8, "hiddenDim": 8192, "sequenceLength": 4096},
 }
 ROWS = {"0.3B": 16, "0.7B": 4}
-"""Number of sequences in a step, in one microbatch."""
+"""Number of sequences in a step. All of them are in one microbatch."""
 
 
 def trainer(name: str) -> dict[str, object]:
@@ -77,7 +77,7 @@ class Subject:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in a step."""
+        """Number of tokens per step."""
         return self.batches[0].weights.numel()
 
     def step(self) -> None:
@@ -122,7 +122,7 @@ def two_steps(subject: Subject, between: Callable[[], object]) -> None:
 
 
 def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], float]:
-    """Return the seconds of two steps by row, and the device's seconds of a snapshot's copy."""
+    """Return the seconds of two steps by row, and the seconds of a snapshot's copy on the device."""
     pageable = [torch.empty_like(tensor, device="cpu").fill_(0) for tensor in subject.tensors().values()]
     stager = DefaultStager(StagingOptions(True, True, False, False))
 
@@ -159,7 +159,7 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
 
 
 def planned(name: str, gpu: Gpu) -> dict[str, float]:
-    """Return the estimate of `concertina plan`. It creates a process group, so there must be none."""
+    """Return the estimate of `concertina plan`. There must be no process group, because the estimate creates one."""
     job = parse_spec(
         {
             "spec": {

@@ -1,10 +1,10 @@
-"""Local cluster: seconds until it is ready, milliseconds until a pod runs, and memory of the whole cluster.
+"""Local cluster: seconds until it is ready, milliseconds until a pod runs, and memory of all its processes.
 
 python benchmarks/local_cluster.py [--runs N] [--pods N] [--json FILE]
 
-The start of a pod is the time from the request that creates it until a watch reports it as Running. It includes the API
-server, the scheduler, the node agent, the process and the status write. Pods are created one after another first, then
-all at once.
+The start of a pod is the time from the request that creates the pod until a watch reports it as Running. This time
+includes the API server, the scheduler, the node agent, the process and the status write. At first, pods are created one
+after another, then all at once.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PODS = "/api/v1/namespaces/default/pods"
 
 
 async def pod_starts(running: LocalCluster, count: int, together: bool) -> list[float]:
-    """Return the seconds from creation to Running for each of `count` pods; the pods are deleted afterwards."""
+    """Return the seconds from creation to Running for each of `count` pods. The pods are deleted afterwards."""
     tls = ssl.create_default_context(cafile=str(running.directory / "pki" / "ca.crt"))
     tls.load_cert_chain(running.directory / "pki" / "kubeconfig.crt", running.directory / "pki" / "kubeconfig.key")
     client = NodeClient(running.record.endpoints.server, tls)
@@ -62,7 +62,7 @@ async def _watch(client: NodeClient, seen: dict[str, "asyncio.Future[float]"]) -
 
 
 def memory(running: LocalCluster) -> dict[str, float]:
-    """Return the memory by part, in MiB of proportional set size: shared pages are counted once."""
+    """Return the memory of each part of the cluster in MiB of proportional set size, which counts shared pages once."""
     parts: dict[str, float] = {}
     for process in processes.marked(running.directory):
         root = Path(f"/proc/{process.pid}")
@@ -75,7 +75,7 @@ def memory(running: LocalCluster) -> dict[str, float]:
 
 
 def measure(runs: int, pods: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return the seconds by row, and the memory of the last run's cluster."""
+    """Return the seconds by row, and the memory of the cluster in the last run."""
     programs.control_plane(print)  # The build of the programs is not part of the measurement.
     ready, one, burst = (
         "up: 3 nodes ready (reach 5)",

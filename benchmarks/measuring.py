@@ -1,18 +1,20 @@
 """Overhead of all measurements: `python benchmarks/measuring.py [--blocks N] [--only KIND ...] [--json FILE]`.
 
-A real agent runs two ranks over gloo: the bundled trainer with a small and a larger model, and a script that only calls
-`trainingjob.report`. The agent serves metrics, which are scraped every 15 s, and is watched as an operator watches it.
-With the bundled trainer, it also keeps a spool, which a process of its own ships to TensorBoard. Steps run in blocks,
-in an order that is drawn anew each time. In a block, the ranks either measure and report everything, or nothing at all:
-no clock, no heartbeat, no log line, no message to the agent. Two more scripts, and one process on a GPU if there is
-one, either commit their state after each step or do not (`trainingjob.State`: snapshots take at most one per cent of
-the time). No step of these is tracked.
+A real agent runs two ranks over gloo. The ranks run the bundled trainer with a small or a larger model, or a script
+that only calls `trainingjob.report`. The agent's metrics are scraped every 15 s, and this process reads the agent's
+reports like an operator. With the bundled trainer, the agent also stores tracking data, which a separate process ships
+to TensorBoard. Steps run in blocks in random order. In a block, the ranks either measure and report everything, or
+nothing: no clock, no heartbeat, no log line, no message to the agent.
 
-The benchmark prints by how much a step with all measurements is slower, block against neighbouring block, in time
-(medians of blocks and means) and in processor time of rank 0, with a 95 % interval by bootstrap. The same figures for
-two kinds of blocks that are alike show the noise. Snapshots are left out of the first three kinds, and nothing else is.
-A separate run measures each measurement: its time and its calls in a step of rank 0, and the processor time of the
-agent and the shipper.
+Two more scripts, and one process on a GPU if there is one, either commit their state after each step or do not
+(`trainingjob.State`: snapshots take at most one percent of the time). Their steps are not tracked.
+
+The benchmark prints by how much a step with all measurements is slower than a step without them. It compares
+neighbouring blocks, in time (medians and means of blocks) and in processor time of rank 0, with a 95 % interval by
+bootstrap. The same values for two equal kinds of blocks show the noise. The first three kinds take no snapshots.
+
+A separate run measures each measurement: its time and its calls per step of rank 0, and the processor time of the agent
+and of the shipping process.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ UID = "7d1f3f0e-measured"
 RANKS = 2
 SCRAPE_SECONDS = 15.0
 LIMIT = 500.0
-"""Time limit of one run in seconds."""
+"""Time limit of a run in seconds."""
 WITH, WITHOUT, AGAIN = "with", "without", "without, again"
 RESAMPLES = 2000
 TICK = os.sysconf("SC_CLK_TCK")
@@ -61,22 +63,22 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Kind:
-    """Subject of the training."""
+    """One kind of training, with its model and its number of ranks."""
 
     name: str
     block: int
     """Number of steps in a block."""
     model: Mapping[str, Any] | None = None
-    """Model of the bundled trainer; None for the script."""
+    """Model of the bundled trainer, or None for a script."""
     batch: int = 8
     script: str = "measured_script.py"
     dim: int = 0
     cut: str = ""
-    """Parallelism of the script's state. `dim` is the width of its model."""
+    """How the script's state is distributed ("ddp", "fsdp2" or "gpu"). `dim` is the width of the script's model."""
     ranks: int = RANKS
     parallelism: Mapping[str, Any] = field(default_factory=dict)
     package: str = "measured_trainer"
-    """Name of the package that contains the bundled trainer with switchable measurements."""
+    """Name of the package with the bundled trainer whose measurements can be switched off."""
 
     def environment(self, data: Path) -> dict[str, str]:
         if self.model is None:
@@ -108,7 +110,7 @@ KINDS = (
 
 
 class Agent:
-    """Real agent, with this process in the place of its operator."""
+    """Real agent. This process acts as its operator."""
 
     def __init__(self, folder: Path, kind: Kind, data: Path, turns: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -139,7 +141,7 @@ class Agent:
             )  # fmt: skip
 
     async def begin(self) -> None:
-        """Begin the first round."""
+        """Start the first round."""
         me = p.Candidate("measured-0-0", self._address)
         prepared = await self._ask(p.Prepare(UID, 1, "claim", (me,)))
         assert isinstance(prepared, p.Prepared), prepared
@@ -169,7 +171,7 @@ class Agent:
             await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics").read())
 
     def seconds_of_processor(self) -> dict[str, float]:
-        """Return the processor seconds of the agent and of the shipping process, without the ranks."""
+        """Return the processor seconds of the agent and of the process that ships tracking data, without the ranks."""
         seconds_by_process = {"agent": processor_seconds(self.process.pid)}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         for child in children:
@@ -182,7 +184,7 @@ class Agent:
         return (self._folder / "log").read_text(errors="replace")[-3000:]
 
     def stop(self) -> None:
-        """Stop the agent and the processes that it started; its ranks have ended, or end with their round."""
+        """Kill the agent and the processes that it started. The ranks end on their own."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -196,12 +198,14 @@ def processor_seconds(pid: int) -> float:
 @dataclass(frozen=True)
 class Run:
     blocks: Sequence[tuple[str, Sequence[float], Sequence[float]]]
-    """Blocks of rank 0: kind, seconds of each step, and processor seconds of each step."""
+    """Blocks of rank 0: the kind, the seconds of each step, and the processor seconds of each step."""
     hooks: Mapping[str, tuple[float, float, float]]
-    """For each measurement, the seconds in the median step and in the mean one, and the calls in a step. A part of a
-    step has one measurement at its start and one at its end."""
+    """Cost of each measurement: seconds in the median step, seconds in the mean step, and calls per step.
+
+    A part of a step is measured by one call at its start and one at its end.
+    """
     processor: Mapping[str, float]
-    """Processor seconds of a step, by process."""
+    """Processor seconds per step, by process."""
 
 
 async def _run(kind: Kind, data: Path, folder: Path, blocks: int, hooks: bool) -> Run:
@@ -244,7 +248,7 @@ Average = Callable[[Sequence[float]], float]
 
 
 def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: str, average: Average) -> list[float]:
-    """Return by how many per cent a block of `one` takes longer than the neighbouring block of `other`."""
+    """Return by how many percent each block of `one` is slower than the neighbouring block of `other`."""
     percents = []
     for at in range(0, len(blocks), 3):
         turn = {kind: average(seconds) for kind, seconds in blocks[at : at + 3]}
@@ -253,7 +257,7 @@ def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: 
 
 
 def interval(values: Sequence[float], average: Average) -> tuple[float, float]:
-    """Return the interval that contains 95 of 100 averages of resampled values."""
+    """Return the 95 % interval of the average, by bootstrap."""
     draw = random.Random(0)
     averages = sorted(average(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return averages[int(0.025 * RESAMPLES)], averages[int(0.975 * RESAMPLES)]
@@ -263,7 +267,10 @@ PAIRS = {"with beside without": (WITH, WITHOUT), "without beside without": (AGAI
 
 
 def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return the milliseconds of steps, and the difference of each pair of kinds in per cent, with its interval."""
+    """Return the milliseconds of steps by row, and the difference of each pair of kinds with its interval.
+
+    Differences and intervals are in percent.
+    """
     steps: dict[str, list[float]] = {}
     facts: dict[str, dict[str, float]] = {}
     seconds_of = [(name, seconds) for name, seconds, _ in seen.blocks]

@@ -1,9 +1,9 @@
 """Cost of metrics: `python benchmarks/metrics.py [--jobs N] [--pods N] [--scrapes N] [--json FILE]`.
 
-An operator's cache holds the given number of jobs and pods, each as the API server sends it, and its real endpoint is
-scraped over HTTP. The benchmark prints the processor seconds of a scrape (of this process, without the scraper's own),
-the share of a core at one scrape every 15 s, the longest time for which the event loop was blocked meanwhile, and the
-memory of the process. It then does the same for an agent: one scrape, and one reported step.
+An operator's cache contains the given number of jobs and pods, in the form in which the API server sends them. The
+operator's real endpoint is scraped over HTTP. The benchmark prints the processor seconds of a scrape (without those of
+the scraper), the share of a core at one scrape every 15 s, the longest time for which the event loop was blocked, and
+the memory of the process. For an agent, it prints the cost of one scrape and of one reported step.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def pod(number: int, index: int) -> dict[str, Any]:
 
 
 def scrape(url: str, scrapes: int, pipe: Pipe) -> None:
-    """Scrape from a process of its own, as Prometheus does."""
+    """Scrape the endpoint from a separate process, as Prometheus does."""
     size = 0
     for _ in range(scrapes):
         pipe.recv()
@@ -179,7 +179,7 @@ async def _operator(jobs: int, pods: int, scrapes: int) -> dict[str, list[float]
 
 
 def progress(metrics: int = p.MOST_METRICS) -> p.Progress:
-    """Return the progress of rank 0, with the given number of custom metrics."""
+    """Return a progress report of rank 0 with the given number of custom metrics."""
     return p.Progress(
         0, 9000, 2.5, 1e5, 0.3, 0, "training", BEGUN, BEGUN, tokens=0, mfu=0.4,
         seconds={part.value: 0.0 for part in p.StepPart},

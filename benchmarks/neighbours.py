@@ -1,14 +1,15 @@
 """Effect of other tenants on a job: `python benchmarks/neighbours.py [--json FILE] [--only ...]`.
 
-On a local cluster, jobs of one replica run to their end one after the other: first alone, then while another namespace
+On a local cluster, jobs with one replica run one after the other. At first they run alone. Then another namespace
 requests as many replicas as the schema allows, which no node can run. For each small job, the benchmark measures the
-time from its creation to its first status, to its pod, to its pod's node, and to Complete. It also measures how far the
-status of a training job is behind its script, which reports a step every 0.1 s (progress is written every 1.5 s).
+time from its creation to its first status, to its pod, to its pod's node, and to Complete. It also measures the delay
+between a training job's script, which reports a step every 0.1 s, and the job's status, whose progress is written every
+1.5 s.
 
-Then a worker of a healthy job is killed several times (`concertina drill --scenario kill-worker`): alone, while many
-jobs of other namespaces wait for room, and while agents of another namespace send messages as fast as they can.
-Meanwhile the operator's health endpoint is requested every 20 ms. Its event loop answers, so an answer is at least as
-late as the loop.
+After that, a worker of a healthy job is killed several times (`concertina drill --scenario kill-worker`): alone, while
+many jobs of other namespaces wait for resources, and while agents of another namespace send messages as fast as they
+can. During this time, the benchmark requests the operator's health endpoint every 20 ms. The operator's event loop
+handles these requests, so the delay of a response is at least the delay of the event loop.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ from concertina.terminal.cluster_connection import Target
 LIMIT = 180.0
 ALONE, BESIDE = "alone", "beside the largest job"
 HEALTHY, TENANTS = "healthy", "tenants"
-"""Name of the job whose worker is killed, and the namespace of the other tenants."""
+"""Name of the job whose worker is killed, and namespace of the other tenants."""
 HEALTH_PORT, ASK_SECONDS, AT_LEAST_SECONDS = 8080, 0.02, 60.0
-"""Port of the operator's health endpoint, the interval of requests to it in seconds, and the minimum duration of the
-measurement in seconds."""
+"""Settings of the requests to the operator's health endpoint.
+
+They are its port, the seconds between two requests, and the minimum duration of the measurement in seconds.
+"""
 LARGEST, QUEUE, FLOOD = "largest", "queue", "flood"
 JOBS = "/apis/concertina.dev/v1beta1/namespaces/{}/trainingjobs"
 STEPS = """
@@ -67,7 +70,7 @@ def job(name: str, namespace: str, script: str, replicas: int = 1, **pod: Any) -
 
 
 def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -> None:
-    """Measure one small job from its creation to its end."""
+    """Measure the phases of one small job from its creation to its end."""
     begun = time.time()
     stage.cluster.api.call("POST", JOBS.format("small"), job(name, "small", "pass"))
 
@@ -93,7 +96,7 @@ def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -
 
 
 def lags(stage: Stage, samples: list[float], stop: threading.Event) -> None:
-    """Measure twice a second by how many seconds the progress in the job's status is behind its script."""
+    """Record, twice a second, the age in seconds of the progress in the job's status."""
     while not stop.wait(0.5):
         at = stage.job("trains", "small")["status"]["progress"]["at"]
         samples.append(time.time() - unix_seconds(at))
@@ -120,9 +123,10 @@ def measure(stage: Stage, runs: int) -> dict[str, list[float]]:
 
 
 def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
-    """Measure how late the operator's health endpoint answers.
+    """Record the delays of the operator's health endpoint.
 
-    Each ASK_SECONDS counts as one request: while an answer is late, the requests that would follow are late too.
+    A request is due every ASK_SECONDS. If a response is late, the requests that become due in that time count as late
+    too.
     """
     (pod,) = stage.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
     url, due = f"http://{pod['status']['podIP']}:{HEALTH_PORT}/healthz", time.monotonic()
@@ -136,7 +140,7 @@ def answers(stage: Stage, samples: list[float], stop: threading.Event) -> None:
 
 
 async def recoveries(stage: Stage, runs: int) -> list[float]:
-    """Measure the seconds from the kill of a worker to the next step."""
+    """Return the seconds from each kill of a worker to the next step."""
     times, scenario = [], SCENARIOS["kill-worker"]
     async with Target(stage.cluster.record.kubeconfig, None, "default").connect() as (client, namespace):
         job = DrillTarget(client, namespace, HEALTHY, cluster.serving(client.access.server))
@@ -148,7 +152,7 @@ async def recoveries(stage: Stage, runs: int) -> list[float]:
 
 
 def recover(stage: Stage, runs: int, kind: str, samples: dict[str, list[float]]) -> None:
-    """Measure the recoveries of a healthy job, and the operator's answers meanwhile."""
+    """Measure the recoveries of a healthy job, and at the same time the delays of the operator's health endpoint."""
     stop, begun, late = threading.Event(), time.monotonic(), samples.setdefault(f"the operator's answer, {kind}", [])
     asking = threading.Thread(target=answers, args=(stage, late, stop))
     asking.start()
@@ -161,7 +165,7 @@ def recover(stage: Stage, runs: int, kind: str, samples: dict[str, list[float]])
 
 
 def others(stage: Stage, jobs: list[dict[str, Any]]) -> None:
-    """Create jobs in the namespace TENANTS, and wait until the operator has written a status for each of them."""
+    """Create jobs in the namespace TENANTS, and wait until the operator has written a status for each job."""
     stage.cluster.create_namespace(TENANTS)
     for each in jobs:
         stage.cluster.api.call("POST", JOBS.format(TENANTS), each)
@@ -174,7 +178,7 @@ def others(stage: Stage, jobs: list[dict[str, Any]]) -> None:
 
 
 def isolate(stage: Stage, options: argparse.Namespace, only: list[str]) -> dict[str, list[float]]:
-    """Measure recoveries alone, and beside each kind of other tenants in `only`."""
+    """Measure recoveries without other tenants, and with each kind of other tenants in `only`."""
     samples: dict[str, list[float]] = {}
     for _ in stages.build_data(stage.storage):
         pass

@@ -29,13 +29,18 @@ LLAMA_8B = {"layers": 32, "dim": 4096, "heads": 32, "kvHeads": 8, "hiddenDim": 1
 LLAMA_70B = {"layers": 80, "dim": 8192, "heads": 64, "kvHeads": 8, "hiddenDim": 28672}
 LLAMA_405B = {"layers": 126, "dim": 16384, "heads": 128, "kvHeads": 8, "hiddenDim": 53248}
 GPT_175B = {"layers": 96, "dim": 12288, "heads": 96, "hiddenDim": 32768}
-"""Model of MegaScale, whose feed-forward has two matrices of width 4 dim; this decoder has three of width 8/3 dim."""
+"""Model of MegaScale.
+
+Its feed-forward layer has two matrices of width 4 dim. The decoder here has three matrices of width 8/3 dim.
+"""
 DEEPSEEK_V3: dict[str, object] = {
     "layers": 61, "dim": 7168, "heads": 128, "hiddenDim": 18432,
     "experts": {"count": 256, "activePerToken": 8, "hiddenDim": 2048, "shared": 1, "firstDense": 3},
 }  # fmt: skip
-"""Model of DeepSeek-V3, whose attention has 187 million weights a layer (latent, with heads of 192 and 128); this
-decoder's has 205 million."""
+"""Model of DeepSeek-V3.
+
+Its latent attention has 187 million weights per layer, with heads of 192 and 128. The decoder here has 205 million.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +56,11 @@ class Published:
     activations: str
     mfu: float | None = None
     tokens: float | None = None
-    """Tokens a second of each GPU."""
+    """Tokens per second of each GPU."""
     length: int = 8192
     vocabulary: int = 128256
     reshard: str = "Auto"
-    """Value of `reshardAfterForward`. Llama 3 and MegaScale keep gathered weights."""
+    """Value of `reshardAfterForward`. Llama 3 and MegaScale don't free gathered weights."""
 
 
 SET = " (set)"

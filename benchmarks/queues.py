@@ -1,19 +1,22 @@
-"""Preemption in a queue of Kueue: a job that shrinks, beside a JobSet that Kueue suspends and queues again.
+"""Preemption in a queue of Kueue: a job that shrinks, compared with a JobSet that Kueue suspends and queues again.
 
     PYTHONPATH=tests python benchmarks/queues.py [--runs 3] [--only KIND ...] [--json FILE]
 
-It needs `make kueue` and `make jobset`. On a local cluster with four GPUs (a number of its nodes), a job of four
-workers trains in a queue; then a job of three workers and a higher priority is created, trains for some seconds, and is
-deleted. Both jobs are of the same kind:
-- TrainingJob, shrinks: the first job goes on with one worker (`trainingjob.State`);
-- TrainingJob, suspended: with `onPreemption: Suspend`, it gives all quota back, and starts again in what is left;
-- JobSet: Kueue suspends it, and queues it again;
-- JobSet, saves when stopped: the same, and its ranks save at SIGTERM. Kueue and JobSet do nothing for that.
+The benchmark needs `make kueue` and `make jobset`. On a local cluster with four GPUs (a number of its nodes), a job
+with four workers trains in a queue. Then a job with three workers and a higher priority is created. It trains for some
+seconds, and is deleted. Both jobs are of the same kind:
+- TrainingJob, shrinks: the first job continues with one worker (`trainingjob.State`).
+- TrainingJob, suspended: with `onPreemption: Suspend`, the first job returns all quota, and starts again with the rest.
+- JobSet: Kueue suspends the first job, and queues it again.
+- JobSet, saves when stopped: the same, but the ranks save at SIGTERM. Kueue and JobSet don't do that by themselves.
 
-The scripts train the same model with the same pause after each step, and make a checkpoint every
-`--checkpoint-seconds`. Measured for each: seconds from the creation of the second job to its admission and to its first
-step, and from the eviction of the first; from the deletion of the second to the first step of all four workers again;
-steps that the first job lost each time that its world changed; and its steps meanwhile.
+The scripts train the same model with the same pause after each step. They write a checkpoint every
+`--checkpoint-seconds`. These values are measured for each kind:
+- seconds from the creation of the second job to its admission and to its first step;
+- seconds from the eviction of the first job to the first step of the second job;
+- seconds from the deletion of the second job to the first step of all four workers;
+- steps that the first job lost at each change of its number of workers;
+- steps of the first job while the second job trained.
 """
 
 from __future__ import annotations
@@ -53,11 +56,11 @@ from concertina.demo import stage as stages
 
 Object = dict[str, Any]
 ALL, HIGH = 4, 3
-"""Number of workers of the first job and of the second one."""
+"""Number of workers of the first job and of the second job."""
 QUEUE, PRIORITY, FLAVOR = "team", "high", "gpu-nodes"
 GPU = {"nvidia.com/gpu": "1"}
 TRAINS_SECONDS = 10.0
-"""Time for which the second job trains before it is deleted."""
+"""Seconds for which the second job trains before it is deleted."""
 LIMIT = 240.0
 TRAINING_JOBS = "/apis/concertina.dev/v1beta1/namespaces/default/trainingjobs"
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -66,14 +69,17 @@ Made = Callable[[str, Object, int, Path], Object]
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of both jobs of a run: where they are created, and a function of name, labels, workers and trace."""
+    """Kind of the two jobs of a run.
+
+    `path` is the API path. `make` returns a job for a name, labels, a number of workers and a trace folder.
+    """
 
     path: str
     make: Made
 
 
 def training_job(policy: str, seconds: int, name: str, labels: Object, workers: int, trace: Path) -> Object:
-    """Elastic job of a script that saves its state by `trainingjob.State`, with checkpoints at the given interval."""
+    """Return an elastic job of a script that saves its state with `trainingjob.State`."""
     command = ["python3", str(SCRIPTS / "elastic_state.py"), "ddp", "--trace", str(trace)]
     container = {
         "name": "trainer",
@@ -118,14 +124,14 @@ def kinds(checkpoint_seconds: int) -> Mapping[str, Kind]:
 
 @dataclass
 class Bench:
-    """A cluster with Kueue, JobSet and the operator, and a queue with a quota of ALL GPUs."""
+    """Cluster with Kueue, JobSet and the operator, and with a queue whose quota is ALL GPUs."""
 
     client: Client
     folder: Path
     evicted_at: dict[str, float] = field(default_factory=dict)
-    """Unix seconds of the first eviction of a job, by its name."""
+    """Unix time of the first eviction of each job, by job name."""
     admitted_at: dict[str, float] = field(default_factory=dict)
-    """Unix seconds of the first admission of a job, by its name."""
+    """Unix time of the first admission of each job, by job name."""
 
     def create_queue(self) -> None:
         quota = [{"name": name, "nominalQuota": str(ALL)} for name in GPU]
@@ -136,7 +142,7 @@ class Bench:
         self.client.call("POST", f"{KUEUE}/namespaces/default/localqueues", local_queue("default", QUEUE, QUEUE))
 
     def hear(self, event: Object) -> None:
-        """Take a watch event of a Workload."""
+        """Handle a watch event of a Workload."""
         item = event["object"]
         for owner in item["metadata"].get("ownerReferences", ()):
             if evicted(item):
@@ -145,9 +151,11 @@ class Bench:
                 self.admitted_at.setdefault(owner["name"], time.time())
 
     def run(self, kind: Kind, number: str, trains: float) -> dict[str, float]:
-        """Play one preemption, and return the figures by row.
+        """Run one preemption, and return the measured values by row.
 
         Args:
+            kind: Kind of both jobs.
+            number: Suffix of the job names.
             trains: Seconds for which the first job trains before it is preempted.
         """
         first, second = f"low-{number}", f"high-{number}"
@@ -179,7 +187,7 @@ class Bench:
         return trace
 
     def _trains(self, trace: Path, workers: int, seconds: float = 0.0) -> Step:
-        """Return the first step of a world of this size, once that world has trained for the given time."""
+        """Return the first step with `workers` ranks, after training with this number of ranks has lasted `seconds`."""
 
         def long() -> Step | None:
             taken = [step for step in steps(trace) if step.world == workers]
@@ -203,7 +211,7 @@ def _first(trace: Path, workers: int, after: float) -> Step | None:
 
 
 def lost(done: Sequence[Step]) -> int:
-    """Return how many steps rank 0 went back in total."""
+    """Return the total number of steps by which rank 0 went back."""
     return sum(max(0, one.step - other.step + 1) for one, other in pairwise(done))
 
 

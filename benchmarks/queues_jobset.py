@@ -1,4 +1,4 @@
-"""The peer of `queues.py`: JobSet's real controller beside Kueue's, and a JobSet that trains with checkpoints."""
+"""JobSet for the comparison in `queues.py`: its real controller next to Kueue's, and a JobSet that trains."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from concertina.local.host.processes import free_ports
 Object = dict[str, Any]
 SCRIPT = Path(__file__).parent / "scripts" / "requeued_ddp.py"
 FRAMEWORK = "jobset.x-k8s.io/jobset"
-"""Name of the integration in Kueue's configuration."""
+"""Name of the JobSet integration in Kueue's configuration."""
 JOB_SETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
 
 
 class JobSets(Controller):
-    """Processes of JobSet's controller."""
+    """Process of JobSet's controller."""
 
     def __init__(self, kubeconfig: Path, client: Client, folder: Path) -> None:
         super().__init__(programs.find(programs.JOBSET, print)["jobset"], kubeconfig, client, folder)
@@ -38,7 +38,7 @@ class JobSets(Controller):
         self.configuration.write_text(yaml.safe_dump(configuration))
 
     def limit(self, webhook: Object) -> None:
-        """Ask about pods of JobSets only, as JobSet's own manifests do."""
+        """Limit the pod webhook to pods of JobSets, as JobSet's own manifests do."""
         if webhook["name"].endswith("pod.kb.io"):
             label = {"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}
             webhook["objectSelector"] = {"matchExpressions": [label]}
@@ -47,11 +47,16 @@ class JobSets(Controller):
 def job_set(
     name: str, labels: Object, workers: int, resources: Object, trace: Path, seconds: float, saves: bool
 ) -> Object:
-    """JobSet of workers that train until they are stopped, with a checkpoint in the folder of their trace.
+    """Return a JobSet whose workers train until they are stopped. Their checkpoint is in the folder `trace`.
 
     Args:
-        seconds: Time between two checkpoints.
-        saves: Whether SIGTERM makes the workers save a checkpoint.
+        name: Name of the JobSet.
+        labels: Labels of the JobSet.
+        workers: Number of workers.
+        resources: Resources of each worker.
+        trace: Folder of the trace and of the checkpoint.
+        seconds: Seconds between two checkpoints.
+        saves: Whether the workers save a checkpoint after SIGTERM.
     """
     command = [sys.executable, str(SCRIPT), "--trace", str(trace), "--checkpoint", str(trace / "model.pt")]
     command += ["--seconds", str(seconds), *(["--save-at-the-end"] if saves else [])]

@@ -1,18 +1,27 @@
-"""Seconds from a fault to the first step of the new world, on the local cluster, compared with torchrun and torchft.
+"""Seconds from a fault to the first step of the next round, on the local cluster, compared with torchrun and torchft.
 
     python benchmarks/recovery.py [--runs 10] [--peer-runs 3] [--scenarios ...] [--json FILE] [--only ...]
 
-The rows are named after the process that dies (`worker`: one training process; `member`: process 1 of a replica other
-than the coordinator; `coordinator`: process 1 of the coordinator, which hosts the store; `node`: all processes of a
-node), the process that is stopped (SIGSTOP: connections stay open), `notice` (the pod is deleted with its grace
-period), or `join` (from the moment at which a successor is warm to the first step with it). They are measured for
-- concertina: the bundled trainer (FSDP2, snapshots in node memory), split into its parts;
-- concertina, script: benchmarks/scripts/elastic_ddp.py as a user's own command, started warm, with checkpoints of
-  its own; script with state: elastic_state.py with the same model, DDP and FSDP2, by `trainingjob.State`, once with
-  short steps and once with steps so long that a snapshot may take a hundredth of one. One worker is killed right
-  after the first steps, when nothing is imported in advance yet, which is a row of its own;
-- torchrun: the same script under three torchrun agents, with default settings and tuned;
-- torchft 0.2.0: the same model under three replica groups (installed into a folder of its own on first use).
+Each row is named after its fault:
+- `worker`: one training process is killed.
+- `member`: process 1 of a replica that is not the coordinator is killed.
+- `coordinator`: process 1 of the coordinator is killed. The coordinator hosts the store.
+- `node`: all processes of a node are killed.
+- `stopped agent` and `stopped worker`: the process is stopped by SIGSTOP, and its connections stay open.
+- `notice`: the pod is deleted with its grace period.
+- `member and operator`: process 1 of a replica and the operator are killed at the same moment.
+- `join`: the time is measured from the moment at which a successor is warm to the first step with it.
+
+The rows are measured for these kinds of training:
+- concertina: the bundled trainer (FSDP2, snapshots in node memory), with the time of each part.
+- concertina, script: benchmarks/scripts/elastic_ddp.py as a custom command with a warm start and its own checkpoints.
+- concertina, script with state: elastic_state.py trains the same model with DDP and FSDP2 and `trainingjob.State`. Its
+  steps are short in some rows. In others they are so long that a snapshot takes one percent of a step.
+- torchrun: the same script under three torchrun agents, with default settings and tuned.
+- torchft 0.2.0: the same model under three replica groups. torchft is installed into a separate folder on first use.
+
+For scripts, one worker is also killed right after the first steps, before any modules are imported in advance. That is
+a separate row.
 """
 
 from __future__ import annotations
@@ -91,7 +100,7 @@ def main() -> None:
 
 
 def split(found: list[Recovery]) -> dict[str, list[float]]:
-    """Return the seconds by part, over all runs of a row."""
+    """Return the seconds of each part, over all runs of a row."""
     return {part: [recovery.parts[part] for recovery in found] for part in PARTS}
 
 
@@ -102,10 +111,10 @@ def measure_concertina(
     scripts: dict[str, list[int]],
     commits: dict[str, list[float]],
 ) -> None:
-    """Measure concertina, with one job of each kind on one cluster.
+    """Measure concertina, with one job of each kind in one cluster.
 
-    `scripts` receives the steps that were trained again, and `commits` the percentage of time that saving took, by
-    process.
+    `scripts` receives the numbers of repeated steps. `commits` receives, for each process, the percentage of time that
+    saving took.
     """
     traces = Path(tempfile.mkdtemp(prefix="recovery-trace-"))
     try:
@@ -133,7 +142,7 @@ def measure_scripts(
     replayed: dict[str, list[int]],
     commits: dict[str, list[float]],
 ) -> None:
-    """Measure users' own commands: a script with checkpoints of its own, and scripts that use `trainingjob.State`."""
+    """Measure custom commands: a script with its own checkpoints, and scripts with `trainingjob.State`."""
     scenarios = [name for name in options.scenarios if name in SCRIPT_SCENARIOS]
     for kind in options.scripts:
         trace = traces / kind.replace(" ", "-")
@@ -162,7 +171,7 @@ def measured(bench: Bench) -> Callable[[str], Recovery]:
 
 
 def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str], T]) -> Iterator[tuple[str, T]]:
-    """Yield (row, result) of every run of every scenario, and log each result."""
+    """Yield the row and the result of every run of every scenario, and log each result."""
     for scenario in scenarios:
         for run in range(runs):
             begun = time.monotonic()
@@ -172,7 +181,7 @@ def each(title: str, scenarios: Sequence[str], runs: int, measure: Callable[[str
 
 
 def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
-    """Measure torchrun. A scenario that never recovers is tried once."""
+    """Measure torchrun. A scenario from which it does not recover is run only once."""
     for tuned in (True, False):
         title = f"torchrun, {'tuned' if tuned else 'as it comes'}"
         for scenario in (s for s in recovery_torchrun.SCENARIOS if s in options.scenarios):
@@ -185,7 +194,7 @@ def measure_torchrun(options: argparse.Namespace, totals: dict[str, list[float]]
 
 
 def measure_torchft(options: argparse.Namespace, totals: dict[str, list[float]]) -> None:
-    """Measure torchft, if its package can be installed and runs."""
+    """Measure torchft if its package can be installed and works."""
     for scenario in (s for s in recovery_torchft.SCENARIOS if s in options.scenarios):
         for run in range(options.peer_runs):
             try:

@@ -1,4 +1,4 @@
-"""Faults that `recovery.py` injects into a TrainingJob on the local cluster, and the recovery times from the logs."""
+"""Fault injection into a TrainingJob on the local cluster for `recovery.py`, and recovery times from the logs."""
 
 from __future__ import annotations
 
@@ -25,30 +25,36 @@ from concertina_protocol import log_lines
 from concertina_protocol.log_lines import RoundStarted
 
 GPU = {"limits": {"nvidia.com/gpu": 1}}
-"""Resource of a GPU. As on real clusters, each node runs one replica, so a node that dies takes one replica with it."""
+"""Resource limit of one GPU. Each node then runs only one replica, so the loss of a node is the loss of one replica."""
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
 WARM = ("warm", "script_parent")
-"""Event that an agent logs when it has imported something in advance."""
+"""Events that an agent logs after it has imported modules in advance."""
 STEADY_STEPS = 90
-"""Number of steps, of all ranks together, before a fault is injected into a script."""
+"""Number of steps, summed over all ranks, before a fault is injected into a script."""
 SLOW = 5.0
-"""Seconds. A recovery that takes longer is explained in the output."""
+"""Recovery time in seconds above which the operator's actions are printed."""
 WINDOW = 5
-"""Failure window in seconds. A script that reports no step seems to fail at the same step each time, so the back-off
-would grow without a window."""
+"""Failure window in seconds.
+
+For a script that reports no steps, all failures seem to happen at the same step. Without a window, the back-off would
+grow each time.
+"""
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Times of one recovery in seconds. `parts` add up to `total`, except for the time between two logs."""
+    """Times of one recovery in seconds.
+
+    The sum of `parts` is `total`, except for the time between two logs.
+    """
 
     total: float
     replayed: float
     parts: dict[str, float]
     operator: float = 0.0
-    """Time from the fault until an operator's process ran again, if the fault hit it too."""
+    """Seconds from the fault until an operator ran again, if the fault also affected the operator."""
 
     def __str__(self) -> str:
         again = f", {self.total - self.operator:.2f} s of them with an operator" if self.operator else ""
@@ -57,19 +63,19 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Traced:
-    """One recovery of a script."""
+    """Recovery of a script, measured from its trace."""
 
     total: float
-    """Time from the fault to the first step, in seconds."""
+    """Seconds from the fault to the first step."""
     replayed: int
-    """Number of steps that were trained again."""
+    """Number of repeated steps."""
 
     def __str__(self) -> str:
         return f"{self.total:.2f} s, {self.replayed} steps replayed"
 
 
 def commit_share(trace: Path) -> list[float]:
-    """Return the percentage of time that saving took, for each process of a trace, without its first second."""
+    """Return the percentage of time that saving took in each process of a trace, without the process's first second."""
     steps_by_rank: dict[int, list[recovery_torchrun.Step]] = {}
     for step in recovery_torchrun.steps(trace):
         steps_by_rank.setdefault(step.pid, []).append(step)
@@ -79,7 +85,7 @@ def commit_share(trace: Path) -> list[float]:
 
 
 def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    """Return a TrainingJob of three replicas that runs for longer than any benchmark."""
+    """Return a TrainingJob with three replicas that runs longer than any benchmark."""
     return {
         "apiVersion": "concertina.dev/v1beta1",
         "kind": "TrainingJob",
@@ -101,10 +107,11 @@ def job(name: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
 
 
 def bundled(one_gpu: bool = False) -> dict[str, Any]:
-    """Return a job of the bundled trainer with the demo's model, without an end.
+    """Return a job of the bundled trainer with the demo's model. It does not end by itself.
 
-    It trains on CPUs even if the machine has GPUs, unless `one_gpu` is set. NCCL refuses a GPU to two ranks of one
-    host, so with `one_gpu` each rank claims a host of its own, and the ranks communicate by sockets.
+    The job trains on CPUs even if the machine has GPUs, unless `one_gpu` is set. NCCL does not allow two ranks of one
+    host on the same GPU. With `one_gpu`, each rank therefore reports a different host, and the ranks communicate over
+    sockets.
     """
     env: list[dict[str, Any]] = [{"name": "CUDA_VISIBLE_DEVICES", "value": ""}]
     if one_gpu:
@@ -124,20 +131,20 @@ def bundled(one_gpu: bool = False) -> dict[str, Any]:
 
 
 def own_command(trace: Path) -> dict[str, Any]:
-    """Return a job of the script that torchrun runs too."""
+    """Return a job of the same script that also runs under torchrun."""
     script = SCRIPTS / "elastic_ddp.py"
     command = ["python3", str(script), "--trace", str(trace), "--checkpoint", str(trace / "model.pt")]
     return job("script", {"command": command}, warmStart={"enabled": True})
 
 
 def with_state(kind: str, pause: float, trace: Path) -> dict[str, Any]:
-    """Return a job of a script that uses `trainingjob.State`. Its steps take `pause` seconds and their computation."""
+    """Return a job of a script with `trainingjob.State`. Each step sleeps for `pause` seconds and then computes."""
     command = ["python3", str(SCRIPTS / "elastic_state.py"), kind, "--trace", str(trace), "--pause", str(pause)]
     return job(f"state-{kind}", {"command": command}, warmStart={"enabled": True})
 
 
 class Bench:
-    """Job into which faults are injected; it is deleted at the end of the block."""
+    """Job into which faults are injected. It is deleted when the block ends."""
 
     def __init__(self, stage: Stage, name: str, manifest: dict[str, Any]) -> None:
         self._stage, self._name, self._manifest = stage, name, manifest
@@ -151,7 +158,7 @@ class Bench:
         self._stage.cluster.kubectl("delete", "trainingjob", self._name, "--wait=true", "--timeout=60s")
 
     def recover(self, scenario: str) -> Recovery:
-        """Inject a fault into the bundled trainer's job, and read the times of its recovery from the logs."""
+        """Inject a fault into a job of the bundled trainer, and return the recovery times from the logs."""
         before = self._steady()
         killed_at = self._inject(scenario, before)
         at_work = until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
@@ -164,7 +171,10 @@ class Bench:
         return recovery
 
     def join(self) -> Recovery:
-        """Kill a member, and measure from when the new agent (in the same or a new pod) is ready to its first step."""
+        """Kill a member, and return the time from the readiness of the new agent to its first step.
+
+        The new agent may be in the same pod or in a new one.
+        """
         before = self._steady()
         self._inject("member", before)
         until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
@@ -175,10 +185,10 @@ class Bench:
         return Recovery(at_work.at - warm, replayed, self._parts(at_work, warm))
 
     def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
-        """Return when the successor of a member of `before` was warm, in Unix seconds, and the round that it is in.
+        """Return the Unix time at which the successor of a lost member was warm, and the round that it joined.
 
-        The successor is warm after its own imports, or after those of modules that another replica has learned from the
-        script.
+        The successor is warm after its own imports, or after importing the modules that another replica learned from
+        the script.
         """
         known = {*_instance_by_replica(before).values()}
 
@@ -195,10 +205,10 @@ class Bench:
         return warm[-1], after["world"]["round"]
 
     def recover_traced(self, scenario: str, trace: Path, cold: bool = False) -> Traced:
-        """Inject a fault into a script's job, and measure its recovery by the steps in `trace`.
+        """Inject a fault into a script's job, and measure its recovery from the steps in `trace`.
 
-        The fault is injected once all replicas have imported in advance what the script needs, or without waiting for
-        that if `cold` is set.
+        By default, the fault is injected after all replicas have imported the script's modules in advance. With `cold`,
+        the function does not wait for that.
         """
 
         def steady() -> dict[str, Any] | None:
@@ -225,7 +235,7 @@ class Bench:
         return Traced(again.at - since, done - again.step + 1)
 
     def _is_warm(self, replica: str) -> bool:
-        """Return whether the replica's latest parent has imported the modules that were learned from the script."""
+        """Return whether the replica's latest parent process has imported the modules learned from the script."""
         parents = [line for line in _entries(self._log(replica, lines=-1)) if line.get("event") == "script_parent"]
         return bool(parents and parents[-1]["learned"])
 
@@ -233,7 +243,7 @@ class Bench:
         return dict(self._stage.job(self._name).get("status", {}))
 
     def _steady(self) -> dict[str, Any]:
-        """Return the job's status once three replicas have trained for a while."""
+        """Return the job's status after three replicas have trained for a while."""
 
         def steady() -> dict[str, Any] | None:
             status = self._status()
@@ -245,12 +255,12 @@ class Bench:
         return dict(until("three replicas at work", GROW_LIMIT, steady))
 
     def _inject(self, scenario: str, status: dict[str, Any]) -> float:
-        """Inject the fault, and return the time in Unix seconds."""
+        """Inject the fault, and return its Unix time in seconds."""
         uid = self._stage.job(self._name)["metadata"]["uid"]
         return BLOWS[scenario](Victims(self._stage, uid, status, self._stopped))
 
     def _revert(self) -> None:
-        """Boot the nodes that do not run, and continue the processes that were stopped."""
+        """Start nodes that do not run, and continue stopped processes."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -261,7 +271,7 @@ class Bench:
                 cluster.start_node(name)
 
     def _at_work_since(self, known: int) -> RoundStarted | None:
-        """Return the first round above `known` that has finished a step."""
+        """Return the log line of the first finished step in a round above `known`, or None."""
         for pod in self._stage.pods(self._name):
             if pod["status"].get("phase") != "Running":
                 continue
@@ -271,7 +281,7 @@ class Bench:
         return None
 
     def _log(self, pod: str, lines: int = 200) -> str:
-        """Return the end of a pod's log (-1: the whole log), or an empty string if its node is dead."""
+        """Return the last lines of a pod's log, or an empty string if its node is dead. -1 means all lines."""
         try:
             return self._stage.cluster.kubectl("logs", pod, "-c", "trainer", f"--tail={lines}", timeout=5)
         except (LocalClusterError, subprocess.TimeoutExpired):
@@ -291,7 +301,7 @@ class Bench:
         return parts
 
     def _explain(self, since: float) -> None:
-        """Print the operator's actions, because such a slow recovery needs an explanation."""
+        """Print the operator's actions after a Unix time, to explain a slow recovery."""
         for entry in self._journal():
             if entry.get("t", 0) >= since and entry.get("event") != "log":
                 words = {key: value for key, value in entry.items() if key not in ("t", "job")}
@@ -302,7 +312,7 @@ class Bench:
         return _entries(log)
 
     def _operator_marks(self, round_number: int) -> dict[str, float]:
-        """Return when the operator claimed and committed the round, in Unix seconds."""
+        """Return the Unix times at which the operator claimed and committed a round."""
         marks = {}
         for entry in self._journal():
             if entry.get("round") == round_number and entry.get("event") in ("claimed", "committed"):
@@ -316,5 +326,5 @@ def _instance_by_replica(status: dict[str, Any]) -> dict[str, str]:
 
 
 def _entries(log: str) -> list[dict[str, Any]]:
-    """Return the lines of a log that are JSON, decoded."""
+    """Return the decoded JSON lines of a log."""
     return [json.loads(line) for line in log.splitlines() if line.startswith("{")]

@@ -1,4 +1,4 @@
-"""Faults of `recovery.py`, one for each row. Each function returns when it injected the fault, in Unix seconds."""
+"""Faults for `recovery.py`. Each function injects one fault, and returns the Unix time of the injection in seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPERATOR_TOO = "member and operator"
 
 @dataclass
 class Victims:
-    """Processes that a fault may hit, by the job's status, and processes to continue (SIGCONT) afterwards."""
+    """Processes that faults can affect, from the job's status, and the stopped processes to continue later."""
 
     stage: Stage
     uid: str
@@ -33,9 +33,9 @@ class Victims:
 
     @property
     def member(self) -> str:
-        """Return a member that is not the coordinator.
+        """Name of a member that is not the coordinator.
 
-        A member that joined last is taken only if there is no other: its loss makes growing wait longer.
+        Members that joined in the last scale-up are avoided, because their loss delays the next scale-up.
         """
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
         names = [
@@ -45,7 +45,7 @@ class Victims:
 
     @property
     def node(self) -> str:
-        """Return the node of a member, but not the node of the operator."""
+        """Name of a member's node, but not of the operator's node."""
         spared = self.stage.operator_node()
         joined = self.status.get("internal", {}).get("growth", {}).get("joined", [])
         nodes = {
@@ -79,7 +79,7 @@ def kill_node(victims: Victims) -> float:
 
 
 def stop_agent(victims: Victims) -> float:
-    """Stop an agent, so that it is silent while its connections stay open. Return the time, in Unix seconds."""
+    """Stop an agent without closing its connections, and return the Unix time in seconds."""
     pid = victims.agent(victims.member)
     victims.stopped.append(pid)
     return _signal(pid, signal.SIGSTOP)
@@ -92,14 +92,14 @@ def stop_worker(victims: Victims) -> float:
 
 
 def notice(victims: Victims) -> float:
-    """Delete the pod with its grace period. Return the time of the request, in Unix seconds."""
+    """Delete the pod with its grace period, and return the Unix time of the request in seconds."""
     at = time.time()
     victims.stage.cluster.kubectl("delete", "pod", victims.member, "--wait=false")
     return at
 
 
 def operator_too(victims: Victims) -> float:
-    """Kill an agent and the operator at the same moment. Return the time, in Unix seconds.
+    """Kill an agent and the operator at the same moment, and return the Unix time in seconds.
 
     The kubelet restarts the operator's container.
     """
@@ -115,7 +115,7 @@ def operator_of(stage: Stage) -> processes.ProcessIdentity | None:
 
 
 def operator_started(stage: Stage) -> float:
-    """Return when the operator was started, in Unix seconds."""
+    """Return the Unix time at which the operator was started."""
     operator = operator_of(stage)
     assert operator is not None, "no operator runs"
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + operator.start / os.sysconf("SC_CLK_TCK")
@@ -142,7 +142,7 @@ def _signal(pid: int, number: int) -> float:
 def processes_of(uid: str, replica: str) -> dict[int, str]:
     """Return the command lines of all processes of a replica on this machine, by pid.
 
-    The job's uid identifies them, because a replica of another cluster may have the same name.
+    The processes are identified by the job's uid, because a replica in another cluster may have the same name.
     """
     marks = {f"CONCERTINA_REPLICA={replica}".encode(), f"CONCERTINA_UID={uid}".encode()}
     commands = {}
@@ -164,7 +164,7 @@ def worker_of(uid: str, replica: str, log: str) -> int:
     """Return the pid, on this machine, of the worker that the agent started last.
 
     Raises:
-        LookupError: If no process of the replica has that pid in its namespace.
+        LookupError: When no process of the replica has that pid inside its container.
     """
     inside = [json.loads(line)["pid"] for line in log.splitlines() if '"event":"worker_started"' in line][-1]
     for pid in processes_of(uid, replica):

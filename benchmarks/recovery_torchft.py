@@ -1,7 +1,7 @@
-"""Peer of `recovery.py`: three torchft replica groups of one process each, and a lighthouse.
+"""torchft for the comparison in `recovery.py`: three replica groups with one process each, and a lighthouse.
 
-torchft is no dependency of this project. It is installed once into a folder of its own (see `install`), and uses the
-torch of this environment. To measure it alone: python benchmarks/recovery.py --only torchft
+torchft is not a dependency of this project. It is installed once into a separate folder (see `install`), and uses the
+torch of this environment. To measure only torchft: python benchmarks/recovery.py --only torchft
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ VERSION = "0.2.0"
 SCRIPT = Path(__file__).parent / "scripts" / "torchft_ddp.py"
 FOLDER = Path(__file__).parents[1] / "build" / f"torchft-{VERSION}"
 SCENARIOS = ("member", "coordinator", "stopped worker")
-"""Scenarios. `coordinator` kills the replica group that was started first, because torchft has no coordinator. No fault
-is injected into the lighthouse."""
+"""Scenarios.
+
+torchft has no coordinator, so `coordinator` kills the replica group that was started first. The lighthouse is not
+affected by faults.
+"""
 LIGHTHOUSE = """
 import time
 from torchft.coordination import LighthouseServer
@@ -36,7 +39,7 @@ time.sleep(100000)
 
 
 def install() -> Path:
-    """Return the folder with torchft and its dependencies except torch; create it on first use."""
+    """Return the folder with torchft and its dependencies, except torch. Install them on first use."""
     if not FOLDER.exists():
         FOLDER.parent.mkdir(exist_ok=True)
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(FOLDER)]
@@ -48,7 +51,7 @@ def install() -> Path:
 
 @contextmanager
 def torchft(count: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run a lighthouse and `count` replica groups, each in a session of its own; all are killed at the end."""
+    """Run a lighthouse and `count` replica groups in separate sessions, and kill all of them at the end."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(install())}
     lighthouse = subprocess.Popen(
         [sys.executable, "-c", LIGHTHOUSE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -71,7 +74,7 @@ def torchft(count: int, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]
 
 
 def measure(scenario: str, limit: float) -> float:
-    """Return the seconds from the fault to the end of the first step that a survivor commits without the victim.
+    """Return the seconds from the fault to the end of the first step that a remaining group commits.
 
     The result is infinite if there is no such step within `limit` seconds.
     """

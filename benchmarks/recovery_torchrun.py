@@ -1,6 +1,7 @@
-"""Peer of `recovery.py`: three torchrun agents (c10d rendezvous, nnodes 2:3) on one machine, and the faults.
+"""torchrun for the comparison in `recovery.py`: three agents on one machine, and the faults.
 
-`recovery.py` uses this module. To measure torchrun alone: python benchmarks/recovery.py --only torchrun
+The agents use the c10d rendezvous with nnodes 2:3. To measure only torchrun: python benchmarks/recovery.py --only
+torchrun
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TUNED = ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_ma
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a worker's log."""
+    """One line of a worker's trace."""
 
     at: float
     restart: int
@@ -35,7 +36,7 @@ class Step:
     seconds: float
     pid: int
     committed: float = 0.0
-    """Seconds that saving the previous step took, if the script reports them."""
+    """Seconds for saving the previous step, if the script reports them."""
 
 
 def steps(log: Path) -> list[Step]:
@@ -53,9 +54,9 @@ def steps(log: Path) -> list[Step]:
 
 @contextmanager
 def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run `count` torchrun agents in sessions of their own; the first one hosts the rendezvous.
+    """Run `count` torchrun agents in separate sessions, and kill all of them at the end.
 
-    All of them are killed at the end.
+    The first agent hosts the rendezvous.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -83,7 +84,7 @@ def torchrun(count: int, tuned: bool, folder: Path) -> Iterator[list[subprocess.
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of all descendants."""
+    """Return the pids of all descendants of a process."""
     pids = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split() if Path(f"/proc/{pid}").exists() else []:
         pids += [int(child), *children(int(child))]
@@ -91,7 +92,7 @@ def children(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and its descendants at once."""
+    """Send SIGKILL to a process and all of its descendants."""
     for descendant in [pid, *children(pid)]:
         try:
             os.kill(descendant, signal.SIGKILL)
@@ -100,10 +101,10 @@ def kill_tree(pid: int) -> None:
 
 
 def wait_for_world(folder: Path, world: int, limit: float) -> list[Step]:
-    """Return the steps so far, once every rank of `world` has finished five of them.
+    """Wait until every one of `world` ranks has finished five steps, and return all steps so far.
 
     Raises:
-        TimeoutError: If that takes too long. The message names the folder of the logs.
+        TimeoutError: When that takes too long. The message contains the folder of the logs.
     """
     give_up = time.monotonic() + limit
     while time.monotonic() < give_up:
@@ -115,14 +116,15 @@ def wait_for_world(folder: Path, world: int, limit: float) -> list[Step]:
 
 
 def measure(scenario: str, tuned: bool, limit: float) -> float:
-    """Return the seconds from the SIGKILL to the end of the first step of the next world.
+    """Return the seconds from the SIGKILL to the end of the first step after it.
 
     The result is infinite if there is no such step within `limit` seconds.
 
     Args:
-        scenario: `worker` kills a worker other than rank 0; `coordinator` kills the torchrun that hosts the rendezvous,
-            and its worker; `member` kills another torchrun with its worker, which is a node as far as torchrun is
-            concerned.
+        scenario: `worker` kills a worker other than rank 0. `coordinator` kills the torchrun that hosts the
+            rendezvous, with its worker. `member` kills another torchrun with its worker, like the loss of a node.
+        tuned: Whether torchrun uses tuned settings.
+        limit: Time limit in seconds.
     """
     folder = Path(tempfile.mkdtemp(prefix="recovery-torchrun-"))
     try:

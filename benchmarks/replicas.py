@@ -1,8 +1,8 @@
 """Maximum size of a job on this machine: `python benchmarks/replicas.py [SIZES ...] [--json FILE]`.
 
-On a local cluster, a job of each size begins, loses a replica, is complete again, and is deleted. Its agents are real
-and its workers sleep, so the benchmark measures the rounds, with all replicas on this machine's cores. (Each agent
-pings every other one, so the work of a round grows with the square of the size.)
+On a local cluster, a job of each size starts, loses a replica, has all replicas again, and is deleted. The agents are
+real and the workers sleep, so the benchmark measures the rounds, with all replicas on this machine's cores. (Each agent
+pings all other agents, so the work of a round grows with the square of the size.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def job(name: str, replicas: int) -> dict[str, Any]:
 
 
 def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
-    """Return the seconds until the condition holds; infinite if it does not hold in time."""
+    """Return the seconds until the condition is true. The result is infinite if that takes too long."""
     try:
         until(what, LIMIT, check)
     except TimeoutError as error:
@@ -46,7 +46,7 @@ def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
 
 
 def play(stage: Stage, size: int, samples: dict[str, list[float]]) -> bool:
-    """Run one job, and return False if it never began."""
+    """Run one job, and return whether it started."""
     name = f"of-{size}"
 
     def world() -> dict[str, Any]:

@@ -11,18 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 Samples = Mapping[str, Sequence[float]]
-"""Seconds (or the unit in the row's name) by row, with one number for each run; inf if a run never reached its end."""
+"""Measured values by row, one value per run. The unit is seconds unless the row's name contains another unit.
+
+A value is infinite if the run did not finish.
+"""
 
 
 @contextmanager
 def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Log a part of the setup, which may log further messages while it lasts."""
+    """Print a message about a part of the setup. Yield a function for further messages, which ignores them."""
     print(f"{text} ...", flush=True)
     yield lambda more: None
 
 
 def summary(values: Sequence[float], more_is_better: bool = False) -> dict[str, float | int | None]:
-    """Return runs, median, p99, worst and best; None for an infinite figure (a run that never reached its end)."""
+    """Return the number of runs and the median, p99, worst and best values. Infinite values become None."""
 
     def finite(value: float) -> float | None:
         return None if value == float("inf") else round(value, 4)
@@ -38,7 +41,7 @@ def summary(values: Sequence[float], more_is_better: bool = False) -> dict[str, 
 
 
 def show(title: str, samples: Samples, unit: str = "s", more_is_better: bool = False) -> None:
-    """Print one row for each name, as Markdown; `never` stands for a run that reached its time limit."""
+    """Print a Markdown table with one row per name. `never` means that a run reached its time limit."""
     rows = [["", "runs", f"median {unit}", "best", "p99", "worst"]]
     for name, values in samples.items():
         if not values:
@@ -54,9 +57,9 @@ def show(title: str, samples: Samples, unit: str = "s", more_is_better: bool = F
 
 
 def write(path: Path | None, name: str, samples: Samples, rates: Samples | None = None, **facts: object) -> None:
-    """Write the samples as JSON, with the machine that they were measured on.
+    """Write the values as JSON, with a description of the machine.
 
-    `rates` names the rows in which more is better.
+    Larger values are better in the rows of `rates`.
     """
     if path is None:
         return

@@ -2,10 +2,9 @@
 
 The benchmark generates the series that the rules query, for the given number of jobs and pods, as the operator and the
 agents expose them. `promtool` makes blocks of more than an hour of past scrapes, one every 15 s. A Prometheus continues
-with these scrapes and evaluates the rules every 15 s. The benchmark prints the seconds of an evaluation of the group as
-Prometheus itself measures them (its API's form of prometheus_rule_group_last_duration_seconds), their share of the
-interval, the rules that take the most time, and the processor time of the process. `make prometheus` provides both
-programs.
+with further scrapes and evaluates the rules every 15 s. The benchmark prints the seconds of an evaluation of the rule
+group, as the API of Prometheus reports them, and their share of the interval. It also prints the slowest rules, and the
+processor time of the process. `make prometheus` installs both programs.
 """
 
 from __future__ import annotations
@@ -46,20 +45,20 @@ from concertina_agent.metrics.training import Training
 RULES = Path(__file__).parents[1] / "charts" / "concertina" / "rules" / "concertina.yaml"
 INTERVAL_SECONDS = 15
 PAST_SECONDS = 3900
-"""Duration of the generated past in seconds: more than the hour that rules look back."""
+"""Duration of the generated past in seconds. It is longer than the hour that rules look back."""
 EVALUATIONS = 20
-"""Number of evaluations of the group to wait for."""
+"""Number of evaluations of the rule group to wait for."""
 OFTEN = "concertina"
 
 
 def asked_for(rules: dict[str, Any]) -> frozenset[str]:
-    """Return the names of the metrics that the rules query."""
+    """Return the names of the metrics that the rules use."""
     expressions = " ".join(rule["expr"] for group in rules["groups"] for rule in group["rules"])
     return frozenset(re.findall(r"\b(?:concertina|leader_election)_\w+", expressions))
 
 
 def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float]]:
-    """Return the series of one scrape of all targets that the rules query: name with labels, and value."""
+    """Return the series that the rules use, from one scrape of all targets: name with labels, and value."""
     cache = ClusterCache(lambda uid: None, lambda uid: {})
     for number in range(jobs):
         cache.on_job(job(number, pods))
@@ -73,7 +72,10 @@ def series(jobs: int, pods: int, names: frozenset[str]) -> list[tuple[str, float
 
 
 def _of_agent(number: int, index: int) -> bytes:
-    """Return the metrics of an agent as it renders them: all agents have workers, and the first one coordinates."""
+    """Return the metrics of an agent in text form.
+
+    All agents have workers, and the agent of pod 0 is the coordinator.
+    """
     samples = [MetricSample(f.WORKER_MEMORY, 1 << 30)]
     if index == 0:
         training = Training()
@@ -88,7 +90,7 @@ def _of_agent(number: int, index: int) -> bytes:
 
 
 def past(file: Path, lines: list[tuple[str, float]], now: int) -> None:
-    """Write a file of past scrapes, in which the values grow a little from scrape to scrape."""
+    """Write a file of past scrapes whose values increase slightly from scrape to scrape."""
     with file.open("w") as out:
         for at in range(now - PAST_SECONDS, now, INTERVAL_SECONDS):
             out.writelines(f"{name} {_at(value, at)} {at}\n" for name, value in lines)
@@ -101,7 +103,7 @@ def _at(value: float, at: int) -> float:
 
 @contextlib.contextmanager
 def exposed(lines: list[tuple[str, float]]) -> Iterator[int]:
-    """Serve the series at the yielded port, with values that depend on the time of the request."""
+    """Serve the series over HTTP, and yield the port. The values depend on the time of the request."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -131,7 +133,7 @@ def ask(url: str, path: str, **parameters: str) -> Any:
 
 @contextlib.contextmanager
 def prometheus(program: Path, folder: Path, target: int) -> Iterator[tuple[str, int]]:
-    """Run Prometheus, and yield its address and process."""
+    """Run Prometheus, and yield its URL and its pid."""
     [port] = free_ports("127.0.0.1", 1)
     scrapes = [{"job_name": "all", "honor_labels": True, "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}]
     often = {"scrape_interval": f"{INTERVAL_SECONDS}s", "evaluation_interval": f"{INTERVAL_SECONDS}s"}
@@ -157,7 +159,7 @@ def _ready(url: str) -> bool:
 
 
 def measure(url: str, pid: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Return the seconds of each evaluation by row, and the seconds of the last one by rule."""
+    """Return the seconds of each evaluation by row, and the seconds of the last evaluation by rule."""
     rows: dict[str, list[float]] = {}
     seen, used = dict[str, str](), processor_seconds(pid)
     began = time.monotonic()

@@ -1,12 +1,13 @@
 """Scaling of training: `python benchmarks/scaling.py [--runs N] [--only PART ...] [--json FILE]`.
 
-The part `measured` is weak scaling to 8 ranks, with the same number of sequences for each rank: real workers of the
-bundled trainer under a real agent, in turn with a plain FSDP2 script of the same model under torchrun. All ranks share
-this machine's cores, so the time of a step says nothing about several machines. The meaningful figures are a rank's own
-processor time in a step, and the part of it that is spent outside of the computing thread: by gloo's threads, on
-messages between ranks. The time of waiting for others is printed too, but is mostly waiting for a core. The part
-`memory` compares the memory of the fullest ranks in each layout with the plan's estimate. The part `model` shows the
-plan's time model for up to 4096 H100.
+The part `measured` is weak scaling up to 8 ranks, with the same number of sequences for each rank. Real workers of the
+bundled trainer under a real agent alternate with a plain FSDP2 script of the same model under torchrun. All ranks share
+this machine's cores, so the time of a step does not show the speed on several machines. The meaningful values are the
+processor time of a rank in a step, and the part of it outside of the computing thread. gloo's threads use that part for
+messages between ranks. The waiting time is printed too, but most of it is waiting for a core.
+
+The part `memory` compares the memory of the ranks that need the most with the plan's estimate, for each layout. The
+part `model` shows the plan's time model for up to 4096 H100.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from concertina_trainer.data.build.build import build
 from concertina_trainer.planning.memory import fullest, memory
 
 Rank = Mapping[str, Any]
-"""Content of a file that `scripts/notes.py` writes."""
+"""Content of a file that `scripts/notes.py` has written for one rank."""
 SMALL = {
     "layers": 4, "dim": 256, "heads": 8, "kvHeads": 4, "vocabSize": 256, "sequenceLength": 256, "tieEmbeddings": False,
 }  # fmt: skip
@@ -129,12 +130,12 @@ def written(folder: Path, ranks: int, process: subprocess.Popen[bytes], log: Cal
 
 
 def mean(rank: Rank, key: str) -> float:
-    """Return the mean of a key in milliseconds for a step."""
+    """Return the mean of a key over all steps, in milliseconds."""
     return 1000 * statistics.fmean(rank[key])
 
 
 def note(rows: dict[str, list[float]], name: str, ranks: Sequence[Rank]) -> None:
-    """Add one number for each rank to the rows."""
+    """Append one value per rank to the rows."""
     for rank in ranks:
         processor, computing = mean(rank, "processor"), mean(rank, "computing")
         rows.setdefault(f"{name}: processor time", []).append(processor)
@@ -169,7 +170,7 @@ def show_efficiency(rows: Mapping[str, Sequence[float]]) -> None:
 
 
 def show_memory(data: Path) -> dict[str, list[float]]:
-    """Print the MiB of tensors by the plan and as measured, and the MiB of the whole process, which includes torch."""
+    """Print the planned and the measured memory of tensors, and the memory of the process including torch, in MiB."""
     rows: dict[str, list[float]] = {}
     table = ["| | rank | planned | tensors | error | process |", "|---|---|---|---|---|---|"]
     for name, given in {f"shard {MOST}": {}, **LAYOUTS}.items():
@@ -201,9 +202,9 @@ class Planned:
     model: Mapping[str, int]
     parallelism: Mapping[str, Any]
     rows: int = 1
-    """Number of sequences of a step for each GPU."""
+    """Number of sequences per step and GPU."""
     batch: int | None = None
-    """Number of sequences of a step, regardless of the number of GPUs; None if `rows` determines it."""
+    """Number of sequences per step for any number of GPUs, or None if `rows` determines it."""
     micro: int = 1
     activations: str = "KeepProducts"
     reshard: str = "Auto"
@@ -248,10 +249,10 @@ def spec(planned: Planned, ranks: int) -> JobSpec:
 
 
 def seen(planned: Planned, ranks: int) -> Estimate | None:
-    """Return the plan's estimate for a world.
+    """Return the estimate for a number of ranks.
 
-    The result is None if the world is not a whole number of blocks, or if weights, moments and gradients alone do not
-    fit.
+    The result is None if the number is not a multiple of the block size. It is also None if the weights, moments and
+    gradients alone do not fit into memory.
     """
     job = spec(planned, ranks)
     if ranks % job.parallelism.block:

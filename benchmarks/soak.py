@@ -1,12 +1,12 @@
-"""Soak test: random drills against several jobs at once, followed by a check of the trained positions and of leaks.
+"""Soak test: random drills on several jobs at once, followed by a check of the trained positions and of leaks.
 
     python benchmarks/soak.py [--minutes 10] [--jobs 2] [--replicas 2] [--every 30] [--seed 0] [--json F] [--plot F]
                               [--hostile]
 
-The drills are those of `concertina drill`, drawn from the seed. At the end each job is suspended, which writes a
-durable checkpoint. The job's logs must then show the steps 1 ... n without a gap (`soak_ledger`), where n is the step
-of that checkpoint. The exit status is 1 if a check fails. With --hostile, an agent of another namespace sends messages
-as fast as it can all the time, and the operator must throttle it.
+The drills are those of `concertina drill`, chosen at random from the seed. At the end each job is suspended, which
+writes a durable checkpoint. The job's logs must then contain the steps 1 ... n without a gap (`soak_ledger`), where n
+is the step of that checkpoint. The exit status is 1 if a check fails. With --hostile, an agent of another namespace
+sends messages as fast as it can during the test, and the operator must throttle that agent.
 """
 
 from __future__ import annotations
@@ -46,26 +46,28 @@ from concertina.terminal.watch import Late
 
 CONSOLE = Console(stderr=True)
 WINDOW_SECONDS = 30
-"""Failure window in seconds. It is longer than one drill, and no longer than the time from one drill to the next."""
+"""Failure window in seconds. It is longer than one drill, but not longer than the time between two drills."""
 HOSTILE = "hostile"
 """Namespace of another tenant."""
 TRAINING_JOBS = f"/apis/concertina.dev/v1beta1/namespaces/{HOSTILE}/trainingjobs"
 SHARED = frozenset({
     "kill-node", "stop-node", "operator-kill", "apiserver-restart", "storage-outage", "hostile-agent", "long-queue",
 })  # fmt: skip
-"""Drills of components that all jobs depend on, of which only one runs at a time."""
+"""Drills that affect components of all jobs. Only one of them runs at a time."""
 PLAYED = [name for name, scenario in SCENARIOS.items() if not isinstance(scenario.local, str)]
 IDEAL_SECONDS = 1.0
-"""Seconds that a recovery takes at best. The ideal goodput is the rest of the time after one such recovery for each
-failure."""
+"""Shortest possible recovery in seconds. The ideal goodput assumes one such recovery for each failure."""
 BUCKETS = tuple(f"{what}Seconds" for what in Goodput().by_class)
 SLOPE = 20.0
-"""Growth of memory in MiB an hour above which it counts as a leak."""
+"""Growth of memory in MiB per hour above which it counts as a leak."""
 TELLING_MINUTES = 10.0
-"""Minimum measurement of one operator process, in minutes, that can show a leak."""
+"""Minimum duration, in minutes, of the measurement of one operator process for detecting a leak."""
 ENDS_OPERATOR = ("operator-kill", "operator-stop")
-"""Drills that end the operator's process. They are drawn only in the first half of the run, so that a process lives
-long enough in the second half to show whether its memory grows."""
+"""Drills that end the operator's process.
+
+These drills run only in the first half. The operator's process of the second half then runs long enough to show whether
+its memory grows.
+"""
 
 
 @dataclass
@@ -88,7 +90,7 @@ class Outcome:
 
 async def drill_on(target: Target, name: str, options: argparse.Namespace, over: float, shared: asyncio.Lock,
                    played: list[Played]) -> None:  # fmt: skip
-    """Run drills against one job until the time is up."""
+    """Run drills on one job until the time is over."""
     chance, due = random.Random(f"{options.seed} {name}"), time.time()
     async with target.connect() as (client, namespace):
         job = DrillTarget(client, namespace, name, cluster.serving(client.access.server))
@@ -107,7 +109,10 @@ async def drill_on(target: Target, name: str, options: argparse.Namespace, over:
 
 
 async def one(job: DrillTarget, scenario: str) -> Played:
-    """Run one drill. With several jobs, a drill's own expectations may fail; the checks at the end decide."""
+    """Run one drill, and return its result.
+
+    With several jobs, the drill's own expectations may fail. Only the checks at the end count.
+    """
     at, scenario_row = time.time(), SCENARIOS[scenario]
     try:
         verdict = await run(job, scenario, scenario_row, scenario_row.fault(job), lambda _: None)
@@ -118,7 +123,7 @@ async def one(job: DrillTarget, scenario: str) -> Played:
 
 
 def manifest(name: str, replicas: int) -> dict[str, Any]:
-    """Return the job of the recovery benchmark, with a bucket folder of its own."""
+    """Return a job like that of the recovery benchmark, with a separate checkpoint folder."""
     job = bundled()
     job["metadata"]["name"] = name
     job["spec"] |= {"replicas": replicas, "elastic": {"minReplicas": 1, "scaleUp": {"stabilizationWindowSeconds": 1}}}
@@ -128,7 +133,7 @@ def manifest(name: str, replicas: int) -> dict[str, Any]:
 
 
 def begin_flood(stage: Stage, replicas: int) -> None:
-    """Make an agent of another tenant send messages as fast as it can, from now on."""
+    """Start an agent of another tenant that sends messages as fast as it can."""
     stage.cluster.create_namespace(HOSTILE)
     stage.cluster.api.call("POST", TRAINING_JOBS, tenants.hostile_job(manifest("like", replicas), HOSTILE))
     until("a flood that is held back", 240, functools.partial(held_back, stage, HOSTILE))
@@ -145,16 +150,16 @@ def suspended(stage: Stage, name: str) -> bool:
 
 
 def spent(stage: Stage, name: str) -> dict[str, float]:
-    """Return the seconds of a job's life so far, by class of goodput."""
+    """Return the seconds of a job's lifetime so far, by goodput class."""
     goodput = stage.job(name)["status"].get("goodput", {})
     return {what: goodput.get(what, 0.0) for what in BUCKETS}
 
 
 def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcome: Outcome, played: list[Played],
            seconds: float) -> None:  # fmt: skip
-    """Suspend every job, and check its positions and its goodput.
+    """Suspend all jobs, and check their trained positions and their goodput.
 
-    `before` has the seconds of each job, by class, at the time when the drills began.
+    `before` contains the seconds of each job by goodput class at the start of the drills.
     """
     names = list(before)
     after = {name: spent(stage, name) for name in names}
@@ -183,7 +188,7 @@ def settle(stage: Stage, logs: Logs, before: dict[str, dict[str, float]], outcom
 
 
 def percent(before: dict[str, float], after: dict[str, float]) -> float:
-    """Return the goodput of the time between two counts in per cent, without the job's first start."""
+    """Return the goodput in percent for the time between two readings, without the job's first start."""
     passed = {what: after[what] - before[what] for what in BUCKETS if what != "unknownSeconds"}
     forward = passed["productiveSeconds"] + passed["communicationSeconds"]
     return round(100 * forward / (sum(passed.values()) or 1.0), 2)
@@ -236,7 +241,7 @@ def soak(options: argparse.Namespace) -> tuple[Outcome, list[Played], Memory]:
 
 
 def plot(path: Path, played: list[Played], memory: Memory) -> None:
-    """Plot the operator's memory over time, with the drills."""
+    """Plot the operator's memory over time, with a line for each drill."""
     import matplotlib
 
     matplotlib.use("Agg")

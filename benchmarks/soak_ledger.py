@@ -1,8 +1,9 @@
-"""Steps that a job has trained, from the lines of its trainers' logs. Pure.
+"""Check of the steps that a job has trained, from its trainers' logs. Pure.
 
-The log of a round says where it starts (`round 3 is at work: step 13, state from memory of step 12; ...`), then lists
-each of its steps (`step 13/1000000  loss 5.5437 ...`). A step consumes the positions [(step - 1) * batch, step *
-batch), so the steps that lead to the final state, round after round, must be 1, 2, ... without a gap.
+The log of a round contains its start (`round 3 is at work: step 13, state from memory of step 12; ...`), and then each
+of its steps (`step 13/1000000 loss 5.5437 ...`). A step consumes the positions from (step - 1) * batch up to, but not
+including, step * batch. The steps that lead to the final state over all rounds must therefore be 1, 2, ... without a
+gap.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from concertina_protocol.log_lines import RoundStarted, StepDoneLine
 class Round:
     number: int
     base: int
-    """Step of the state that the round began with; 0 for a fresh one."""
+    """Step of the state from which the round started, or 0 for a new state."""
     steps: list[tuple[int, float]] = field(default_factory=list)
-    """Pairs of step and loss, in order of the log."""
+    """Steps with their losses, in the order of the log."""
 
     @property
     def last(self) -> int:
@@ -31,24 +32,26 @@ class Round:
 @dataclass(frozen=True)
 class Verdict:
     wrong: tuple[str, ...]
-    """Violations of exactly-once training, a sentence each."""
+    """Sentences about violations of exactly-once training."""
     trained: int
     """Last step."""
     replayed: int
-    """Number of steps that were trained again."""
+    """Number of repeated steps."""
     unheard: int
-    """Steps that a later round continued from, but that no log line shows: the last lines of a killed pod."""
+    """Number of steps that are in no log, although a later round continued from them.
+
+    A killed pod may lose its last lines.
+    """
     worst_difference: float
-    """Largest difference between the losses of a step that was trained twice, relative to the loss. Both saw the same
-    samples."""
+    """Largest relative difference between the losses of a repeated step. Both losses are for the same samples."""
 
 
 def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
-    """Return all rounds that the logs tell of, in order of their numbers.
+    """Return all rounds in the logs, in order of their numbers.
 
-    There is one log for each container. A log that is opened again while its container is being replaced holds the
-    lines of the next container. A round that was read twice begins at the same time in both, and counts once. A round
-    that two processes trained has the steps of both.
+    There is one log per container. A log that is reopened while its container is replaced contains the lines of the
+    next container. A round that was read twice has the same start time in both logs and counts once. If two processes
+    trained a round, it contains the steps of both.
     """
     round_by_start: dict[tuple[int, float], Round] = {}
     for lines in logs:
@@ -70,7 +73,7 @@ def rounds(logs: Iterable[Iterable[str]]) -> list[Round]:
 
 
 def judge(found: list[Round], final: int) -> Verdict:
-    """Return the verdict on the rounds, given `final`, the step of the durable checkpoint at the end."""
+    """Return the verdict on the rounds. `final` is the step of the durable checkpoint at the end."""
     wrong, replayed, unheard, last = [], 0, 0, 0
     losses: dict[int, list[float]] = defaultdict(list)
     for each in found:

@@ -1,4 +1,4 @@
-"""Observations of the soak test: logs of all pods, memory of the operator, and objects that remain at the end."""
+"""Observations of the soak test: the logs of all pods, the operator's memory, and objects that remain at the end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from concertina.local.host import processes
 PAGE = os.sysconf("SC_PAGE_SIZE") / 2**20  # MiB
 LOOK_EVERY = 2.0
 Container = tuple[str, int]
-"""Uid of a pod, and the number of restarts of its trainer container: each start begins another log."""
+"""Uid of a pod, and number of restarts of its trainer container. Each restart begins a new log."""
 
 
 class Logs:
-    """Whole log of every pod of a job, copied while the pod lives, because the log is deleted with the pod."""
+    """Complete logs of all pods of the jobs. They are copied while a pod exists, because its log is deleted with it."""
 
     def __init__(self, stage: Stage, names: list[str]) -> None:
         self._stage, self._names = stage, names
@@ -34,7 +34,7 @@ class Logs:
         self._thread.start()
 
     def lines(self, job: str) -> list[list[str]]:
-        """Lines of each container so far. A stream that broke and was opened again begins anew."""
+        """Return the log lines of each container so far."""
         return [path.read_text(errors="replace").splitlines() for path in self._files[job].values() if path.exists()]
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Logs:
         self._following.append(process)
         if before is None or before.stat().st_size == 0:
             self._files[job][container] = path
-        else:  # Lines from before the break are kept until the new stream has reached the same point.
+        else:  # The old file is used until the new stream has reached the same length.
             threading.Thread(target=self._replace, args=(job, container, before, path), daemon=True).start()
         return process
 
@@ -85,12 +85,12 @@ def _restarts(pod: Any) -> int:
 
 
 class Memory:
-    """Resident memory of the operator over time, by process."""
+    """Resident memory of the operator over time, for each of its processes."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self.series: dict[int, list[tuple[float, float]]] = defaultdict(list)
-        """Points (Unix seconds, MiB) by pid."""
+        """Unix times in seconds with memory in MiB, by pid."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
         self._thread.start()
@@ -100,13 +100,14 @@ class Memory:
         self._thread.join()
 
     def slope(self, peaks: Sequence[float]) -> tuple[float, float]:
-        """Return the growth in MiB an hour of one operator process, and for how many minutes that was measured.
+        """Return the growth of an operator process in MiB per hour, and the duration of the measurement in minutes.
 
-        Python keeps the memory that a peak needed. So the measurement begins after the first peak in the life of a
-        process, or a minute after its start if it has seen none. It is of the process with the longest measurement.
+        Python does not release memory that it needed at a peak. The measurement therefore begins after the first peak
+        in the lifetime of a process. Without a peak, it begins a minute after the start. The process with the longest
+        measurement is used.
 
         Args:
-            peaks: Unix seconds at which the number of jobs was back to usual after a peak.
+            peaks: Unix times in seconds at which the number of jobs was normal again after a peak.
         """
         spans = [_settled(points, peaks) for points in self.series.values()]
         points = max(spans, key=lambda span: span[-1][0] - span[0][0] if span else 0.0, default=[])
@@ -138,14 +139,14 @@ class Memory:
 
 
 def _settled(points: list[tuple[float, float]], peaks: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the points after the process's first peak, or after its first minute if it has seen no peak."""
+    """Return the values after the process's first peak. Without a peak, return the values after its first minute."""
     begin, end = points[0][0], points[-1][0]
     settled = next((peak for peak in sorted(peaks) if begin < peak < end), begin + 60.0)
     return [(at, size) for at, size in points if at >= settled]
 
 
 def left_behind(stage: Stage, uids: list[str]) -> list[str]:
-    """Return a line for each pod, Secret and process of a deleted job that remains after a while."""
+    """Return a line for each pod, Secret and process of deleted jobs that still exists after a minute."""
     give_up = time.monotonic() + 60
     while (left := _left(stage, uids)) and time.monotonic() < give_up:
         time.sleep(1)

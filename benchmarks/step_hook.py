@@ -1,8 +1,9 @@
-"""Measure what counting a script's optimizer steps costs: `python benchmarks/step_hook.py [--blocks N] [--json FILE]`.
+"""Cost of counting a script's optimizer steps: `python benchmarks/step_hook.py [--blocks N] [--json FILE]`.
 
-A small loop (a linear layer, SGD, on the CPU) runs in blocks of 100 steps, one block with torch's hook and one without
-it in turn, in one process. Printed: microseconds of a step with and without the hook, by block; microseconds that
-the hook itself takes, by call; and the median of these as a share of a step of 10 ms. The bound is 0.1 %."""
+A small loop (a linear layer, SGD, on the CPU) runs in blocks of 100 steps in one process. Blocks with torch's hook
+alternate with blocks without it. The benchmark prints the microseconds of a step with and without the hook, the
+microseconds of a call of the hook, and the median of these calls as a share of a step of 10 ms. The bound is 0.1 %.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ BLOCK = 100
 """Number of steps in a block."""
 STEP_SECONDS = 0.01
 BOUND = 0.001
-"""Maximum share of such a step that the hook may take."""
+"""Maximum share of a step that the hook may take."""
 MICRO = 1e6
 
 
 class Loop:
-    """A training loop as small as it can be, so that the hook shows."""
+    """Minimal training loop. In such a short loop, the cost of the hook is visible."""
 
     def __init__(self) -> None:
         self._model = torch.nn.Linear(4, 1)
@@ -35,7 +36,7 @@ class Loop:
         self._batch = torch.ones(2, 4)
 
     def block(self) -> float:
-        """Train a block, and return the microseconds of a step."""
+        """Train one block, and return the microseconds per step."""
         begun = time.perf_counter()
         for _ in range(BLOCK):
             self.optimizer.zero_grad()
@@ -45,7 +46,7 @@ class Loop:
 
 
 def measured(folder: Path, blocks: int) -> dict[str, list[float]]:
-    """Return the microseconds of steps by block, and the microseconds of the hook's calls."""
+    """Return the microseconds per step for each block, and the microseconds per call of the hook."""
     loop = Loop()
     samples: dict[str, list[float]] = {"a step without the hook": [], "a step with the hook": [], "the hook alone": []}
     optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim does not export it.

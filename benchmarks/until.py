@@ -1,4 +1,4 @@
-"""Waiting for a condition of a job."""
+"""Function that waits for a condition."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def until(what: str, limit: float, check: Callable[[], Any]) -> Any:
-    """Return the first truthy result of check().
+    """Call `check` until its result is truthy, and return that result.
 
     Raises:
-        TimeoutError: After `limit` seconds, with `what` as the message.
+        TimeoutError: When that takes longer than `limit` seconds. The message contains `what`.
     """
     give_up = time.monotonic() + limit
     while time.monotonic() < give_up:

@@ -1,8 +1,8 @@
-"""Programs that set-up provides: `python tools/binaries.py` finds or builds all of them; with NAME it prints one path.
+"""Find or build the programs that setup provides. With program names as arguments, print their paths.
 
-Set-up leaves out `prometheus` and `promtool`, which test dashboards and alerts, `vale` and `actionlint`, which check
-prose and workflows, `kind`, `kueue`, which long tests run beside the operator, and `jobset`, which benchmarks/queues.py
-runs. The programs of the next version of Kubernetes have the names of the pinned ones: `next-kubernetes` builds them.
+Setup does not include all programs. `prometheus` and `promtool` test dashboards and alerts. `vale` and `actionlint`
+check prose and workflows. `kind` and `kueue` are used by long tests, and `jobset` by benchmarks/queues.py. The argument
+`next-kubernetes` builds the programs of the next Kubernetes version, which have the same names as the pinned ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ SET_UP = (programs.CONTROL_PLANE, programs.HELM)
 OTHERS = (programs.PROMETHEUS, programs.VALE, programs.ACTIONLINT, programs.KIND, programs.KUEUE, programs.JOBSET)
 NEXT = "next-kubernetes"
 QUIET_SECONDS = 15.0
-"""Seconds between two lines about one build, if the output is not a terminal."""
+"""Seconds between two progress lines of one build if the output is not a terminal."""
 
 
 @contextmanager
 def telling(console: Console) -> Iterator[Callable[[str], None]]:
-    """Show the current build and its duration: one line that changes on a terminal, a line at intervals elsewhere."""
+    """Show the current build and its duration.
+
+    A terminal shows one line that is updated, other outputs get new lines.
+    """
     begun = time.monotonic()
     if console.is_terminal:
         with console.status("") as status:

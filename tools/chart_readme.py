@@ -1,6 +1,7 @@
-"""Write the chart's README from the comments in its values.yaml.
+"""Generate the chart's README from the comments in its values.yaml.
 
-`make chart-readme` writes the file, and `--check` fails where it differs. A comment above a value is its description.
+`make chart-readme` writes the file. `--check` fails if the file is out of date. The comment above a value is its
+description.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CHART = ROOT / "charts" / "concertina"
 README = CHART / "README.md"
 WIDTH = 160
 SHORT = 60
-"""Maximum length of a default in characters. A longer default is not repeated, because values.yaml shows it."""
+"""Maximum length in characters of a default that is shown. Readers can find longer defaults in values.yaml."""
 INTRODUCTION = """\
 <!-- Made by `make chart-readme` from values.yaml; not edited by hand. -->
 # Chart of the concertina operator
@@ -43,22 +44,22 @@ helm test concertina --namespace concertina-system --logs
 
 
 class Value(NamedTuple):
-    """A key of values.yaml."""
+    """Key in values.yaml."""
 
     name: str
-    """Path, as `image.tag`."""
+    """Path of the key, such as `image.tag`."""
     default: Any
     description: str
-    """Comment above the key; empty without one."""
+    """Comment above the key. Empty without a comment."""
 
 
 def keys(text: str) -> Iterator[Value]:
-    """Yield all keys of a values.yaml in its order, an object before the keys within it."""
+    """Yield all keys of a values.yaml in order. An object comes before the keys inside it."""
     yield from _below(text.splitlines(), yaml.compose(text, Loader=yaml.SafeLoader), ())
 
 
 def values(text: str) -> Iterator[Value]:
-    """Yield what a user sets as a whole: scalars, lists, empty objects, and objects with a comment of their own.
+    """Yield the keys that a user sets: scalars, lists, empty objects, and objects that have a comment.
 
     Raises:
         ValueError: When a value has no description.
@@ -92,7 +93,7 @@ def _comment_above(lines: list[str], line: int) -> list[str]:
 
 
 def readme() -> str:
-    """Return the README."""
+    """Return the text of the README."""
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     kubernetes = re.sub(r">=(\d+\.\d+).*", r"\1 or newer", chart["kubeVersion"])
     items = [_item(value) for value in values((CHART / "values.yaml").read_text())]

@@ -1,7 +1,7 @@
-"""Check the subjects of the commits since BASELINE: `component: imperative summary`, at most 72 characters.
+"""Check the subjects of all commits since BASELINE: `component: imperative summary`, at most 72 characters.
 
-`make lint` runs this script. Merge commits are not checked. Without git's history, or in a shallow clone that ends
-after BASELINE, nothing is checked.
+`make lint` runs this script. Merge commits are not checked. The script checks nothing if there is no git history, or if
+a shallow clone does not contain BASELINE.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = "cf5bd7b9ed10334daa6f4be17da8af9978498a9c"
-"""The last commit before the rule."""
+"""Last commit before this rule was introduced."""
 LONGEST_SUBJECT = 72
 SUBJECT = re.compile(r"(?P<component>[a-z0-9][\w./-]*(, [a-z0-9][\w./-]*)*): (?P<first_word>\S+)(?P<rest> .+)?")
 
 ENDINGS = ("ed", "ing", "s")
-"""Endings of words that are not imperative: added, adding, adds."""
+"""Endings of words that are usually not imperative: added, adding, adds."""
 IMPERATIVES = frozenset({
     "bring", "cling", "fling", "ping", "ring", "sing", "sling", "spring", "sting", "string", "swing", "wring",
     "bed", "bleed", "breed", "embed", "exceed", "feed", "heed", "need", "proceed", "seed", "shed", "shred",
     "speed", "succeed", "wed", "weed", "alias", "bias", "canvas", "focus",
 })  # fmt: skip
-"""Words with such an ending that are imperative. So are all words that end in "ss" (pass, process)."""
+"""Imperative verbs that have such an ending. Words that end in "ss" (pass, process) always count as imperative."""
 NOT_VERBS = frozenset({
     "a", "all", "an", "and", "any", "as", "at", "because", "both", "but", "by", "each", "either", "every",
     "few", "for", "from", "how", "if", "in", "it", "its", "many", "more", "most", "my", "no", "not",
@@ -37,11 +37,11 @@ WRITTEN_BEFORE = frozenset({
     "tests: a script goes on from the checkpoint before a damaged one",
     "simulation: a second operator with another master key",
 })  # fmt: skip
-"""Subjects since BASELINE that are older than the rule."""
+"""Subjects after BASELINE that were written before the rule was introduced."""
 
 
 def faults(subject: str) -> Iterator[str]:
-    """Yield what is wrong with a subject."""
+    """Yield a description of each violation in a subject."""
     if len(subject) > LONGEST_SUBJECT:
         yield f"has {len(subject)} characters, {LONGEST_SUBJECT} at most"
     if subject.endswith("."):
@@ -54,14 +54,14 @@ def faults(subject: str) -> Iterator[str]:
 
 
 def is_imperative(word: str) -> bool:
-    """Tell whether a word can be a lower-case imperative, as far as its ending shows."""
+    """Return whether a word may be a lower-case imperative. The decision is based on the word's ending."""
     if not re.fullmatch(r"[a-z]+(-[a-z]+)*", word) or word in NOT_VERBS:
         return False
     return word in IMPERATIVES or word.endswith("ss") or not word.endswith(ENDINGS)
 
 
 def git(root: Path, *arguments: str) -> str | None:
-    """Run git in a folder; return what it prints, or None if it fails or is not installed."""
+    """Run git in a folder, and return its output. Return None if git fails or is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def git(root: Path, *arguments: str) -> str | None:
 
 
 def subjects_since(root: Path, baseline: str) -> list[tuple[str, str]] | None:
-    """Return the short hash and subject of each commit after `baseline`, or None without that history."""
+    """Return the short hash and the subject of each commit after `baseline`. Return None without that history."""
     top = git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top.strip()).resolve() != root.resolve():
         return None
@@ -81,7 +81,7 @@ def subjects_since(root: Path, baseline: str) -> list[tuple[str, str]] | None:
 
 
 def main(root: Path = ROOT, baseline: str = BASELINE) -> int:
-    """Check all subjects; return the exit status."""
+    """Check all subjects, and return the exit status."""
     commits = subjects_since(root, baseline)
     if commits is None:
         print(f"commit subjects: not checked, since the history back to {baseline[:8]} is not here")

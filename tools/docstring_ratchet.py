@@ -1,6 +1,6 @@
-"""Compare the docstring violations of each package with the recorded counts, which only go down.
+"""Check that the number of docstring violations in each package does not increase.
 
-`make lint` runs this script. `make docstrings` records counts that fell. To measure from the start again, remove
+`make lint` runs this script. `make docstrings` records counts that have decreased. To record all counts again, delete
 tools/docstring_counts.json and run `make docstrings`.
 """
 
@@ -22,11 +22,11 @@ RULES = {
     "D401": "a first line in the imperative mood",
     "DOC501": "each exception that is raised, under `Raises:`",
 }
-"""What each rule asks for. DOC501 is a preview rule, so ruff runs with --preview for these rules alone."""
+"""Requirement of each rule. DOC501 is a preview rule, so only these rules run with ruff's --preview."""
 BUILT_EXCEPTION = re.compile(r"`(\w+\.)*_*[a-z]\w*` missing")
-"""DOC501 of `raise refusal(...)`: ruff takes a function that builds an exception for the exception's type."""
+"""False positive of DOC501 for `raise refusal(...)`. Ruff assumes that such a function is an exception class."""
 FOLDERS_OF_PACKAGES = ("operator", "trainer_image")
-"""Folders in which each subfolder is a package with a count of its own."""
+"""Folders in which each subfolder is a package with its own count."""
 
 
 class Key(NamedTuple):
@@ -38,16 +38,16 @@ Counts = Mapping[Key, int]
 
 
 def package_of(path: PurePath) -> str:
-    """Return the package that a file counts for; `path` is relative to the repository."""
+    """Return the package to which a file belongs. `path` is relative to the repository."""
     depth = 2 if path.parts[0] in FOLDERS_OF_PACKAGES else 1
     return "/".join(path.parts[: min(depth, len(path.parts) - 1)]) or "."
 
 
 def count_violations(root: Path) -> Counts:
-    """Run ruff over a repository and count what it reports by rule and package.
+    """Run ruff on a repository, and return the number of violations for each rule and package.
 
     Raises:
-        subprocess.CalledProcessError: ruff itself failed.
+        subprocess.CalledProcessError: When ruff itself fails.
     """
     options = ["--preview", "--select", ",".join(RULES), "--output-format", "json", "--exit-zero"]
     command = [sys.executable, "-m", "ruff", "check", *options, "."]
@@ -60,7 +60,7 @@ def count_violations(root: Path) -> Counts:
 
 
 def read_counts(path: Path) -> Counts:
-    """Read the recorded counts."""
+    """Return the recorded counts."""
     packages_by_rule = json.loads(path.read_text())
     return {
         Key(rule, package): count
@@ -70,7 +70,7 @@ def read_counts(path: Path) -> Counts:
 
 
 def write_counts(path: Path, counts: Counts) -> None:
-    """Record counts. A package without violations has no entry."""
+    """Write the counts to a file. Packages without violations are left out."""
     packages_by_rule: dict[str, dict[str, int]] = {rule: {} for rule in RULES}
     for key in sorted(counts):
         if counts[key]:
@@ -79,7 +79,7 @@ def write_counts(path: Path, counts: Counts) -> None:
 
 
 def rises(recorded: Counts, actual: Counts) -> Iterator[str]:
-    """Yield a sentence for each count that is above its record."""
+    """Yield a sentence for each count that is larger than the recorded count."""
     for key in sorted(actual):
         before = recorded.get(key, 0)
         if actual[key] > before:
@@ -90,7 +90,7 @@ def rises(recorded: Counts, actual: Counts) -> Iterator[str]:
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    """Compare, or record with `--write`; return the exit status."""
+    """Compare the counts, or record them with `--write`. Return the exit status."""
     path = root / COUNTS_FILE
     actual = count_violations(root)
     write = arguments == ["--write"]

@@ -1,7 +1,8 @@
-"""Install what GPU checks need beside torch and numpy into a folder that can be carried to a machine without a network.
+"""Install the packages for GPU checks into a folder that can be copied to a machine without a network.
 
-`python tools/gpu_packages.py FOLDER [VERSION]` fills FOLDER/VERSION. The packages are those of the lock, for Linux on
-this machine's processor and for Python VERSION (3.12 for example), which is this Python's if it is left out. Needs pip.
+`python tools/gpu_packages.py FOLDER [VERSION]` installs into FOLDER/VERSION. The packages have the versions in the lock
+file, and are for Linux on this machine's processor and for Python VERSION, such as 3.12. VERSION defaults to the
+running Python. torch and numpy are not included. pip is required.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PLATFORMS = "manylinux_2_28", "manylinux_2_17", "manylinux2014"
 
 
 def locked(lock: str) -> str:
-    """Return the part of a lock that names these packages, with their hashes."""
+    """Return the part of a lock file for the packages in PACKAGES, with their hashes."""
     entries = {re.split("==", entry)[0]: entry for entry in re.split(r"\n(?=[a-z0-9])", lock) if "==" in entry}
     if missing := PACKAGES - entries.keys():
         sys.exit(f"requirements/dev.txt does not name {', '.join(sorted(missing))}")

@@ -1,7 +1,7 @@
-"""Pins what each environment holds, with hashes: `make lock` writes the files of requirements/.
+"""Pin the packages of each environment with hashes. `make lock` writes the files in requirements/.
 
-Everything comes from the pyproject.toml files of the workspace; the images' versions are those of the development lock.
-The files name no package index, and hold for Python 3.11 to 3.13 on every platform.
+The requirements come from the pyproject.toml files of the workspace. The images use the versions of the development
+lock file. The lock files contain no package index, and work with Python 3.11 to 3.13 on every platform.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ ENVIRONMENTS = {
     "trainer": ["concertina-trainer[data,torch]", "concertina-agent[tracking]"],
     "cli": ["concertina-cli"],
 }
-"""Distributions with their extras that an environment holds. `tools/install-environment.sh` installs the same."""
+"""Distributions of each environment, with their extras. `tools/install-environment.sh` installs the same."""
 
 
 def members() -> dict[str, pathlib.Path]:
-    """Return the folder of each distribution of the workspace, by its name."""
+    """Return the folder of each distribution in the workspace, by distribution name."""
     globs = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]["workspace"]["members"]
     files = sorted(file for glob in globs for file in ROOT.glob(f"{glob}/pyproject.toml"))
     return {tomllib.loads(file.read_text())["project"]["name"]: file.parent for file in files}
 
 
 def closure(asked: list[str]) -> tuple[list[str], list[str]]:
-    """Return the workspace's distributions that `asked` stands on, and what they require from elsewhere."""
+    """Return the workspace distributions on which `asked` depends, and their external requirements."""
     folders = members()
     waiting, seen, foreign = [Requirement(line) for line in asked], set[str](), set[str]()
     while waiting:
@@ -56,14 +56,15 @@ def closure(asked: list[str]) -> tuple[list[str], list[str]]:
 
 
 def environments() -> dict[str, list[str]]:
-    """Return what each environment needs from elsewhere. The development environment needs everything."""
+    """Return the external requirements of each environment. The development environment includes all of them."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     everything = []
     for name, folder in members().items():
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         extras = ",".join(project.get("optional-dependencies", ()))
         everything.append(f"{name}[{extras}]" if extras else name)
-    setuptools = [line for line in groups["build"] if Requirement(line).name != "uv"]  # builds there need no network
+    # setuptools is included so that builds need no network
+    setuptools = [line for line in groups["build"] if Requirement(line).name != "uv"]
     dev = [*setuptools, *closure(everything)[1], *groups["mlflow-server"], *groups["dev"]]
     return {
         "dev": dev,

@@ -1,7 +1,7 @@
-"""Check the text that users read: CRD descriptions, help texts, events, errors, and the pages of the site.
+"""Check the text that users read: CRD descriptions, help texts, events, errors, and documentation pages.
 
-`make lint` runs this script. It collects the texts, and Vale applies the style in tools/vale/styles to them. Without
-Vale nothing is checked: `make vale` provides it. `--warnings` lists warnings too; only errors fail the check.
+`make lint` runs this script. It collects the texts and runs Vale with the style in tools/vale/styles. Without Vale
+nothing is checked. `make vale` installs Vale. Only errors fail the check. `--warnings` lists warnings too.
 """
 
 from __future__ import annotations
@@ -25,29 +25,28 @@ from concertina.local.binaries import programs
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("operator", "trainer_image")
 FOREIGN_SCHEMAS = ("template",)
-"""Fields of the CRD whose descriptions Kubernetes wrote."""
+"""CRD fields whose descriptions come from Kubernetes."""
 MESSAGE_NAMES = frozenset({"advice", "message", "sentence", "stalled_message"})
-"""Names that hold a message of an event or a condition, as variables, parameters and functions."""
+"""Names of variables, parameters and functions that contain a message of an event or a condition."""
 ERROR_ENDINGS = ("Changed", "Error", "Failed", "Input", "NoAccess", "Unavailable")
-"""Endings of the names of exceptions whose text users read."""
+"""Endings of the names of exceptions whose messages users read."""
 PLACEHOLDER = "`x`"
-"""Replaces what a text interpolates. Vale leaves code alone."""
+"""Text that replaces each interpolated part of a message. Vale does not check code in backticks."""
 NOT_CHECKED_PAGES = ("reference", "decisions")
-"""Folders of docs whose pages are not checked: generated pages repeat checked texts, and decisions are for
-contributors."""
+"""Folders of docs that are not checked. Generated pages repeat checked texts, and decisions are for contributors."""
 SHORTEST_TEXT = 3
 """Minimum number of words. Shorter strings are names and fragments."""
 
 
 class Text(NamedTuple):
-    """A text under a name that stays the same while the text changes."""
+    """Text with a name that does not change when the text changes."""
 
     name: str
     content: str
 
 
 def crd_texts(schema: Mapping[str, Any], path: str = "") -> Iterator[Text]:
-    """Yield the descriptions and the rules' messages of an OpenAPI schema."""
+    """Yield the descriptions and the validation messages in an OpenAPI schema."""
     for kind, content in (("description", schema.get("description", "")), *_rule_messages(schema)):
         yield Text(f"{path.lstrip('.') or 'TrainingJob'} {kind}", content)
     for name, field in schema.get("properties", {}).items():
@@ -64,7 +63,7 @@ def _rule_messages(schema: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def help_texts(command: Any, path: str) -> Iterator[Text]:
-    """Yield the help of a command, of its parameters and of its subcommands."""
+    """Yield the help texts of a command, its parameters and its subcommands."""
     yield Text(path, command.help or "")
     for parameter in command.params:
         yield Text(f"{path} {parameter.opts[0]}", getattr(parameter, "help", None) or "")
@@ -73,7 +72,7 @@ def help_texts(command: Any, path: str) -> Iterator[Text]:
 
 
 class MessageCollector(ast.NodeVisitor):
-    """Collects the string literals of one module that become events, conditions or errors."""
+    """Collector of the string literals in a module that become events, conditions or errors."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -126,7 +125,7 @@ def _holds_message(name: str) -> bool:
 
 
 def contents(node: ast.expr) -> list[str]:
-    """Return the texts that an expression can be, with a placeholder for each part that is not a literal."""
+    """Return the possible texts of an expression. A placeholder replaces each part that is not a literal."""
     match node:
         case ast.Constant(value=str(text)):
             return [text]
@@ -140,7 +139,7 @@ def contents(node: ast.expr) -> list[str]:
 
 
 def message_texts(root: Path) -> Iterator[Text]:
-    """Yield the messages of events, conditions and errors in the sources."""
+    """Yield the messages of events, conditions and errors in the source files."""
     for folder in SOURCES:
         for path in sorted((root / folder).rglob("*.py")):
             collector = MessageCollector(str(path.relative_to(root)))
@@ -149,7 +148,7 @@ def message_texts(root: Path) -> Iterator[Text]:
 
 
 def all_texts(root: Path) -> Iterator[Text]:
-    """Yield every text that is checked, each one once."""
+    """Yield every text to check, without duplicates."""
     definition = crd.crd()["spec"]["versions"][0]
     columns = definition["additionalPrinterColumns"]
     texts = itertools.chain(
@@ -174,10 +173,10 @@ class Finding(NamedTuple):
 
 
 def check(vale: Path, texts: Iterable[Text], configuration: Path = ROOT / ".vale.ini") -> list[Finding]:
-    """Let Vale read the texts, each a paragraph of one file.
+    """Check texts with Vale, and return the findings. Each text is a paragraph in one temporary file.
 
     Raises:
-        RuntimeError: Vale did not run; the text says why.
+        RuntimeError: When Vale could not run. The message says why.
     """
     text_by_line: dict[int, Text] = {}
     lines: list[str] = []
@@ -194,12 +193,13 @@ def check(vale: Path, texts: Iterable[Text], configuration: Path = ROOT / ".vale
 
 
 def check_pages(vale: Path, root: Path, configuration: Path = ROOT / ".vale.ini") -> list[Finding]:
-    """Let Vale read the hand-written pages of the site.
+    """Check the hand-written documentation pages with Vale, and return the findings.
 
-    Vale begins a new sentence after a link or code, so a sentence that seems to begin in lower case is not one.
+    Vale takes text after a link or code for a new sentence. Findings about sentences that begin in lower case are
+    therefore ignored.
 
     Raises:
-        RuntimeError: Vale did not run; the text says why.
+        RuntimeError: When Vale could not run. The message says why.
     """
     docs = root / "docs"
     pages = [page for page in sorted(docs.rglob("*.md")) if page.relative_to(docs).parts[0] not in NOT_CHECKED_PAGES]
@@ -214,10 +214,10 @@ def check_pages(vale: Path, root: Path, configuration: Path = ROOT / ".vale.ini"
 
 
 def _alerts(vale: Path, paths: Iterable[Path], configuration: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what Vale reports about files, each with the path of its file.
+    """Yield Vale's alerts about files, each with the path of its file.
 
     Raises:
-        RuntimeError: Vale did not run; the text says why.
+        RuntimeError: When Vale could not run. The message says why.
     """
     command = [str(vale), f"--config={configuration}", "--no-global", "--no-exit", "--output=JSON", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -229,7 +229,7 @@ def _alerts(vale: Path, paths: Iterable[Path], configuration: Path) -> Iterator[
 
 
 def main(arguments: list[str]) -> int:
-    """Check all texts; return the exit status."""
+    """Check all texts, and return the exit status."""
     vale = programs.ready(programs.VALE).get("vale")
     if vale is None:
         print("prose: Vale was skipped, since it is not here: `make vale` provides it, once")

@@ -1,7 +1,7 @@
-"""What the release workflow computes: `check TAG`, `chart FOLDER` and `notes FOLDER`.
+"""Computations of the release workflow: `check TAG`, `chart FOLDER` and `notes FOLDER`.
 
-A folder holds what the workflow has recorded: files NAME.digest with one line, REPOSITORY@sha256:HEX. Standard library
-only, since the workflow runs this before anything is installed.
+FOLDER contains files NAME.digest, which the workflow wrote. Each consists of one line REPOSITORY@sha256:HEX. This
+script uses only the standard library, because the workflow runs it before anything is installed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "concertina"
 IMAGES = {"operator": "image", "agent": "agentImage"}
-"""Values of the chart, by the names of their images."""
+"""Keys of the chart's values, by image name."""
 RECORD = re.compile(r"(?P<repository>[^@\s]+)@(?P<digest>sha256:[0-9a-f]{64})\n?")
 
 
 def versions() -> dict[str, str]:
-    """Return the version that each file states, by the file's path."""
+    """Return the version that each file contains, by path."""
     parts = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("*/packages/*/pyproject.toml"))
     patterns = {
         **dict.fromkeys(parts, r'^version = "(.+)"$'),
@@ -30,10 +30,10 @@ def versions() -> dict[str, str]:
 
 
 def check(tag: str) -> None:
-    """Compare a tag with the versions in the files, so that no release says two things.
+    """Check that a tag equals the version in each file.
 
     Raises:
-        ValueError: When they differ.
+        ValueError: When a version differs from the tag.
     """
     wrong = [f"{path} says {version!r}" for path, version in versions().items() if f"v{version}" != tag]
     if wrong:
@@ -41,10 +41,10 @@ def check(tag: str) -> None:
 
 
 def records(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return repository and digest of what was published, by name.
+    """Return the repository and digest of each published artifact, by name.
 
     Raises:
-        ValueError: When a file holds something else.
+        ValueError: When a file does not have the expected format.
     """
     found: dict[str, tuple[str, str]] = {}
     for path in sorted(folder.glob("*.digest")):
@@ -56,10 +56,10 @@ def records(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def with_images(values: str, published: dict[str, tuple[str, str]]) -> str:
-    """Return values.yaml with the images of a release, by digest. Comments stay.
+    """Return the text of values.yaml with the images of a release, by digest. Comments are preserved.
 
     Raises:
-        ValueError: When an image is not recorded, or the file has another form.
+        ValueError: When an image has no record, or the file has an unexpected structure.
     """
     for name, value in IMAGES.items():
         if name not in published:
@@ -73,7 +73,7 @@ def with_images(values: str, published: dict[str, tuple[str, str]]) -> str:
 
 
 def notes(published: dict[str, tuple[str, str]]) -> str:
-    """Return the text of a release: its section of the changelog, and what was published."""
+    """Return the release notes: the section of the changelog, and a table of the published artifacts."""
     section = re.search(r"^## .*?\n(.*?)(?=^## |\Z)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE | re.DOTALL)
     rows = [f"| {name} | `{repository}@{digest}` |" for name, (repository, digest) in published.items()]
     text = section[1].strip() if section else ""

@@ -1,12 +1,12 @@
-"""Count the source files that two flows of the operator enter.
+"""Count the source files that two flows of the operator use.
 
-A manifest becomes a Pod, and a worker's failure becomes a new round.
+In the first flow, a manifest becomes a Pod. In the second flow, a worker's failure leads to a new round.
 
-Usage: `PYTHONPATH=tests:operator:trainer_image .venv/bin/python tools/rooms.py [-v]`. With `-v` it lists the files.
+Usage: `PYTHONPATH=tests:operator:trainer_image .venv/bin/python tools/rooms.py [-v]`. With `-v` the files are listed.
 
-Only pure functions run (parsing, `plan()`, manifests, the agent's core), on the observations that the unit tests build.
-Client, cache, queue and streams are not part of the count. A file counts as entered when one of its functions is
-called; an import does not count.
+Only pure functions run: parsing, `plan()`, manifests, and the agent's core. Their input is the observations of the unit
+tests. Client, cache, queue and streams are not counted. A file is counted if one of its functions is called. Importing
+a file does not count.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Files = set[str]
 
 @contextmanager
 def entered(files: Files) -> Iterator[None]:
-    """Add the files of the functions that are called meanwhile."""
+    """Add to `files` the file of each function that is called while the block runs."""
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code

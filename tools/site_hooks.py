@@ -1,7 +1,7 @@
-"""Hooks of MkDocs: files of the repository that pages of docs link to become files of the site.
+"""MkDocs hooks that add files outside docs to the site if pages in docs link to them.
 
-A Markdown file outside docs (CONTRIBUTING.md, a page of notebook) becomes a page below `repository/`, and any other
-file is copied there. README.md is the site's home page. A link to a folder becomes text.
+A Markdown file outside docs, such as CONTRIBUTING.md or a page of notebook, becomes a page below `repository/`. Other
+files are copied there. README.md is the home page. A link to a folder becomes plain text.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, OUTSIDE = "docs", "repository"
 HOME = {"README.md": "index.md"}
-"""Files of the repository that a page of docs stands for."""
+"""Files of the repository that are already on the site, with the page that contains each of them."""
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the files outside docs that pages link to, and the files that those pages link to."""
+    """Add the files outside docs to which pages link, including links in the added files."""
     pending = [f"{DOCS}/{file.src_uri}" for file in files.documentation_pages()]
     seen = set(pending)
     for source in pending:
@@ -38,7 +38,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Change the links of a page that lead outside docs, or from there into it."""
+    """Adjust links between docs and files outside docs."""
     here = page.file.src_uri
     source = here.removeprefix(f"{OUTSIDE}/") if here.startswith(f"{OUTSIDE}/") else f"{DOCS}/{here}"
     parts = BLOCK.split(markdown)
@@ -69,7 +69,7 @@ def _file(target: str, config: MkDocsConfig) -> File:
 
 
 def _targets(source: str) -> Iterator[str]:
-    """Yield the files of the repository that a page links to."""
+    """Yield the files of the repository to which a page links."""
     for link in LINK.finditer(BLOCK.sub("", (ROOT / source).read_text())):
         name = link[2].partition("#")[0]
         if name and "://" not in link[2] and (ROOT / (target := _resolved(source, name))).is_file():

@@ -1,6 +1,7 @@
-"""Check .github/workflows: actionlint reads their syntax and expressions, zizmor their security.
+"""Check .github/workflows: actionlint checks syntax and expressions, and zizmor checks security.
 
-`make lint` runs this script. Without the two programs nothing is checked: `make workflow-linters` provides them.
+`make lint` runs this script. If one of the two programs is missing, nothing is checked. `make workflow-linters`
+installs them.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ CONFIGURATION = ROOT / ".github" / "zizmor.yml"
 
 
 def linters() -> dict[str, str]:
-    """Return the paths of the programs that are there, by name."""
+    """Return the paths of the installed linters, by name."""
     zizmor = shutil.which("zizmor", path=str(Path(sys.executable).parent)) or shutil.which("zizmor")
     paths = {name: str(path) for name, path in programs.ready(programs.ACTIONLINT).items()}
     return paths | ({"zizmor": zizmor} if zizmor else {})
 
 
 def commands(found: dict[str, str], files: list[Path]) -> list[list[str]]:
-    """Return the commands that check the workflows. zizmor reads Dependabot's settings too."""
+    """Return the commands that check the workflows. zizmor also checks Dependabot's configuration."""
     names = [str(path) for path in files]
-    # Linters that a machine may have or lack must not change the result.
+    # Optional linters are disabled, so that the result is the same on every machine.
     actionlint = [found["actionlint"], "-no-color", "-shellcheck=", "-pyflakes="]
     zizmor = [found["zizmor"], "--offline", "--quiet", "--no-progress", "--config", str(CONFIGURATION)]
-    # By name: in a copy without .git zizmor would also read what packages in .venv bring along.
+    # The files are listed because zizmor would otherwise also check files of packages in .venv, in a copy without .git.
     return [[*actionlint, *names], [*zizmor, *names, str(DEPENDABOT)]]
 
 

@@ -42,11 +42,11 @@ def main() -> None:
         loss = model(torch.randn(ROWS[device], dim, device=device)).square().mean()
         loss.backward()
         optimizer.step()
-        loss.item()  # A script that logs its loss waits for the device too.
+        loss.item()  # The loss is read because scripts that log it wait for the device too.
         if turns.on:
             with turns.hooks.timed("commit"):
                 state.commit(step)
-        else:  # The pace then knows the length of one step.
+        else:  # The pace then measures the duration of one step only.
             state._saver._commit_began = None
         step += 1
     turns.write()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Train until --steps, from the checkpoint if there is one."""
+    """Train up to step --steps, beginning with the checkpoint if it exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--trace", type=Path, required=True)
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Set model and optimizer from the checkpoint at `path`, and return its step; 0 if there is none."""
+    """Load the model and the optimizer from a checkpoint, and return its step. Return 0 without a checkpoint."""
     if not path.exists():
         return 0
     state = torch.load(path, weights_only=True)
@@ -61,7 +61,7 @@ def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def save(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Replace the file atomically."""
+    """Save a checkpoint, and replace the previous file atomically."""
     part = path.with_suffix(f".{os.getpid()}")
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, part)
     part.replace(path)

@@ -1,4 +1,4 @@
-"""Recorder of a rank's times of steps, which `scaling.py` reads."""
+"""Recorder for the times of a rank's steps. `scaling.py` reads its files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ KEYS = ("seconds", "processor", "computing", "waiting")
 
 
 class Notes:
-    """Recorder that is configured by the variable TURNS.
+    """Recorder of step times. The environment variable TURNS configures it.
 
-    TURNS is JSON: `warm` is the number of steps that are not counted, `steps` the number of those that are, and
-    `folder` the folder into which each rank writes.
+    TURNS is JSON. `warm` is the number of steps to skip at the start, `steps` the number of steps to record, and
+    `folder` the folder in which each rank writes a file.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class Notes:
         self._warm, self._steps, self._folder = settings["warm"], settings["steps"], Path(settings["folder"])
         self._added: list[tuple[float, ...]] = []
         self.facts: dict[str, float] = {}
-        """Further figures of the rank."""
+        """Further values of the rank."""
 
     def add(self, waiting: float = 0.0) -> bool:
-        """Record a step, and return True when all steps are done.
+        """Record a step, and return whether all steps are done.
 
-        `waiting` is the number of seconds in collectives so far.
+        `waiting` is the number of seconds spent in collectives so far.
         """
         self._added.append((time.perf_counter(), time.process_time(), time.thread_time(), waiting))
         if len(self._added) <= self._warm + self._steps:

@@ -16,8 +16,10 @@ import torch.distributed as dist
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 LIMIT = timedelta(seconds=5)
-"""Time limit of all operations that may hang when a group is lost. By default, torchft waits a minute for a quorum or a
-connection."""
+"""Time limit for all operations that may hang when a group is lost.
+
+By default, torchft waits a minute for a quorum or a connection.
+"""
 
 
 def main() -> None:

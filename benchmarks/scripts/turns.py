@@ -1,7 +1,7 @@
-"""Turns of steps in blocks of three kinds, in an order that is drawn anew each time.
+"""Schedule that switches measurements on and off in blocks of steps, in random order.
 
-The kinds are: measured, not measured, and again not measured. The last two are alike, so the difference between them
-shows the noise.
+There are three kinds of blocks: measured, not measured, and again not measured. The last two are equal, so the
+difference between them is the noise.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ KINDS = ("with", "without", "without, again")
 
 
 class Hooks:
-    """Time that the measurements themselves take, and the number of their calls, by step."""
+    """Time that the measurements themselves take, and the number of their calls, per step."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = collections.defaultdict(list)
-        """Seconds of the calls in the current step."""
+        """Seconds of each call in the current step, by measurement."""
         self.steps: dict[str, list[tuple[float, int]]] = collections.defaultdict(list)
-        """Seconds and number of calls, for each step that had calls."""
+        """Total seconds and number of calls for each step with calls, by measurement."""
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -42,11 +42,11 @@ class Hooks:
 
 
 class Turns:
-    """Turns that are configured by the variable TURNS.
+    """Schedule of the blocks. The environment variable TURNS configures it.
 
-    TURNS is JSON: `block` is the number of steps in a block, `blocks` the number of blocks of each kind, and `warm` the
-    number of steps before the first block. `hooks` says whether each step is measured, and the measurements themselves
-    too. Each rank writes its results into `folder`.
+    TURNS is JSON. `block` is the number of steps in a block, `blocks` the number of blocks of each kind, and `warm` the
+    number of steps before the first block. If `hooks` is true, every step is measured, and the measurements themselves
+    are timed. Each rank writes its results into `folder`.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class Turns:
         self.hooks = Hooks()
         self.on = True
         self._began: list[tuple[float, float]] = []
-        """Elapsed time, and processor time of this rank, at the beginning of each step."""
+        """Clock time, and processor time of this rank, at the start of each step."""
 
     def begins(self, step: int) -> bool:
-        """Begin a step, counted from 0, and return True when all steps are done."""
+        """Begin a step, and return whether all steps are done. Steps count from 0."""
         self._began.append((time.perf_counter(), time.process_time()))
         self.hooks.step()
         block = (step - self._warm) // self._block
@@ -70,7 +70,10 @@ class Turns:
         return step == self._warm + self._block * len(self._kinds)
 
     def write(self) -> None:
-        """Write the kind of each block, the time and processor time of its steps, and the cost of measurements."""
+        """Write the kind of each block, the times of its steps, and the cost of the measurements.
+
+        The times are clock times and processor times.
+        """
         began = self._began[self._warm :]
         steps = [tuple(b - a for a, b in zip(*both, strict=True)) for both in itertools.pairwise(began)]
         blocks = [list(zip(*steps[at : at + self._block], strict=True)) for at in range(0, len(steps), self._block)]
@@ -82,6 +85,6 @@ class Turns:
 
 
 def _typical(steps: list[tuple[float, int]]) -> tuple[float, float, float]:
-    """Return the seconds of the median step and of the mean one, and the mean number of calls."""
+    """Return the seconds in the median step, the seconds in the mean step, and the mean number of calls."""
     seconds = [duration for duration, _ in steps]
     return statistics.median(seconds), statistics.fmean(seconds), statistics.fmean(calls for _, calls in steps)

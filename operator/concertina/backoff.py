@@ -6,14 +6,14 @@ import random
 
 
 def seconds(failures: int, first: float, longest: float) -> float:
-    """Return the delay before the next attempt, in seconds.
+    """Return the delay in seconds before the next attempt.
 
-    The delay begins with `first`, doubles with each failure and is at most `longest`. It then varies at random by up to
-    20%, so that callers that failed together do not retry together.
+    The delay is `first` at the beginning, doubles with each failure, and is at most `longest`. A random variation of up
+    to 20% is applied, so that callers that failed at the same time retry at different times.
 
     Args:
-        failures: Number of failures in a row so far, from 0.
-        first: Delay in seconds if `failures` is 0.
+        failures: Number of consecutive failures.
+        first: Delay in seconds for zero failures.
         longest: Maximum delay in seconds, before the random variation.
     """
     return float(min(first * 2 ** min(failures, 32), longest)) * random.uniform(0.8, 1.2)

@@ -1,4 +1,4 @@
-"""Durations in a readable form."""
+"""Formatting of durations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 def duration(seconds: float) -> str:
     """Return a duration in at most two units, such as 45s, 3m20s, 5h12m or 4d3h.
 
-    A negative duration is returned as 0s.
+    Negative durations give 0s.
     """
     total = max(0, round(seconds))
     for size, unit, next_size, next_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):

@@ -1,8 +1,8 @@
-"""The operator's own metrics.
+"""Metrics of the operator.
 
-Every metric is defined here and listed in docs/reference/metrics.md; docs/metrics.md explains the labels. The code that
-performs an action updates its metric. Names and buckets are those of controller-runtime and client-go wherever these
-have the same metric (decision "Metrics under names that dashboards know"). No label holds the name of a job, a
+All metrics are defined here. docs/reference/metrics.md lists them, and docs/metrics.md explains their labels. Code that
+performs an action updates the metric of that action. Metrics that controller-runtime or client-go have too use the same
+names and buckets (decision "Metrics under names that dashboards know"). No label contains the name of a job, a
 namespace or a node.
 """
 
@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 CONTROLLER = "trainingjob"
 NO_ANSWER = "<error>"
-"""Value of the label `code` for a request that got no response, as in client-go."""
+"""Value of the label `code` for a request without a response, as in client-go."""
 _RECONCILE_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 1.5),
     *(1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0),
@@ -30,9 +30,9 @@ ProcessCollector(registry=REGISTRY)
 
 
 def begin_at_zero(metric: Counter, *values: Iterable[str]) -> None:
-    """Create the series of each combination of label values, so that it begins at zero.
+    """Create the series of all combinations of label values, with the value zero.
 
-    Prometheus sees no increase in a series that does not exist before its first event.
+    Prometheus shows no increase for the first event of a series if the series did not exist before.
 
     Args:
         metric: Counter whose series are created.
@@ -43,11 +43,11 @@ def begin_at_zero(metric: Counter, *values: Iterable[str]) -> None:
 
 
 def set_all(metric: Gauge, counts: Mapping[str, int]) -> None:
-    """Set the series of a gauge that has one label.
+    """Set all series of a gauge that has one label.
 
     Args:
-        metric: Gauge whose series are set.
-        counts: Value of the gauge for each value of the label. It must have all of them.
+        metric: Gauge to set.
+        counts: New value for each value of the label. All label values are required.
     """
     for label, count in counts.items():
         metric.labels(label).set(count)

@@ -1,6 +1,6 @@
-"""Manifests that train a checkpoint again, made of what the checkpoint records. Pure.
+"""Job manifests that train a checkpoint again, from the information in the checkpoint. Pure.
 
-The result also says how closely the new checkpoint will match the old one.
+The result also says how exactly the new checkpoint matches the old one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concertina_state.checkpoints.manifest import Manifest
 from concertina_state.lineage import Lineage, TrainedRound, since
 
 MOST_NAME = 50
-"""Maximum length of a job's name in characters, since the pods are named after the job."""
+"""Maximum length of a job's name in characters. It is limited because pod names contain the job's name."""
 REPRODUCES = f"{GROUP}/reproduces"
 """Annotation with the URI of the checkpoint that the job reproduces."""
 BITWISE = "Bitwise"
@@ -26,51 +26,51 @@ BITWISE = "Bitwise"
 class Irreproducible(Exception):
     """Error for a checkpoint that can't be reproduced.
 
-    The message is a sentence that says what is missing or differs, and what to do.
+    The message says what is missing or different, and what to do.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """Point from which the steps are trained."""
+    """State from which training begins."""
 
     step: int
     uri: str = ""
-    """URI of a checkpoint. Empty if training begins from the seed or from the weights that the job began with."""
+    """URI of a checkpoint. Empty if training begins from the seed, or from the initial weights of the original job."""
     digest: str = ""
-    """SHA-256 of the checkpoint's manifest as it is now."""
+    """SHA-256 of the checkpoint's manifest, as currently stored."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReproductionOptions:
-    """Options of the new job. An empty option follows from the checkpoint."""
+    """Options for the new job. The default of an empty option comes from the checkpoint."""
 
     name: str = ""
     checkpoint_uri: str = ""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Values of environment variables that the checkpoint does not record."""
+    """Values for environment variables. Checkpoints don't contain such values."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reproduction:
-    """Manifest that reproduces a checkpoint, and how closely the result will match."""
+    """Manifest of a job that reproduces a checkpoint, and how exactly the result matches."""
 
     manifest: Mapping[str, Any]
     """Manifest of a TrainingJob."""
     differences: tuple[str, ...]
-    """Reasons why the result matches only in the order of its data and in its curve, a sentence each.
+    """Sentences with the reasons why the result is not identical. Empty if it is identical to the bit.
 
-    Empty if the result is the same to the bit.
+    A result that is not identical still has the same order of data and a similar loss curve.
     """
     conditions: tuple[str, ...]
-    """Further conditions that must hold, a sentence each."""
+    """Sentences with further conditions for the reproduction."""
 
 
 def lineage_of(manifest: Manifest) -> Lineage:
-    """Return the lineage in a checkpoint's manifest.
+    """Return the lineage from a checkpoint's manifest.
 
     Raises:
-        Irreproducible: When the lineage has no round or no spec.
+        Irreproducible: When the lineage contains no round or no spec.
     """
     lineage = manifest.lineage
     if not lineage.rounds:
@@ -87,10 +87,10 @@ def lineage_of(manifest: Manifest) -> Lineage:
 
 
 def without_checkpoint(manifest: Manifest) -> Beginning:
-    """Return where training begins when no earlier checkpoint of this job is left.
+    """Return the state from which to train if no earlier checkpoint of the job exists.
 
     Raises:
-        Irreproducible: When the history does not go back to the step with which the job began.
+        Irreproducible: When the recorded history does not go back to the job's first step.
     """
     lineage = lineage_of(manifest)
     first = lineage.rounds[0].step
@@ -109,10 +109,10 @@ def without_checkpoint(manifest: Manifest) -> Beginning:
 
 
 def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: ReproductionOptions) -> Reproduction:
-    """Return the manifest that trains the checkpoint at `uri` again.
+    """Return a job manifest that trains the checkpoint at `uri` again.
 
     Raises:
-        Irreproducible: When the recorded spec can't be used, or the history does not say which ranks trained the steps.
+        Irreproducible: When the recorded spec is unusable, or the history does not say which ranks trained the steps.
     """
     lineage, step = lineage_of(manifest), manifest.id.step
     spec: dict[str, Any] = copy.deepcopy(dict(lineage.spec))
@@ -125,7 +125,7 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: Re
     spec.pop("elastic", None)
     spec.pop("suspend", None)
     if tracking := spec.get("tracking"):
-        tracking.pop("runName", None)  # The new job is another run.
+        tracking.pop("runName", None)  # The new job is a separate run for the tracker.
     if "trainer" in spec:
         spec["trainer"]["reproduction"] = _reproduction_settings(manifest)
     spec["checkpoint"] = _checkpoint(spec.get("checkpoint") or {}, lineage, beginning, options, step)
@@ -149,7 +149,7 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: Re
 
 
 def _give_values(spec: dict[str, Any], variables: Mapping[str, str]) -> None:
-    """Set the environment variables that are named in `variables`.
+    """Set the environment variables in `variables`.
 
     Raises:
         Irreproducible: When a variable has neither a value in `variables` nor a `valueFrom`.
@@ -170,10 +170,10 @@ def _give_values(spec: dict[str, Any], variables: Mapping[str, str]) -> None:
 
 
 def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
-    """Pin the trainer's image to the digest that was run.
+    """Pin the trainer's image to the digest that the original job used.
 
     Returns:
-        A sentence that says why the image can't be pinned. Empty if the image is pinned.
+        Sentence with the reason why the image can't be pinned. Empty if it is pinned.
     """
     trainer = next(container for container in spec["template"]["spec"]["containers"] if container["name"] == TRAINER)
     pinned = {image.rpartition("://")[2] for image in images if "@sha256:" in image}
@@ -188,7 +188,7 @@ def _pin(spec: dict[str, Any], images: Sequence[str]) -> str:
 
 
 def _reproduction_settings(manifest: Manifest) -> dict[str, Any]:
-    """Return `trainer.reproduction` for the new job: its last step, data digest and skipped samples."""
+    """Return the field `trainer.reproduction` for the new job: its last step, data digest and skipped samples."""
     settings: dict[str, Any] = {"lastStep": manifest.id.step, "dataDigest": manifest.data}
     if manifest.skipped:
         settings["skippedSamples"] = [list(stretch) for stretch in manifest.skipped]
@@ -198,10 +198,10 @@ def _reproduction_settings(manifest: Manifest) -> dict[str, Any]:
 def _checkpoint(
     original: Mapping[str, Any], lineage: Lineage, beginning: Beginning, options: ReproductionOptions, step: int
 ) -> dict[str, Any]:
-    """Return `spec.checkpoint` for the new job: a folder of its own, and the state that it begins from.
+    """Return the field `spec.checkpoint` for the new job: its own folder, and the state from which it begins.
 
     Raises:
-        Irreproducible: When the new folder is not known, or is the folder of the original job.
+        Irreproducible: When the folder of the new job is unknown or equal to that of the original job.
     """
     if not (options.checkpoint_uri or original.get("uri")):
         raise Irreproducible("it is not known where its job kept checkpoints: name a new folder by --checkpoint-uri.")

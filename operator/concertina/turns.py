@@ -1,4 +1,7 @@
-"""Slots that lanes share in turns, so that a lane with many requests does not delay the other lanes."""
+"""Fair limit on concurrent operations: a caller with many requests does not delay other callers.
+
+Each request belongs to a lane, and lanes get slots in turn.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from contextlib import asynccontextmanager
 
 
 class _Lane:
-    """Keys that wait for slots.
+    """Keys of one lane that wait for slots.
 
-    The first key has its turn: after `a_turn` slots, the next key follows.
+    The first key gets up to `a_turn` slots. Then the next key follows.
     """
 
     def __init__(self, a_turn: int) -> None:
@@ -35,26 +38,23 @@ class _Lane:
 class FairLimiter:
     """Limiter that grants at most `slots` slots at a time.
 
-    When callers request more, lanes are served one after the other with one slot each. Within a lane, keys are served
-    with `a_turn` slots each, however many slots they wait for. A caller that requests many slots therefore delays only
-    its own requests.
+    When requests have to wait, the lanes get one slot each in turn. Within a lane, the keys get up to `a_turn` slots
+    each in turn, regardless of the number of their requests. A caller with many requests therefore delays only its own
+    requests.
     """
 
     def __init__(self, slots: int, a_turn: int = 1) -> None:
         self._free = slots
         self._a_turn = a_turn
         self._lanes: OrderedDict[Hashable, _Lane] = OrderedDict()
-        """Lanes in which a key waits."""
+        """Lanes in which requests wait."""
 
     @asynccontextmanager
     async def turn(self, lane: Hashable, key: Hashable = None) -> AsyncIterator[bool]:
-        """Hold a slot for as long as the block runs.
-
-        Yields whether the caller had to wait for the slot.
+        """Hold a slot while the block runs, and yield whether the caller had to wait for it.
 
         Raises:
-            asyncio.CancelledError: When the caller is cancelled while it waits. A slot that was already granted goes to
-                the next caller.
+            asyncio.CancelledError: When the caller is cancelled while it waits. An already granted slot is released.
         """
         waits = not self._free or bool(self._lanes)
         if not waits:
@@ -80,7 +80,7 @@ class FairLimiter:
             name, lane = self._lanes.popitem(last=False)
             granted = lane.next()
             if lane.waiting:
-                self._lanes[name] = lane  # Behind all other lanes.
+                self._lanes[name] = lane  # The lane is moved behind all other lanes.
             if not granted.done():  # Otherwise, the caller was cancelled.
                 granted.set_result(None)
                 return

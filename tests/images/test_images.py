@@ -54,7 +54,6 @@ class Container:
         self._command = ["buildah", "--root", folder / "storage", "--runroot", folder / "run"]
         tag = f"localhost/concertina/{image}:test"
         config: dict[str, Any] = json.loads(self._buildah("inspect", "--type", "image", tag))["OCIv1"]["config"]
-        self.entrypoint: list[str] = config.get("Entrypoint") or []
         self._container = self._buildah("from", "--pull=never", tag)
         root = self._buildah("mount", self._container)
         Path(root, "concertina").mkdir()
@@ -125,8 +124,9 @@ def test_an_image_runs_as_nobody_and_writes_nothing(containers: dict[str, Contai
         assert "Read-only file system" in container.run("touch", f"{folder}/x").stderr
 
 
-def test_the_operator_asks_for_its_service_account(containers: dict[str, Container]) -> None:
-    """It has read all settings by then, and imported all of its modules."""
+@pytest.mark.parametrize("program", ["concertina-operator", "python3 -m concertina.controller.installation_check"])
+def test_the_operator_asks_for_its_service_account(containers: dict[str, Container], program: str) -> None:
+    """The program has read all settings by then, and imported all of its modules."""
     container = container_of(containers, "operator")
     settings = {
         "CONCERTINA_NAMESPACE": "system",
@@ -134,7 +134,7 @@ def test_the_operator_asks_for_its_service_account(containers: dict[str, Contain
         "CONCERTINA_IMAGE_AGENT": "agent",
         "KUBERNETES_SERVICE_HOST": "127.0.0.1",
     }
-    done = container.run(*container.entrypoint, **settings)
+    done = container.run(*program.split(), **settings)
     assert done.returncode == 1
     assert "This pod has no token of a service account" in done.stderr
 

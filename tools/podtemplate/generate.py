@@ -1,7 +1,8 @@
-"""Write the schema of a PodTemplateSpec as the pinned Kubernetes has it: `make pod-template`.
+"""Write the schema of a PodTemplateSpec in the pinned Kubernetes version: `make pod-template`.
 
-The API server of a local cluster publishes it as OpenAPI, which is close to a structural schema: references are put in
-place, and what a CustomResourceDefinition may not have is left out. Metadata is left out too: the CRD has its own.
+The API server of a local cluster publishes the schema as OpenAPI. This script converts the schema to a structural
+schema: it resolves references, and removes what a CustomResourceDefinition may not contain. It also removes the
+metadata, because the CRD defines its own.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ INT_OR_STRING = "io.k8s.apimachinery.pkg.util.intstr.IntOrString"
 QUANTITY_PATTERN = (
     r"^(\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?(([0-9]+(\.[0-9]*)?)|(\.[0-9]+))))?$"
 )
-"""The API server's own, as controller-gen writes it into CRDs."""
+"""Pattern of the API server, as controller-gen writes it into CRDs."""
 EITHER = {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]}
 KEPT = (
     "type", "format", "enum", "required", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
     "x-kubernetes-map-type",
 )  # fmt: skip
 REMOVED = {POD_SPEC: ("ephemeralContainers",)}
-"""Fields that a template may not have."""
+"""Fields that a pod template may not have."""
 
 Schema = dict[str, Any]
 
 
 def structural(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> Schema:
-    """Return a node of the API server's OpenAPI as a structural schema."""
+    """Convert a node of the API server's OpenAPI document to a structural schema."""
     name, node = _resolved(schemas, node)
     result: Schema = {"description": first_sentence(text)} if (text := node.get("description")) else {}
     if name == QUANTITY:
@@ -60,7 +61,7 @@ def structural(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> Schema:
 
 
 def _resolved(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of the type, empty for a type without one, and its schema with what the node says beside it."""
+    """Return the type name of a node and its schema without references. The name is empty for an unnamed type."""
     name = ""
     for choice in (node, *node.get("allOf", ())):
         if "$ref" in choice:
@@ -70,7 +71,7 @@ def _resolved(schemas: Mapping[str, Any], node: Mapping[str, Any]) -> tuple[str,
 
 
 def _set_defaults_of_keys(array: Schema, items: Mapping[str, Any]) -> None:
-    """Keep the defaults of keys of a list: a key must be required or have one."""
+    """Copy the defaults of a list's map keys, because such a key must be required or have a default."""
     for key in array.get("x-kubernetes-list-map-keys", ()):
         if key not in array["items"].get("required", ()):
             array["items"]["properties"][key]["default"] = items["properties"][key]["default"]

@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference, each one made from the code that it describes.
+"""Generator of the pages in docs/reference. Each page is generated from the code that it describes.
 
-`python -m tools.reference` writes the pages, and `--check` names those that differ from the code.
+`python -m tools.reference` writes the pages. `--check` lists pages that are out of date.
 """

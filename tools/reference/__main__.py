@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/reference, or check with `--check` that they are current."""
+"""Write the generated pages of docs/reference, or check with `--check` that they are up to date."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def stale() -> list[str]:
-    """Return the names of the pages that differ from what the code says now."""
+    """Return the names of the pages that are out of date."""
     return [name for name, page in PAGES.items() if _content(FOLDER / name) != page()]
 
 
@@ -30,7 +30,7 @@ def _content(path: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Write or check all pages; return the exit status."""
+    """Write or check all pages, and return the exit status."""
     if "--check" in arguments:
         pages = stale()
         for name in pages:

@@ -1,4 +1,4 @@
-"""Reference of the TrainingJob, from the CustomResourceDefinition."""
+"""Reference page of the TrainingJob, generated from the CustomResourceDefinition."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ The fields of a `{KIND}` of `{API_VERSION}`, from the CustomResourceDefinition i
 shows the same texts. A field is optional unless it is marked as required.
 """
 FOREIGN = ("template",)
-"""Fields whose own fields Kubernetes describes."""
+"""Fields whose subfields are documented by Kubernetes."""
 INTERNAL = ("internal",)
-"""Fields that the operator keeps for itself."""
+"""Fields for internal use by the operator."""
 Schema = Mapping[str, Any]
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of the page."""
     version = crd.crd()["spec"]["versions"][0]
     schema = version["schema"]["openAPIV3Schema"]["properties"]
     columns = ((f"`{c['name']}`", markdown.safe(c["description"])) for c in version["additionalPrinterColumns"])
@@ -32,7 +32,7 @@ def page() -> str:
 
 
 def _sections(schema: Schema, path: str) -> Iterator[str]:
-    """Yield a section for an object, and for each object below it."""
+    """Yield the section of an object and the sections of all objects inside it."""
     rules = dict.fromkeys(rule["message"] for rule in schema.get("x-kubernetes-validations", ()) if "message" in rule)
     parts = [f"## {path}", markdown.paragraph(markdown.safe(schema.get("description", "")))]
     if rules:
@@ -70,7 +70,7 @@ def _field(name: str, field: Schema, required: bool) -> tuple[str, str]:
 
 
 def _described(field: Schema) -> str:
-    """Return the description without the default, which stands beside the type."""
+    """Return the description without its default, because the type line already shows the default."""
     text = str(field.get("description", ""))
     default = field.get("default")
     if default not in (None, "", []) and not isinstance(default, Mapping):

@@ -1,4 +1,4 @@
-"""Reference of the chart's values, from the comments of values.yaml and the types of values.schema.json."""
+"""Reference page of the chart's values, generated from values.yaml and values.schema.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ values.
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of the page."""
     schema = json.loads((CHART / "values.schema.json").read_text())
     return markdown.page("Chart values", INTRODUCTION, markdown.entries(_entries(schema)))
 

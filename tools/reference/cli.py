@@ -1,4 +1,4 @@
-"""Reference of the command line, by Typer's own generator of documentation."""
+"""Reference page of the command line, generated with Typer's documentation generator."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ take kubectl's `-n`, `--kubeconfig` and `--context`.
 
 
 def page() -> str:
-    """Return the page; `concertina local` is an application of its own."""
+    """Return the text of the page. `concertina local` is a separate application."""
     return markdown.page("Command line", INTRODUCTION, _section(app, "concertina"), _section(local, "concertina local"))
 
 
 def _section(application: typer.Typer, name: str) -> str:
     command = typer.main.get_command(application)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name=name)
-    # Usage is no command to run, and a page has one first heading.
+    # The usage line is not a command to run, and a page may have only one top-level heading.
     return text.replace("```console", "```text").replace("# `concertina", "## `concertina").strip()

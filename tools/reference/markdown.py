@@ -1,4 +1,4 @@
-"""Markdown of the generated pages."""
+"""Functions that format the generated Markdown pages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PAGE_NAME = re.compile(r"\(?docs/([\w/-]+)\.md((?:#[\w-]+)?)\)?")
 
 
 def page(title: str, introduction: str, *sections: str) -> str:
-    """Return a page; `introduction` says which code it is made from."""
+    """Return the text of a page. `introduction` says from which code the page is generated."""
     return "\n\n".join([f"# {title}", NOTICE, paragraph(introduction), *sections]) + "\n"
 
 
 def paragraph(text: str, indent: str = "") -> str:
-    """Return a text in lines of at most WIDTH characters."""
+    """Return a text with line breaks, so that lines have at most WIDTH characters."""
     return textwrap.fill(
         " ".join(text.split()),
         WIDTH,
@@ -29,21 +29,21 @@ def paragraph(text: str, indent: str = "") -> str:
 
 
 def code(text: str) -> str:
-    """Return a name as code, or nothing for an empty one."""
+    """Return a name as Markdown code, or an empty string for an empty name."""
     return f"`{text}`" if text else ""
 
 
 def safe(text: str) -> str:
-    """Return a text in which only code is read as Markdown, and pages of docs that it names are links."""
+    """Return a text in which Markdown syntax other than code is escaped. Names of pages in docs become links."""
     parts = " ".join(text.split()).split("`")
     parts[::2] = [PAGE_NAME.sub(r"([\1](../\1.md\2))", re.sub(r"([<*_|\[\]])", r"\\\1", part)) for part in parts[::2]]
     return "`".join(parts)
 
 
 def entries(rows: Iterable[tuple[str, str]]) -> str:
-    """Return a list of names, each with a text below it.
+    """Return a Markdown list of names, each with a text below it.
 
-    A list is used instead of a table where texts are longer than a line of the repository may be.
+    A list is used because table rows can't have line breaks, so their lines would be too long.
     """
     return "\n".join(line for head, text in rows for line in _entry(head, text))
 

@@ -1,4 +1,4 @@
-"""Reference of all metrics, from the objects that serve them."""
+"""Reference page of all metrics, generated from the metric objects in the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROCESS = "The operator also serves the `process_*` metrics of prometheus_client
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of the page."""
     job_labels, pod_labels = (", ".join(f"`{x}`" for x in y) for y in (job_metrics.JOB_LABELS, families.POD_LABELS))
     return markdown.page(
         "Metrics",
@@ -31,9 +31,9 @@ def page() -> str:
 
 
 def _operator() -> Iterator[tuple[str, str]]:
-    """Yield the operator's own metrics.
+    """Yield an entry for each of the operator's metrics.
 
-    prometheus_client offers the labels of a metric only in a private attribute.
+    prometheus_client has the label names of a metric only in a private attribute.
     """
     collectors = dict.fromkeys(operator_metrics.REGISTRY._collector_to_names)
     for metric in collectors:

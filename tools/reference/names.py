@@ -1,4 +1,4 @@
-"""Reference of labels, annotations and environment variables."""
+"""Reference page of labels, annotations and environment variables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OTHER_NAMES = {
     "concertina.dev/paused": "Annotation of a Workload. `true` if the operator deactivated the Workload itself.",
 }
 NOT_NAMES = {
-    "concertina.dev/operator",  # the value of spec.managedBy and the field manager
+    "concertina.dev/operator",  # value of spec.managedBy, and name of the field manager
     "concertina.dev/v1beta1",
 }
 OPERATOR = {
@@ -110,10 +110,10 @@ MACHINE = {
 
 
 def page() -> str:
-    """Return the page.
+    """Return the text of the page.
 
     Raises:
-        ValueError: The code and the tables of this module name different things.
+        ValueError: When the names in the code differ from the names in this module's tables.
     """
     variables = {**OPERATOR, **POD, **YOURS, **WORKER, **MACHINE}
     _compare("variables", sources.constants(r"CONCERTINA_[A-Z_]+"), variables)

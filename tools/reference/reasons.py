@@ -1,4 +1,4 @@
-"""Reference of conditions, their reasons, and events, from the calls in the code that make them."""
+"""Reference page of conditions, reasons and events, generated from the calls in the code that create them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLACEHOLDER = "…"
 
 
 class Arguments(NamedTuple):
-    """Positions of the arguments of a call that names a reason."""
+    """Positions of the arguments in a call that contains a reason."""
 
     reason: int
     message: int
@@ -47,7 +47,7 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Use:
-    """One place that uses a reason."""
+    """Use of a reason at one place in the code."""
 
     reason: str
     use: str
@@ -55,7 +55,7 @@ class Use:
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the text of the page."""
     uses_by_reason: dict[str, list[Use]] = {}
     for use in sorted(set(uses()), key=lambda use: (use.reason, use.use, use.message)):
         uses_by_reason.setdefault(use.reason, []).append(use)
@@ -93,7 +93,7 @@ def _phases() -> str:
 
 
 def _member_texts(enum: type) -> dict[str, str]:
-    """Return the strings below the members of an enum."""
+    """Return the docstrings of the members of an enum, by member name."""
     body = ast.parse(inspect.getsource(enum)).body[0]
     assert isinstance(body, ast.ClassDef)
     texts: dict[str, str] = {}
@@ -110,7 +110,7 @@ def _text(used: Iterable[Use]) -> str:
 
 
 def uses() -> Iterator[Use]:
-    """Yield each use of a reason whose name stands in the code."""
+    """Yield each use of a reason that the code contains by name."""
     for path, tree in sources.modules().items():
         if path.startswith(FOLDERS):
             names = _strings(tree)
@@ -123,7 +123,7 @@ def uses() -> Iterator[Use]:
 
 
 def _texts(function: ast.FunctionDef) -> dict[str, str]:
-    """Return the texts that a function assigns to a name once."""
+    """Return the texts of the variables in a function, for variables that are assigned only once."""
     texts_by_name: dict[str, list[str]] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -143,7 +143,7 @@ def _uses(node: ast.Call, call: Arguments, names: Mapping[str, str], texts: Mapp
 
 
 def _strings(tree: ast.Module) -> dict[str, str]:
-    """Return the string constants of a module by name."""
+    """Return the string constants of a module, by name."""
     strings: dict[str, str] = {}
     for node in tree.body:
         match node:
@@ -168,7 +168,7 @@ def _reasons(node: ast.expr, names: Mapping[str, str]) -> list[str]:
 
 
 def _message(node: ast.expr, texts: Mapping[str, str]) -> str:
-    """Return the text of a message, or nothing if it is made elsewhere."""
+    """Return the text of a message. Return an empty string if the expression does not contain the text."""
     match node:
         case ast.Name(id=name):
             return texts.get(name, "")

@@ -1,4 +1,4 @@
-"""String constants of the sources, by which the reference is compared with the code."""
+"""String constants in the source files. The reference pages are compared with them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TEMPLATES = ROOT / "charts" / "concertina" / "templates"
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Return the syntax trees of all modules by path."""
+    """Return the syntax trees of all modules, by path."""
     paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths}
 
 
 def constants(pattern: str) -> set[str]:
-    """Return the string constants of the code and the words of the chart's templates that match a pattern wholly."""
+    """Return the string constants in the code and the words in the chart's templates that fully match a pattern."""
     return {text for text in _texts() if re.fullmatch(pattern, text)}
 
 

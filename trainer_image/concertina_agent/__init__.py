@@ -1,4 +1,4 @@
-"""Agent that runs as process 1 of every replica.
+"""Agent, which runs as process 1 of every replica. It starts and watches the replica's workers.
 
-It uses the standard library only and supports Python 3.9 and later.
+The package uses the standard library only and supports Python 3.9 and later.
 """

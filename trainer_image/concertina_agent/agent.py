@@ -1,4 +1,8 @@
-"""Shell around `core.machine`, in one thread: sockets, processes and files feed events in, and effects act on them."""
+"""Event loop of the agent, which connects `core.machine` with sockets, processes and files.
+
+Sockets, processes and files produce events. `core.machine` handles an event and returns effects, such as a message to
+send. They are carried out here. Everything runs in one thread.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +38,13 @@ from concertina_protocol.log import log_event
 from concertina_protocol.tracking import spool
 
 FAREWELL_SECONDS = 0.2
-"""Seconds that the last lines have to reach the coordinator and the operator before the streams break."""
+"""Seconds that an exiting agent waits so that its last messages reach the coordinator and the operator."""
 QUIET = (e.Tick, e.WorkerMessage, e.MemberMessage, e.CoordinatorMessage, e.PeerCopied, e.CopyHeld)
-"""Frequent events, which are not logged."""
+"""Frequent events, which are not written to the log."""
 
 
 class Agent:
-    """Process 1 of a replica."""
+    """The agent of a replica, which is process 1 of its container."""
 
     def __init__(self, settings: AgentSettings) -> None:
         """Read the volume and set up the drivers, inside a running event loop.
@@ -108,10 +112,10 @@ class Agent:
             e.Exit: (self._leave,),
             e.IllegalTransition: (lambda effect: log_event("illegal_transition", what=effect.what),),
         }
-        """Functions that carry out each kind of effect, in order."""
+        """Functions that carry out an effect, by the class of the effect, in the order in which they are called."""
 
     async def run(self) -> int:
-        """Run until the agent is told to exit, and return the exit code."""
+        """Run until the agent has to exit, and return the exit code."""
         settings, loop = self._settings, asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.emit, e.TerminationNotice(settings.grace))
@@ -140,7 +144,10 @@ class Agent:
             self._channel.close()
 
     def emit(self, event: e.Event) -> None:
-        """Handle an event. Events that are emitted while effects are carried out are queued."""
+        """Pass an event to the state machine, and carry out the effects.
+
+        If an event is emitted while effects are carried out, it is handled after them.
+        """
         self._events.append(event)
         if self._busy:
             return
@@ -148,7 +155,7 @@ class Agent:
         try:
             while self._events:
                 self._handle(self._events.popleft())
-        except Exception as error:  # effects may be incomplete, so exit and start again
+        except Exception as error:  # some effects may be missing, so exit and let the container restart
             self._fail(error)
             raise
         finally:
@@ -174,7 +181,7 @@ class Agent:
         self._tasks.start("uploader", self._uploads.keep_running(start, self._workers.until_warm))
 
     async def _ship_all(self) -> None:
-        """Ship the records that the tracker lacks, within the grace period if there is one."""
+        """Send the records that the tracking tool has not received yet. If there is a grace period, stop at its end."""
         if self._tracking is not None:
             notice = self._core.notice
             remaining_seconds = notice.until - time.monotonic() if notice is not None else SHIP_ALL_SECONDS
@@ -186,6 +193,6 @@ class Agent:
             self._exit.set_result(effect.code)
 
     def _fail(self, error: BaseException) -> None:
-        """Exit because of an unexpected error: the pod is replaced, and the log contains the error."""
+        """Exit because of an unexpected error, which is written to the log. The pod is then replaced."""
         if not self._exit.done():
             self._exit.set_exception(error)

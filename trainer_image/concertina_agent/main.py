@@ -1,4 +1,4 @@
-"""concertina-agent: process 1 of each replica.
+"""Command `concertina-agent`, whose subcommand `run` is process 1 of each replica.
 
     concertina-agent install DEST        write DEST/agent.pyz, which runs with any Python from 3.9 on, and DEST/python,
                                          which contains the package `trainingjob` for scripts and its dependencies;
@@ -8,7 +8,7 @@
     concertina-agent report              print the report of this container's agent and, on a coordinator, of its round
     concertina-agent trace               print a trace of some steps of a worker of this container
 
-The environment contains all other settings (docs/architecture.md, "Contents of a pod").
+Environment variables contain all other settings (docs/architecture.md, "Contents of a pod").
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from concertina_protocol.log import log_event
 PYZ = "agent.pyz"
 SCRIPT_PACKAGES = ("concertina_protocol", "concertina_state", "concertina_data", "concertina_tracking", "trainingjob")
 STORAGE_MODULES = ("obstore", "typing_extensions")
-"""Modules of the storage client, as installed in the agent's image."""
+"""Python modules of the client of durable storage, as installed in the agent's image."""
 ENTRY = "zipapp_main.py"
-"""File that is also the zipapp's __main__."""
+"""File of this package that becomes the zipapp's __main__."""
 REPORT_SECONDS = 10.0
 TERMINATION_LOG = Path("/dev/termination-log")
-"""File whose content Kubernetes shows in the pod's status."""
+"""File whose contents Kubernetes shows in the pod's status."""
 
 
 def install(destination: Path, storage_client: bool = False) -> Path:
-    """Write this package as a zipapp, and write the packages for scripts.
+    """Write this package as a zipapp, and the packages for scripts beside it.
 
-    A concurrent reader sees either the old zipapp or the complete new one.
+    A process that reads the zipapp at the same time gets the old or the new version as a whole.
     """
     for package in SCRIPT_PACKAGES:
         _copy_package(package, destination / settings.SCRIPT_API / package)
@@ -66,7 +66,7 @@ def install(destination: Path, storage_client: bool = False) -> Path:
 
 
 def _copy_storage_client(target: Path) -> None:
-    """Copy the storage client, or nothing if this image has none.
+    """Copy the client of durable storage to `target`. If this image has none, copy nothing.
 
     The client is built for any CPython from 3.10 on, so it also works in other images.
     """
@@ -80,14 +80,17 @@ def _copy_storage_client(target: Path) -> None:
 
 
 def _copy_package(package: str, target: Path) -> None:
-    """Copy the package's own files from a folder, or from the zipapp that this process runs from."""
+    """Copy a package of this project to `target`.
+
+    The source is the package's folder, or the zipapp that this process runs from.
+    """
     for name, content in _files(package):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_bytes(content)
 
 
 def _files(package: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the paths of files within the package, with their contents."""
+    """Yield the path of each file within the package, and the file's contents."""
     root = Path(__file__).parents[1]
     if root.is_dir():
         for module in sorted((root / package).rglob("*")):
@@ -101,9 +104,9 @@ def _files(package: str) -> Iterator[tuple[str, bytes]]:
 
 
 def run(command: tuple[str, ...], package: str) -> int:
-    """Run the agent until it is told to exit, and return the exit code.
+    """Run the agent until it has to exit, and return the exit code.
 
-    The exit code is 2 if the pod's setup is invalid, with a sentence on stderr.
+    If the pod's settings are invalid, the exit code is 2, and a sentence is printed on stderr.
     """
     from concertina_agent.agent import Agent
 
@@ -124,9 +127,9 @@ def run(command: tuple[str, ...], package: str) -> int:
 
 
 def report() -> int:
-    """Print a line of the protocol with the Report.
+    """Print the agent's Report as a line of the protocol, and return the exit code.
 
-    The exit code is 1 if the agent does not answer, with a sentence on stderr.
+    If the agent does not answer, the exit code is 1, and a sentence is printed on stderr.
     """
     from concertina_agent.net import tls
     from concertina_agent.net.wire import Connector
@@ -176,7 +179,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the arguments before the first -- and those after it, which argparse must not parse."""
+    """Return the arguments before the first `--`, and those after it, which are the user's own command."""
     separator = arguments.index("--") if "--" in arguments else len(arguments)
     return list(arguments[:separator]), tuple(arguments[separator + 1 :])
 

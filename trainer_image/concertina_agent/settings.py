@@ -1,4 +1,4 @@
-"""Settings of the agent, read once from the pod's environment (docs/architecture.md)."""
+"""Settings of the agent, read from the pod's environment variables when the agent starts (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from concertina_protocol import PORT
 
 
 class AgentSettingsError(ValueError):
-    """Error for an environment that is incomplete or invalid; its text is a sentence."""
+    """Error that the environment variables are incomplete or invalid. The text is a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MetricsSettings:
-    """Settings of the metrics that this pod serves to Prometheus."""
+    """Settings of the metrics that this pod serves."""
 
     namespace: str
     job: str
     node: str
     port: int
     per_rank: bool = False
-    """Whether metrics are served for each worker instead of their sum."""
+    """Whether metrics are served for each worker. Otherwise their sums are served."""
     token: Optional[str] = None
     """Bearer token that clients must present.
 
-    If None, no token is required. If empty, a token is required but missing from the pod, so no client is served.
+    If None, no token is required. If empty, a token is required, but the pod does not have it, so every client is
+    refused.
     """
 
 
@@ -44,28 +45,32 @@ class AgentSettings:
     port: int
     workers: int
     volume: Path
-    """Folder that outlives the container: the highest round seen, snapshots, copies, and the workers' socket."""
+    """Folder that persists when the container restarts. It has the highest round seen, snapshots, copies and the
+    socket."""
     identity: Path
-    """Folder of ca.crt, tls.crt and tls.key."""
+    """Folder with the files ca.crt, tls.crt and tls.key."""
     grace: float
-    """Seconds from SIGTERM to SIGKILL, less a margin."""
+    """Seconds from SIGTERM to SIGKILL, less a safety margin."""
     checkpoints: bool
     """Whether the job specifies durable storage."""
     environment: Mapping[str, str]
     command: tuple[str, ...] = ()
-    """A user's own command, or empty for the bundled trainer."""
+    """The user's own command, or empty for the bundled trainer."""
     warm_start: bool = False
-    """Whether a user's own command starts warm. The bundled trainer always does."""
+    """Whether a user's own command gets a warm start. The bundled trainer always does."""
     job: str = ""
-    """Job as NAMESPACE/NAME."""
+    """Name of the job as NAMESPACE/NAME."""
     track_every: int = 0
-    """Number of steps from one step that is sent to a tracker to the next, or 0 for no tracking."""
+    """Interval of tracked steps: every step whose number is a multiple is sent to the tracking tool. 0: no tracking."""
     step_detection: bool = False
-    """Whether torch's optimizer steps of a user's own command are counted."""
+    """Whether the optimizer steps of a user's own command are counted by a hook in torch."""
     preload: tuple[str, ...] = ()
-    """Modules that a warm start imports before it knows of others."""
+    """Modules that a warm start imports in advance until the modules of the script are known.
+
+    A warm start forks workers from a process that has imported their modules already.
+    """
     package: str = "concertina_trainer"
-    """Package whose modules preload, worker, uploader and store are run if the bundled trainer is used."""
+    """Python package of the bundled trainer. The agent runs its modules preload, worker, uploader and store."""
     metrics: Optional[MetricsSettings] = None
     """Settings of the metrics, or None if they are not served."""
 
@@ -75,14 +80,14 @@ class AgentSettings:
 
     @property
     def even(self) -> bool:
-        """Whether ranks hold even parts of the state, in order of their ranks, as FSDP alone distributes them."""
+        """Whether each rank has a part of the state of equal size, in the order of the ranks, as with FSDP alone."""
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
 
 def read(
     environment: Mapping[str, str], command: tuple[str, ...], package: str = "concertina_trainer"
 ) -> AgentSettings:
-    """Return the agent's settings.
+    """Return the agent's settings, given the environment variables and the user's own command.
 
     Raises:
         AgentSettingsError: If the environment is incomplete or invalid.
@@ -123,7 +128,7 @@ def read(
 
 
 def _object(text: str) -> Mapping[str, object]:
-    """Return a JSON object, which is empty if the text is null.
+    """Parse a JSON object. The text `null` yields an empty one.
 
     Raises:
         ValueError: If the text is not a JSON object.
@@ -135,7 +140,7 @@ def _object(text: str) -> Mapping[str, object]:
 
 
 def _track_every(tracking: str) -> int:
-    """Return the interval of tracked steps, or 0 for no tracking.
+    """Return the number of steps between two tracked steps, or 0 without tracking.
 
     Raises ValueError, as `_object` does.
     """
@@ -147,7 +152,7 @@ METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
 
 
 def _metrics(environment: Mapping[str, str]) -> Optional[MetricsSettings]:
-    """Return the settings of the metrics, or None if the pod's operator does not know of metrics.
+    """Return the settings of the metrics, or None if the operator is of a version without metrics.
 
     Raises ValueError if a setting is invalid.
     """
@@ -166,15 +171,21 @@ def _names(names: object) -> tuple[str, ...]:
 
 
 SCRIPT_API = "python"
-"""Folder of the volume in which `install` puts `trainingjob` and its dependencies, for users' own commands."""
+"""Folder in the volume with the package `trainingjob` and its dependencies, for users' own commands.
+
+The command `install` writes this folder.
+"""
 
 
 STORAGE_API = "storage"
-"""Folder beside it with a client of durable storage, for scripts whose image has none."""
+"""Folder beside SCRIPT_API with a client of durable storage, for scripts in images without one."""
 
 
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment with the script packages at the end of PYTHONPATH, where they shadow no other package."""
+    """Return the environment variables with the package `trainingjob` in PYTHONPATH.
+
+    Its folder is the last one in PYTHONPATH, so that it shadows no other package.
+    """
     if not command:
         return environment
     folder = str(_volume(environment) / SCRIPT_API)
@@ -183,11 +194,11 @@ def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> d
 
 
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workers", "hook")
-"""Folder whose `sitecustomize` runs at the start of each Python of a user's own command."""
+"""Folder with a `sitecustomize` module, which runs at the start of each Python process of a user's own command."""
 
 
 def _with_hook(environment: dict[str, str], is_needed: bool) -> dict[str, str]:
-    """Return the environment with the hook's folder at the beginning of PYTHONPATH if the hook is needed."""
+    """Return the environment with the folder of the hook at the beginning of PYTHONPATH, if the hook is needed."""
     if not is_needed:
         return environment
     return {**environment, "PYTHONPATH": os.pathsep.join((HOOK, environment["PYTHONPATH"]))}
@@ -203,9 +214,9 @@ def _volume(environment: Mapping[str, str]) -> Path:
 
 
 def _with_temporary_folder(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment, with a TMPDIR in the volume if the container has no writable temporary folder.
+    """Return the environment. If the container has no writable temporary folder, TMPDIR is a folder in the volume.
 
-    torch cannot be imported without one (decision "Temporary files where nothing else is writable").
+    torch cannot be imported without a temporary folder (decision "Temporary files where nothing else is writable").
     """
     try:
         tempfile.gettempdir()

@@ -1,4 +1,4 @@
-"""`concertina-agent trace`: print a trace of some steps of a worker of this pod on standard output."""
+"""Command `concertina-agent trace`: print a trace of some steps of a worker of this pod on standard output."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from concertina_protocol import addresses, step_traces
 ANSWER_SECONDS = 10.0
 LOOK_SECONDS = 0.2
 LINE_BYTES = 6144
-"""Number of bytes that are base64-encoded into one line of the output."""
+"""Number of bytes of the trace that are encoded into one line of the output."""
 
 
 def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
-    """Print a `step_traces.trace_file` in base64.
+    """Request a trace, and print the file `step_traces.trace_file` in base64.
 
-    The exit code is 1 if there is no trace, with a sentence on stderr.
+    If there is no trace, the exit code is 1, and a sentence is printed on stderr.
     """
     name = secrets.token_hex(8)
     try:
@@ -46,7 +46,7 @@ def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
 
 
 def _ask(agent_settings: settings.AgentSettings, request: p.Trace) -> int:
-    """Return 0 if the agent has accepted the request, else 1."""
+    """Send the request to the agent. Return 0 if the agent accepts it, otherwise 1."""
     from concertina_agent.net import tls
     from concertina_agent.net.wire import Connector
 

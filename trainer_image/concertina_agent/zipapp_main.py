@@ -1,5 +1,5 @@
-# The first thing that runs in agent.pyz, in whatever Python the image has: it must parse and run in all of them, from
-# 2.7 on, so that one that is too old is told so in a sentence.
+# This file runs first in agent.pyz, in whatever Python the image has. It must run in all versions from 2.7 on, so that
+# it can tell the user of an old Python what to do.
 import sys
 
 OLDEST = (3, 9)

@@ -1,9 +1,16 @@
-"""Training data: token shards under a manifest, the order of their sequences, and how they are read.
+"""Training data: shards of tokens with a manifest, the order of their sequences, and the code that reads them.
 
-The bundled trainer reads its data through this package. Training scripts use it through `trainingjob.data`, in images
-of their own. It requires Python 3.9 or later, `concertina_protocol` and `concertina_state`. Data in a store require
-obstore. Rows of tokens are tensors where torch is installed.
+The bundled trainer reads its data through this package. Training scripts in users' own images use it through
+`trainingjob.data`. The package requires Python 3.9 or later, `concertina_protocol` and `concertina_state`. It requires
+obstore to read data from a store. If torch is installed, rows of tokens are tensors.
 
-    `manifest` (which shards) -> `order` (which sequence at which position) -> `places` (a folder) or `cache` (a store,
-    its files on this node), verified by `files` -> `opening` (shards opened ahead) -> `sequences` (which fill `rows`)
+The modules, in the order in which a read uses them:
+- `data_manifest`: the shards of a data set.
+- `order`: the sequence at each position.
+- `places`: a data set in a folder of this machine.
+- `cache`: a data set in a store, with copies of its files on this node.
+- `files`: verification of a file's contents.
+- `opening`: shards that are opened before they are needed.
+- `sequences`: sequences that are cut out of open shards.
+- `rows`: the memory that sequences are copied into.
 """

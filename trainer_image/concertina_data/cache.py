@@ -1,9 +1,13 @@
-"""Cache of data files from a store, in a bounded folder that the node's workers share.
+"""Cache of data files from a store, in a folder of bounded size that the workers of a node share.
 
-A file is compared with its checksum each time it is opened. If a store is slow or unreachable, requests are retried
-until the deadline. Between attempts the other workers have their turn: they may belong to another job, whose store
-answers. A file that is missing, incomplete or wrong is requested again within seconds, and is an error if it stays so.
-The same applies to a refusal, unless the store has answered before: then an expired token is a reason to wait.
+Each time a worker opens a file, it compares the contents with the file's checksum.
+
+If the store is slow or unreachable, the worker repeats the request until a deadline. Between two attempts it releases
+its lock, so that other workers can try. They may belong to another job, whose store answers.
+
+If a file is missing, incomplete or wrong, the worker requests the file twice more within seconds, and then raises an
+error. A refusal by the store is handled in the same way, with one exception: if the store has answered this run before,
+the worker keeps trying until the deadline, because its token may have expired.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ from concertina_state.objects.stores import REQUEST
 
 _BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
 _LONG = 10.0
-"""Seconds after which a file that arrives slowly, or that another worker fetches, is reported as waited for."""
+"""Seconds after which `waiting_for` reports a file that has not arrived, or that another worker is still fetching."""
 _SLICE = 0.05
-"""Seconds between attempts to take a lock. Waiting in the kernel would have no time limit."""
+"""Seconds between two attempts to take a lock. A blocking lock would have no time limit."""
 T = TypeVar("T")
 
 
@@ -47,8 +51,8 @@ class _Unanswered(Exception):
 class Stored:
     """Data set in a store.
 
-    The folder of copies has at most `cache.limit` bytes, for all data sets and rounds. The least recently used files
-    are deleted.
+    Copies of its files lie in a folder that all data sets and rounds of the node share. If the folder would exceed
+    `cache.limit` bytes, the least recently used copies are deleted.
     """
 
     def __init__(self, uri: str, cache: CacheSettings) -> None:
@@ -56,15 +60,16 @@ class Stored:
 
         Raises:
             InvalidInput: When the settings for the store can't be used.
-            StoreRefused: When the store refuses, and had answered in an earlier round.
+            StoreRefused: When the store refuses this run, although it answered in an earlier round.
             StorageError: When the cache folder can't be used.
         """
         self._cache, self._folder = cache, cache.folder
         self._has_answered = cache.begun
-        """Whether the store has answered, now or in an earlier round."""
+        """Whether the store has answered a request, in this round or an earlier one."""
         self._waiting: dict[int, str] = {}
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
-        """Start of an open call in monotonic seconds, and its file, by thread."""
+        """Files that are being opened, by thread: the time at which the call began, in monotonic seconds, and the
+        file."""
         with self._usable():
             self._folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -80,14 +85,14 @@ class Stored:
         return next(itertools.chain(list(self._waiting.values()), self._late()), "")
 
     def _late(self) -> Iterator[str]:
-        """Yield a sentence for each file that takes long to arrive."""
+        """Yield a sentence about each file that has been awaited for more than `_LONG` seconds."""
         now, limit = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
         for since, file in list(self._opening.values()):
-            if _LONG < now - since < limit:  # beyond that it hangs
+            if _LONG < now - since < limit:  # a longer wait is a hang, not a slow transfer
                 yield f"{self.uri}/{file.file} ({file.size} bytes) is long in coming"
 
     def open(self, file: ManifestFile) -> Content:
-        """Return the whole file.
+        """Return the contents of the whole file.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
@@ -100,17 +105,18 @@ class Stored:
             del self._opening[threading.get_ident()]
 
     def _open(self, file: ManifestFile) -> Content:
-        """Return the whole file, from the cache or after fetching it.
+        """Return the contents of the whole file, from the cache or from the store.
 
         Raises:
             _Unanswered: When the store does not answer.
         """
         path = self._folder / f"{file.sha256[:32]}.data"
-        # Other workers of the node need the same file. If one of them hangs with the lock, fetch the file without it.
+        # Other workers of the node need the same file. If one of them hangs while it holds the lock, go on without the
+        # lock.
         with self._locked(path.with_suffix(".lock")):
             cached = self._cached(path, file)
             if cached is not None:
-                with contextlib.suppress(OSError):  # another worker deleted it just now, but it is mapped
+                with contextlib.suppress(OSError):  # if another worker just deleted it, the mapping stays valid
                     path.touch()
                 return cached
             content = self._fetch(file)
@@ -120,7 +126,7 @@ class Stored:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Convert errors of the cache folder.
+        """Convert an OSError about the cache folder into a StorageError.
 
         Raises:
             StorageError: When the folder can't be used.
@@ -135,9 +141,10 @@ class Stored:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[bool]:
-        """Hold a lock, and yield whether it was obtained.
+        """Hold the lock file at `path`, and yield whether the lock was obtained.
 
-        Other workers hold it for one request at most. The result is False if one of them hangs with it.
+        A worker normally holds the lock for at most one request. If a worker hangs and holds it longer, this function
+        yields False.
         """
         with contextlib.ExitStack() as stack:
             with self._usable():
@@ -151,7 +158,7 @@ class Stored:
         return content if content is not None and file.matches(content) else None
 
     def _fetch(self, file: ManifestFile) -> bytes:
-        """Fetch a file from the store, with short retries.
+        """Fetch a file from the store. If the store has no correct file, try again a few times within seconds.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
@@ -167,12 +174,12 @@ class Stored:
         raise file.missing(self.uri) if content is None else file.damaged(self.uri, len(content))
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
-        """Return a small file, with retries, or None if it does not exist.
+        """Return the contents of a small file, or None if the file does not exist. Failed requests are repeated.
 
         `on_wait` is called repeatedly with the reason for a wait.
 
         Raises:
-            InvalidInput: When a store that has not answered before refuses.
+            InvalidInput: When the store refuses, and has not answered any request before.
             StorageError: When the deadline has passed.
         """
         return self._patiently(lambda: self._ask(name), on_wait)
@@ -192,10 +199,10 @@ class Stored:
         return content
 
     def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
-        """Return what `ask` returns, calling it again if the store did not answer.
+        """Return the result of `ask`, which is called again as long as the store does not answer.
 
         Raises:
-            InvalidInput: When a store that has not answered before refuses.
+            InvalidInput: When the store refuses, and has not answered any request before.
             StorageError: When the deadline has passed.
             AssertionError: Never: there is always another wait.
         """
@@ -209,7 +216,7 @@ class Stored:
                     error, first_request_at = (
                         unanswered.error,
                         min(first_request_at, unanswered.requested_at),
-                    )  # without the wait for a lock
+                    )  # the wait for a lock does not count
                     final = isinstance(error, StoreRefused) and not self._has_answered
                     wait = next(grace, None) if final else seconds
                     if wait is None:
@@ -224,9 +231,9 @@ class Stored:
             self._waiting.pop(threading.get_ident(), None)
 
     def _keep(self, path: Path, content: bytes) -> None:
-        """Write a file to the cache, after making room for it.
+        """Write a file to the cache, after deleting old files to make room.
 
-        One process does this at a time, so that the limit holds.
+        Only one process does this at a time, so that the size limit holds.
 
         Raises:
             StorageError: When the folder is full or can't be used.
@@ -234,7 +241,7 @@ class Stored:
         with self._locked(self._folder / "room.lock") as alone, self._usable():
             if not alone:
                 return
-            for leftover in self._folder.glob("*.draft"):  # of killed processes: no other process writes now
+            for leftover in self._folder.glob("*.draft"):  # left by killed processes: only one process writes at a time
                 leftover.unlink(missing_ok=True)
             cached = {file: _used(file) for file in self._folder.glob("*.data") if file != path}
             total = len(content) + sum(size for _, size in cached.values())

@@ -14,9 +14,9 @@ from concertina_state.errors import InvalidInput
 NAME = "manifest.json"
 FORMAT = 2
 OF_FRAMES = 3
-"""Format of a data set whose elements are frames, not tokens."""
+"""Format number of a data set that consists of frames of features instead of tokens."""
 VALIDATION = "validation"
-"""Folder, below the training data, of documents that were set aside."""
+"""Folder with the validation documents, below the folder of the training data."""
 TOO_SHORT = "no shard of {uri} is as long as one sequence of {length} tokens."
 
 
@@ -29,22 +29,22 @@ class TokenShard:
     size: int
     """Size in bytes."""
     sha256: str
-    """Identity of the content. Each use verifies `crc32`."""
+    """Digest that identifies the content. Reads verify `crc32`, which is faster."""
     crc32: int
     documents_file: str
-    """File with the beginning of each document, in tokens: little-endian uint64."""
+    """Name of the file with the offset of each document, in tokens, as little-endian uint64."""
     documents: int
     documents_sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenizerFacts:
-    """Tokenizer that the tokens are from."""
+    """Tokenizer that produced the tokens."""
 
     name: str
     digest: str
     separator: int
-    """Token that ends each document."""
+    """Id of the token that ends each document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +52,11 @@ class FrameFacts:
     """Format of data whose elements are frames of features instead of tokens."""
 
     width: int
-    """Numbers per frame."""
+    """Number of features per frame."""
     number_bytes: int
-    """Bytes per number, 2 or 4: float16 or float32, little-endian."""
+    """Bytes per feature, 2 or 4: float16 or float32, little-endian."""
     classes: int = 0
-    """Number of classes of the target (uint32) that follows each frame's numbers. 0: there are no targets."""
+    """Number of target classes. If it is not 0, a uint32 with the frame's class follows the features of each frame."""
 
     def __str__(self) -> str:
         targets = f" with {self.classes} targets" if self.classes else ""
@@ -85,7 +85,7 @@ class DataManifest:
 
     @property
     def digest(self) -> str:
-        """Digest of the content. The same data has the same digest wherever it lies."""
+        """Digest of the content, which is the same wherever the data set lies."""
         shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
         content: list[object] = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
         if self.frames is not None:
@@ -93,15 +93,15 @@ class DataManifest:
         return short_digest(json.dumps(content).encode())
 
     def sequences(self, length: int) -> list[int]:
-        """Return how many sequences each shard holds.
+        """Return how many sequences of `length` tokens each shard contains.
 
-        A sequence has `length` tokens to predict, and the token before the first one as input.
+        A sequence consists of `length` tokens to predict, and the token before the first of them as input.
         """
         return [max(0, (shard.tokens - 1) // length) for shard in self.shards]
 
     def to_json(self) -> bytes:
         fields = dataclasses.asdict(self)
-        if self.frames is None:  # unchanged bytes for manifests of tokens
+        if self.frames is None:  # a manifest of tokens has no such field
             del fields["frames"]
         return json.dumps({**fields, "digest": self.digest}, indent=1).encode()
 
@@ -111,7 +111,10 @@ def short_digest(content: bytes) -> str:
 
 
 def digest_of(mode: str, digests: Sequence[str], weights: Sequence[int]) -> str:
-    """Return a digest of data sets, given by their manifests' digests, and of how sequences are made of them."""
+    """Return a digest that identifies a mixture of data sets and the way in which sequences are made of them.
+
+    `digests` are those of the data sets' manifests.
+    """
     if len(digests) == 1 and mode == "joined":
         return digests[0]
     return short_digest(json.dumps([mode, list(zip(digests, weights))]).encode())
@@ -121,7 +124,7 @@ def parse(text: bytes, uri: str) -> DataManifest:
     """Parse a manifest.
 
     Raises:
-        InvalidInput: When it is damaged, has another format, or was changed after it was built.
+        InvalidInput: When the manifest is damaged, has another format, or was changed after it was built.
     """
     try:
         value = json.loads(text)

@@ -1,4 +1,7 @@
-"""Opening of a data set: its place and manifest, and a bounded number of its shards ahead of their use."""
+"""Opening of a data set: its folder or store, its manifest, and its shards.
+
+Shards are opened before they are needed.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from concertina_data.places import CacheSettings, DataPlace, InPlace, OnWait
 from concertina_state.errors import InvalidInput
 
 FETCH_THREADS = 4
-"""Shards that a worker fetches and verifies at once.
+"""Number of shards that a worker fetches and verifies at the same time.
 
-More requests to one store are not faster, and all workers share the cores.
+More requests to one store would not be faster, and all workers share the cores.
 """
 LAST_SECONDS = 5.0
-"""Seconds for which the end of the interpreter waits for fetches under way.
+"""Seconds that the interpreter waits at its end for fetches in progress.
 
-A thread that returns from a library after that would abort the process.
+If a fetch ended later, its thread would abort the process.
 """
 T = TypeVar("T")
 
@@ -36,11 +39,11 @@ def open_place(uri: str, cache: CacheSettings) -> DataPlace:
 
     Args:
         uri: A path, or a URI of `file://`, `s3://`, `gs://` or `az://`.
-        cache: How this machine keeps what a store gives. A folder is read in place.
+        cache: Settings of the folder with copies of stored files. They have no effect on a data set in a folder.
 
     Raises:
-        InvalidInput: It does not exist, or the settings for the store can't be used.
-        StorageError: The store can't be reached.
+        InvalidInput: When the data set does not exist, or the settings for the store can't be used.
+        StorageError: When the store can't be reached.
     """
     if uri.partition("://")[0] == "file" or "://" not in uri:
         return InPlace(uri)
@@ -53,8 +56,8 @@ def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: No
     """Read the manifest of a data set.
 
     Raises:
-        InvalidInput: There is none, or it can't be parsed.
-        StorageError: The store can't be reached.
+        InvalidInput: When there is no manifest, or it can't be parsed.
+        StorageError: When the store can't be reached.
     """
     text = place.get(NAME, on_wait)
     if text is None:
@@ -63,7 +66,7 @@ def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: No
 
 
 class Threads:
-    """Threads that process submitted work in order.
+    """Threads that do submitted work in order.
 
     When the interpreter ends, work that has not begun is cancelled.
     """
@@ -87,7 +90,10 @@ class Threads:
         return future
 
     def end(self) -> None:
-        """End the threads after their present work, and cancel queued work: other threads may wait for its results."""
+        """End each thread after the work that it is doing, and cancel all queued work.
+
+        Queued work is cancelled rather than dropped, because other threads may be waiting for its result.
+        """
         self._ended.set()
         for _ in self._threads:
             self._waiting.put(None)
@@ -96,7 +102,7 @@ class Threads:
         self.end()
 
     def join(self, until: float) -> None:
-        """Wait for the threads until `until` (monotonic seconds) at the latest."""
+        """Wait until the threads have ended, but no longer than until `until` (monotonic seconds)."""
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
@@ -116,7 +122,7 @@ def _end() -> None:
 def _work(waiting: queue.SimpleQueue[Optional[Callable[[], None]]]) -> None:
     while (task := waiting.get()) is not None:
         task()
-        del task  # its result and its owner must not stay while the thread waits
+        del task  # otherwise the waiting thread would keep its result and its owner alive
 
 
 def _settle(future: Future[T], work: Callable[[], T], ended: threading.Event) -> None:
@@ -126,34 +132,34 @@ def _settle(future: Future[T], work: Callable[[], T], ended: threading.Event) ->
         return
     try:
         future.set_result(work())
-    except BaseException as error:  # the caller of `result` gets it
+    except BaseException as error:  # `result` raises it in the caller's thread
         future.set_exception(error)
 
 
 class OpenShards(Generic[T]):
-    """Bounded number of open shards, for one thread: `open_one` opens each of them ahead of its use.
+    """Cache of open shards for one thread. The function `open_one` opens a shard before it is needed.
 
     `open_one` must not refer to the owner of this object. Otherwise the owner is part of a reference cycle, and its
-    threads, file mappings and connections stay until Python looks for cycles, which it does rarely in a process with
-    many objects.
+    threads, file mappings and connections stay until Python's garbage collector finds the cycle. In a process with many
+    objects, that takes long.
     """
 
     def __init__(self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads) -> None:
-        """Prepare to open shards of these sizes in bytes.
+        """Prepare to open shards, whose sizes in bytes are `sizes`.
 
-        The open shards have `most` bytes in total, except for one that is larger.
+        The open shards have at most `most_bytes` bytes in total. A single shard that is larger is opened all the same.
         """
         self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
         self._bytes = 0
 
     def get(self, index: int) -> T:
-        """Return a shard, waiting until it is open.
+        """Return a shard, after waiting until it is open.
 
-        An error of opening it is raised here. The next call tries again.
+        If opening the shard fails, this method raises the error, and the next call tries again.
         """
         future = self._opening(index)
-        if future.done() and future.exception() is not None:  # failed ahead of its use, perhaps long ago
+        if future.done() and future.exception() is not None:  # it failed before it was needed, perhaps long ago
             self._drop(index)
             future = self._opening(index)
         try:
@@ -167,7 +173,7 @@ class OpenShards(Generic[T]):
         self._bytes -= self._sizes[index]
 
     def expect(self, indexes: Iterable[int]) -> None:
-        """Begin to open these shards, in order, as far as there is room."""
+        """Begin to open these shards in order, until the limit of this cache is reached."""
         room = self._most
         for index in indexes:
             room -= self._sizes[index]

@@ -1,10 +1,13 @@
-"""Order of the sequences: a pure function of the manifest's counts, the seed and the position.
+"""Order of the sequences of a data set.
 
-An epoch visits every sequence once. Its shards are permuted and divided into windows of WINDOW shards. Within a window
-all sequences are permuted together, so a reader needs no more than WINDOW shards at hand (decision "Data order in two
-levels"). Both permutations are keyed Feistel networks with cycle walking: any position is computed by itself, without
-state and without a table of sequences. This module computes with plain integers; `concertina_trainer.data.batch_order`
-finds many positions at once.
+The sequence at a position depends only on the shards, the seed and the position.
+
+An epoch visits every sequence once. It permutes the shards and divides them into windows of WINDOW shards. Within a
+window, it permutes all sequences, so a reader needs no more than WINDOW shards at a time (decision "Data order in two
+levels"). Both permutations are keyed Feistel networks with cycle walking. They need no table of sequences and no state,
+so any position can be computed by itself.
+
+This module computes with plain integers. `concertina_trainer.data.batch_order` computes many positions at once.
 """
 
 from __future__ import annotations
@@ -17,9 +20,9 @@ from collections.abc import Sequence
 WINDOW = 16
 ROUNDS = 6
 _TABLE_BITS = 12
-"""Maximum bits of a network's half for which the round functions are tabulated.
+"""Largest half of a network, in bits, for which the round functions are tabulated.
 
-A table takes some milliseconds once, and each position half a microsecond.
+Building a table takes some milliseconds. With the tables, a position is computed in half a microsecond.
 """
 _MASK = 2**64 - 1
 
@@ -35,7 +38,7 @@ class Permutation:
 
     def at(self, value: int) -> int:
         value = self._network(value)
-        while value >= self._size:  # the network permutes a power of 4 >= size: repeat until within size
+        while value >= self._size:  # the network permutes a power of 4 >= size: repeat until the value is below size
             value = self._network(value)
         return value
 
@@ -75,7 +78,7 @@ def key_of(*numbers: int) -> int:
 
 
 class Order:
-    """Order of sequences over shards that hold `counts` sequences each."""
+    """Order of the sequences of shards; shard number i has `counts[i]` sequences."""
 
     def __init__(self, counts: Sequence[int], seed: int) -> None:
         """Prepare the order.
@@ -94,7 +97,7 @@ class Order:
         return sum(self._counts)
 
     def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
-        """Return the shards in this epoch's order, and where each begins in the epoch, in sequences."""
+        """Return the shards in the order of this epoch, and the number of sequences before each of them."""
         permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
         shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
         for shard in shards:
@@ -102,13 +105,16 @@ class Order:
         return shards, begins
 
     def _permuted_window(self, epoch: int, window: int) -> tuple[int, Permutation]:
-        """Return where the window begins in the epoch, and the order of its sequences."""
+        """Return the first sequence of a window, and the permutation of the window's sequences.
+
+        The first sequence is given as its number in the epoch before sequences are permuted.
+        """
         _, begins = self._epoch(epoch)
         first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(begins) - 1)]
         return first, Permutation(last - first, key_of(self._seed, epoch, 2, window))
 
     def find(self, position: int) -> tuple[int, int]:
-        """Return the shard of a position, and the index of the sequence in the shard."""
+        """Return the shard that contains the sequence at a position, and the sequence's index in that shard."""
         epoch, offset = divmod(position, self.epoch_size)
         shards, begins = self._epoch(epoch)
         first, permutation = self._window(epoch, (bisect_right(begins, offset) - 1) // WINDOW)
@@ -117,7 +123,7 @@ class Order:
         return shards[index], shuffled - begins[index]
 
     def nearby(self, position: int) -> list[int]:
-        """Return the shards of this position's window, followed by those of the next window."""
+        """Return the shards of the window that contains this position, followed by the shards of the next window."""
         epoch, offset = divmod(position, self.epoch_size)
         shards, begins = self._epoch(epoch)
         first = (bisect_right(begins, offset) - 1) // WINDOW * WINDOW

@@ -1,4 +1,4 @@
-"""Places of data: a folder of this machine, or a store with copies in a bounded folder of this machine."""
+"""Data sets by URI: in a folder of this machine, or in a store with copies in a folder of bounded size."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ from concertina_data.files import Content, ManifestFile, mapped
 from concertina_state.errors import InvalidInput
 
 OnWait = Callable[[str, float], None]
-"""Function that receives the reason for a wait, as a sentence, and the seconds waited so far."""
+"""Function that is called during a wait, with the reason as a sentence and the seconds waited so far."""
 PATIENCE_SECONDS = 600
-"""Seconds for which a slow or unreachable store only stalls the training.
+"""Seconds that training waits for a store that is slow or unreachable.
 
-Then the round fails and the next one waits anew. failurePolicy limits the total.
+After that, the round fails and the next round waits again. spec.failurePolicy limits the number of such rounds.
 """
 
 
 def folder_on_node() -> Path:
-    """Return the folder with copies of stored files: one for each user of the machine."""
+    """Return the folder with copies of stored files, one for each user of the machine."""
     return Path(os.environ.get("CONCERTINA_CACHE", Path(tempfile.gettempdir(), f"concertina-data-{_user()}")))
 
 
 def _user() -> int:
-    """Return this user's id outside of its user namespace, in which an ordinary user may have root's."""
+    """Return this user's id as seen outside of its user namespace.
+
+    Within a user namespace, a user without privileges can have the id 0.
+    """
     user = os.getuid()
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -43,33 +46,33 @@ class CacheSettings:
     """Settings of the folder with copies of stored files."""
 
     limit: int
-    """Maximum bytes, for all data sets and rounds."""
+    """Maximum size in bytes, for all data sets and rounds together."""
     patience: float = PATIENCE_SECONDS
-    """Seconds for which requests to a store that does not answer are retried."""
+    """Seconds for which a request is repeated if the store does not answer."""
     begun: bool = False
-    """Whether the run has read its data in an earlier round, so that a refusal is a reason to wait."""
+    """Whether an earlier round of this run has read data from the store. If so, a refusal is retried."""
     folder: Path = field(default_factory=folder_on_node)
 
 
 class DataPlace(Protocol):
-    """Place of a data set."""
+    """Data set in a folder or a store."""
 
     uri: str
 
     @property
     def waiting_for(self) -> str:
-        """Sentence about why a thread is waiting for a store right now; "" if none is."""
+        """Sentence about why a thread is waiting for a store at this moment, or "" if no thread waits."""
         ...
 
     def get(self, name: str, on_wait: OnWait = ...) -> bytes | None:
-        """Return a small file, or None if it does not exist.
+        """Return the contents of a small file, or None if the file does not exist.
 
         `on_wait` is called repeatedly with the reason for a wait.
         """
         ...
 
     def open(self, file: ManifestFile) -> Content:
-        """Return the whole file, verified.
+        """Return the contents of the whole file, which have been verified.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
@@ -88,7 +91,7 @@ def _readable(path: str) -> Iterator[None]:
 
 
 class InPlace:
-    """Folder whose files are read in place."""
+    """Data set in a folder, whose files are read without copying them."""
 
     waiting_for = ""
 

@@ -1,4 +1,4 @@
-"""Rows of tokens by position, from one data set."""
+"""Sequences of one data set, by position, as rows of tokens."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from concertina_data.rows import Rows, installed
 from concertina_state.errors import InvalidInput
 
 PIECE = 1 << 14
-"""Tokens to copy at once. With twice as many, torch would use threads of its own, and training needs the cores."""
+"""Number of tokens to copy at once. With twice as many, torch would start threads, which take cores from training."""
 
 
 class Sequences:
-    """Sequences that are cut out of the stream of documents, in the order of a seed.
+    """Sequences of a data set, in the order that a seed determines.
 
-    Each sequence has `length` tokens and the token after them.
+    Each sequence is cut out of the stream of documents. It has `length` tokens and the token after them.
     """
 
     def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings) -> None:
@@ -49,18 +49,18 @@ class Sequences:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary: all tokens are below it."""
+        """Size of the vocabulary. Every token id is less than this."""
         return self._manifest.vocab_size
 
     @property
     def waiting_for(self) -> str:
-        """Sentence about why reading waits for a store; "" if it does not."""
+        """Sentence about why a read waits for a store, or "" if none waits."""
         return self._place.waiting_for
 
     def rows(self, start: int, stop: int) -> Any:
-        """Return the sequences of the positions [start, stop), as int64 `[stop - start, length + 1]`.
+        """Return the sequences at the positions from `start` to `stop` - 1, as int64 `[stop - start, length + 1]`.
 
-        The result is a tensor where torch is installed, and otherwise a memoryview.
+        The result is a tensor if torch is installed, otherwise a memoryview.
 
         Raises:
             InvalidInput: When a file is missing or damaged.

@@ -1,34 +1,37 @@
-"""Protocol between the operator and the agents.
+"""Messages between the operator and the agents, and between agents.
 
-The messages are in `messages`. An agent and the processes of its own replica communicate over `worker_channel`.
+`messages` defines the messages. `worker_channel` defines those between an agent and the processes of its own replica.
 
-The package uses the standard library only and supports Python 3.9 and later. Only `connection`, `waiting` and
-`worker_channel.agent_end` use asyncio, because workers and users' scripts import the other modules.
+The package uses the standard library only and supports Python 3.9 and later. Workers and users' scripts import it
+without asyncio: only `connection`, `waiting` and `worker_channel.agent_end` use asyncio.
 
-The wire is TLS with the job's own CA. Each line is one JSON object of at most MAX_LINE bytes (`connection`). A
-connection carries one request after another. The answer is one line. The answer to `Watch` and `Join` is a stream: a
-line whenever something changes, and at least every REPORT_SECONDS or BEAT_SECONDS. On a connection that carries a
-`Watch`, Prepare, Assign, Release, Drain and Save are answered in order, between the lines of the stream, if the Report
-has `takes_calls`.
+Connections use TLS with a CA of the job's own. Each line is one JSON object of at most MAX_LINE bytes (`connection`). A
+connection carries one request after another, and the answer to a request is one line. `Watch` and `Join` are
+exceptions: their answer is a stream, with a line after each change and at least every REPORT_SECONDS or BEAT_SECONDS.
+The operator can send Prepare, Assign, Release, Drain and Save on the connection of a `Watch`, if the Report has
+`takes_calls`. The agent then answers them in order, between the lines of the stream.
 
-A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). A side accepts the version before and after
-its own, because agents keep running while their operator is upgraded. It ignores unknown fields, new fields have
-defaults, and a state that only a newer side defines is equal to none of the known states (`typed_json.OpenEnum`).
+A line is {"v": VERSION, "kind": name in KINDS, "body": fields} (`lines`). Each side accepts its own version and the
+versions just before and after it, because agents keep running while their operator is upgraded. It ignores unknown
+fields, and new fields have defaults. An unknown value of an enum is read as a value that equals no known one
+(`typed_json.OpenEnum`).
 
-The name in the client certificate decides which requests are allowed. Only the operator, `<uid>.operator`, may send
-Drain, Save and Relay. Agents, `<uid>.agent`, may send each other Ping, Join, Index, Pull and Learn. Both may send
-Watch, which `concertina-agent report` uses, and Prepare, Assign and Release, which agents pass on (decision "Agents
-pass on what the operator says").
+The name in the client certificate decides which requests are allowed:
+- Only the operator, `<uid>.operator`, may send Drain, Save and Relay.
+- Agents, `<uid>.agent`, may send each other Ping, Join, Index, Pull and Learn.
+- Both may send Watch, Prepare, Assign and Release. Agents send Watch for `concertina-agent report`, and pass on the
+  other three (decision "Agents pass on what the operator says").
 
-`concertina_agent.core.states` defines the states of an agent: idle -> prepared (Prepare) -> running (Assign) -> one of
-drained, succeeded and failed. Only a Prepare of a higher round leads back to prepared, from any of them. Each start of
-an agent has a new instance id. The agent reads the highest (round, claim) that it has ever seen back from its volume.
+`concertina_agent.core.states` defines the states of an agent. An agent goes from idle to prepared (by Prepare), to
+running (by Assign), and then to drained, succeeded or failed. From any state, only a Prepare of a higher round leads
+back to prepared. Each start of an agent has a new instance id. The agent stores the highest (round, claim) that it has
+seen in its volume, and reads it after a restart.
 
-The agent's core enforces these rules, and the simulation asserts them:
-- A Prepare or Assign of a round lower than the highest one seen is refused. So is the same round under another claim.
-- Prepare kills the workers of every older round before it is answered. The same Prepare again gets the same answer.
-- Assign is accepted only for the prepared (round, claim), and only if the instance id named for this agent is its own.
-  The same Assign again is acknowledged without starting anything twice.
+The agent enforces these rules, and the simulation tests them:
+- A Prepare or Assign is refused if the agent has seen a higher round, or the same round with another claim.
+- Prepare kills the workers of all older rounds before it is answered. The same Prepare again gets the same answer.
+- Assign is accepted only for the prepared (round, claim), and only if it names the agent's own instance id. The same
+  Assign again is acknowledged, but starts nothing a second time.
 """
 
 from __future__ import annotations
@@ -182,15 +185,16 @@ __all__ = [
 
 VERSION = 1
 PORT = 29400
-"""TCP port of the agent, unless the pod sets another one in CONCERTINA_PORT."""
+"""TCP port on which agents listen, unless the pod sets another one in CONCERTINA_PORT."""
 EXIT_OLD_PYTHON = 69
-"""Exit code of an agent that a Python older than 3.9 started."""
+"""Exit code of an agent that was started by a Python version older than 3.9."""
 MAX_LINE = 4 * 1024 * 1024
 BEAT_SECONDS = 0.5
 REPORT_SECONDS = 1.0
-"""Longest time between two lines to the operator when nothing has changed."""
+"""Maximum seconds between two lines of a report stream to the operator. Without a change, the last report is
+repeated."""
 SILENCE_SECONDS = 3.0
-"""Time without a line after which a stream is considered lost."""
+"""Seconds without a line after which a stream between two processes is considered lost."""
 
 Message = Union[
     Prepare, Prepared, Assign, Release, Drain, Save, Accepted, Refused, Watch, Join, DurableMoved, StopAt, Ping, Index,
@@ -205,7 +209,7 @@ KINDS: dict[str, type[Any]] = {
     "ReportChange": ReportChange, "Relay": Relay, "Relayed": Relayed,
     "Learn": Learn, "Learned": Learned, "Trace": Trace,
 }  # fmt: skip
-"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""
 _LINES = JsonLines(KINDS, "this protocol", VERSION, MAX_LINE)
 
 
@@ -226,6 +230,6 @@ def decode(line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Messag
         cut: Function that reduces the parsed body before its values are converted.
 
     Raises:
-        ProtocolError: If the line is not a valid message. The error is a sentence.
+        ProtocolError: If the line is not a valid message. The error's text is a sentence.
     """
     return typing.cast(Message, _LINES.decode(line, cut))

@@ -1,4 +1,4 @@
-"""Addresses as agents write them: host:port, or [host]:port for IPv6."""
+"""Addresses of agents in text form: host:port, or [host]:port if the host is an IPv6 address."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Tuple
 
 
 def join(host: str, port: int) -> str:
-    """Return the address of a host and a port, with brackets around an IPv6 host."""
+    """Return host and port as an address. An IPv6 host gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def split(address: str) -> Tuple[str, int]:
-    """Return the host, without brackets, and the port of an address.
+    """Return the host (without brackets) and the port of an address.
 
     Raises:
         ValueError: If the address has no port.
@@ -22,5 +22,5 @@ def split(address: str) -> Tuple[str, int]:
 
 
 def family(host: str) -> socket.AddressFamily:
-    """Return the address family of a numeric host."""
+    """Return the address family (IPv4 or IPv6) of a numeric host."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,6 +1,6 @@
-"""Combine the crc32 of two parts into the crc32 of the whole, so that threads can compute parts in parallel.
+"""Computation of a crc32 from the crc32 of two parts, so that threads can checksum parts in parallel.
 
-Python provides zlib's own function from 3.15 on. A crc32 is a polynomial of degree 31 over bits, whose highest bit is
+From Python 3.15 on, zlib has a function for this. A crc32 is a polynomial of degree 31 over bits. Its highest bit is
 the coefficient of x^0.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 POLYNOMIAL = 0xEDB88320
 ONE, BYTE = 1 << 31, 1 << 23
-"""Polynomials x^0 and x^8. Each byte that follows multiplies the preceding part by x^8."""
+"""The polynomials x^0 and x^8. A byte that follows a part multiplies the part's polynomial by x^8."""
 
 
 def followed_by(first: int, second: int, length: int) -> int:

@@ -1,6 +1,6 @@
-"""Asyncio end of a TLS connection that carries lines of the protocol, for the operator and for agents.
+"""TLS connection of the operator or an agent to an agent, on asyncio. It carries lines of the protocol.
 
-`worker_channel` has its own ends.
+`worker_channel` has other classes for connections within a replica.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ _tls_buffer: contextvars.ContextVar[int] = contextvars.ContextVar("_tls_buffer",
 def small_tls_buffers() -> Iterator[None]:
     """Use small TLS buffers for the connections that are opened in this context.
 
-    By default, asyncio allocates 256 KiB for each connection. A coordinator of a thousand members and an operator of a
-    thousand jobs do not need that much: a connection took 300 KiB with the default size and 59 KiB with the small one.
-    Other connections keep the default, which also limits how much they read in one turn of the event loop. A watch of
-    all pods fell behind with a smaller buffer.
+    By default, asyncio allocates 256 KiB for each connection. A coordinator of a thousand members, or an operator of a
+    thousand jobs, does not need that much: a connection took 300 KiB with the default size and 59 KiB with the small
+    one.
+
+    Other connections keep the default, because the size also limits how much is read in one iteration of the event
+    loop. With smaller buffers, a watch of all pods was too slow.
     """
     _size_by_context()
     token = _tls_buffer.set(TLS_RECORD)
@@ -43,15 +45,15 @@ def small_tls_buffers() -> Iterator[None]:
 def _size_by_context() -> None:
     """Make asyncio take the size of its TLS buffers from the context variable `_tls_buffer`.
 
-    asyncio's class is patched only once per process, because each change of a class makes Python discard its cached
-    attribute lookups.
+    asyncio's class is patched only once per process, because each change of a class clears Python's caches of its
+    attributes.
     """
     size = property(lambda self: _tls_buffer.get())
     setattr(asyncio.sslproto.SSLProtocol, "max_size", size)  # noqa: B010 # its types don't know that field
 
 
 async def connect(address: str, context: ssl.SSLContext, name: str) -> Connection:
-    """Open a connection to the agent at host:port, whose certificate must have this name.
+    """Open a connection to the agent at host:port, and check that its certificate has this name.
 
     The caller limits the total time.
 
@@ -70,24 +72,24 @@ async def connect(address: str, context: ssl.SSLContext, name: str) -> Connectio
 
 
 def abort(writer: asyncio.StreamWriter) -> None:
-    """Close a connection immediately, without a TLS farewell: the other end sees a broken stream at once.
+    """Close a connection immediately, without a TLS shutdown. The other end sees at once that the stream is broken.
 
-    The connection may be closed already. A TLS transport forgets its protocol when it is closed for the second time.
-    Before Python 3.11.3 (Debian 12 has 3.11.2) its `abort()` then raises AttributeError.
+    The connection may be closed already. A TLS transport forgets its protocol when it is closed a second time. Before
+    Python 3.11.3 (Debian 12 has 3.11.2), its `abort()` then raises AttributeError.
     """
     with contextlib.suppress(AttributeError):
         writer.transport.abort()
 
 
 class Connection:
-    """Connection that sends and receives messages, one a line."""
+    """Connection that sends and receives messages, one per line."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self._draining = asyncio.Lock()
-        """Lock around draining.
+        """Lock around `drain` of the writer.
 
-        A stream and answers are sent concurrently, and before Python 3.11 only one task may wait.
+        Several tasks send lines on the same connection. Before Python 3.11, only one task may wait in `drain`.
         """
 
     async def receive(self, timeout: Optional[float] = None) -> Optional[Message]:
@@ -96,7 +98,7 @@ class Connection:
         Raises:
             ProtocolError: If the line is not a valid message.
             asyncio.TimeoutError: If no line arrives within `timeout` seconds.
-            OSError: If the other end cannot be reached (ETIMEDOUT, EHOSTUNREACH ...).
+            OSError: If the other end cannot be reached (such as ETIMEDOUT or EHOSTUNREACH).
         """
         line = await self.receive_line(timeout)
         return None if line is None else decode(line)
@@ -113,7 +115,7 @@ class Connection:
         return line if line.endswith(b"\n") else None
 
     async def read_line(self) -> bytes:
-        """Return the next line, without a newline if the stream ends before one.
+        """Return the next line. At the end of the stream, the line may lack its newline.
 
         Raises:
             ProtocolError: If the line is too long.
@@ -125,16 +127,16 @@ class Connection:
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """Certificate of the other end, which has been verified."""
+        """Certificate of the other end, which TLS has verified."""
         return self.writer.get_extra_info("peercert") or {}
 
     def write(self, message: Message) -> None:
-        """Write a message to the buffer without waiting."""
+        """Write a message to the send buffer. This never waits."""
         if not self.writer.is_closing():
             self.writer.write(encode(message))
 
     async def send(self, message: Message) -> None:
-        """Send a message and wait until the buffer has room.
+        """Send a message, and wait until the send buffer has space.
 
         Raises:
             OSError: If the connection is lost.

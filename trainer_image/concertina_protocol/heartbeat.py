@@ -1,9 +1,9 @@
-"""Current phase and step of a worker, in a small file that the worker rewrites and its agent reads.
+"""Heartbeat of a worker: its present phase and step, in a small file that the worker writes and its agent reads.
 
-The agent reads the file a few times a second. A line on the worker channel for each part of each step would cost the
-agent more time than many steps take. A heartbeat costs the worker about a microsecond (one write to a file in memory),
-and the agent one read a tick. The module uses the standard library only and supports Python 3.9 and later. A user's own
-script may write the file too (its path is in CONCERTINA_HEARTBEAT).
+The agent reads the file a few times per second. With a message for each part of each step instead, many steps would
+cost the agent more time than they take. Writing a heartbeat takes the worker about a microsecond, because the file is
+in memory. The module uses the standard library only and supports Python 3.9 and later. A user's script may write the
+file too; its path is in CONCERTINA_HEARTBEAT.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from concertina_protocol.codec.typed_json import OpenEnum
 
 VARIABLE = "CONCERTINA_HEARTBEAT"
 _LAYOUT = struct.Struct("<16sqdd")
-"""Layout of the file: phase, step, CLOCK_MONOTONIC when the phase was entered, and seconds of own work."""
+"""Layout of the file: phase, step, CLOCK_MONOTONIC at the beginning of the phase, and seconds of the worker's own
+work."""
 
 
 READS = 20
-"""Maximum number of reads, so that the agent does not wait for a script that writes all the time."""
+"""Maximum number of attempts to read the file without a change in between.
+
+Without a maximum, a script that writes all the time could delay the agent forever.
+"""
 
 
 class WorkerPhase(OpenEnum):
-    """Phase of a worker; the phases of a step are in the order in which a worker passes them."""
+    """Phase of a worker. The phases of a step are listed in the order in which a worker goes through them."""
 
     STARTING = "starting"
     RESTORING = "restoring"
@@ -38,22 +42,25 @@ class WorkerPhase(OpenEnum):
     COMPUTING = "computing"
     REDUCING = "reducing"
     TRAINING = "training"
-    """Phase in messages, for a worker that is within a step or between two steps."""
+    """Phase in messages (not in the file) of a worker that is within a step or between two steps."""
     COMPILING = "compiling"
-    """Phase of a script that compiles within a step."""
+    """Phase of a script that compiles during a step."""
     BETWEEN_STEPS = "between steps"
-    """Phase of a script that does not report: only its optimizer steps are known, not what it does between them."""
+    """Phase of a script that does not report phases.
+
+    The agent knows the optimizer steps of such a script, but not what the script does between them.
+    """
 
 
 class HeartbeatWriter:
-    """The worker's end, which does nothing if there is no path or the file cannot be opened."""
+    """Writer of a worker's heartbeat. If there is no path or the file cannot be opened, it does nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._file: Optional[int] = None
         self.busy = 0.0
-        """Seconds of this round's finished steps, except the first, in which this worker did not wait for others.
+        """Seconds in which this worker did not wait for other ranks, in this round's finished steps except the first.
 
-        A straggler has more of them than the other ranks. The next call of `enter` writes the value.
+        A straggler has more of them than other ranks. The next call of `enter` writes this value into the file.
         """
         try:
             self._file = os.open(environment[VARIABLE], os.O_WRONLY | os.O_CREAT, 0o600)
@@ -61,23 +68,23 @@ class HeartbeatWriter:
             return
 
     def enter(self, phase: WorkerPhase, step: int) -> None:
-        """Record that the worker enters `phase` and has finished `step` steps."""
+        """Record that the worker enters a phase. `step` is the number of steps that it has finished."""
         if self._file is not None:
             os.pwrite(self._file, _LAYOUT.pack(phase.encode()[:16], step, time.monotonic(), self.busy), 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class HeartbeatFile:
-    """The agent's end for one worker of one round."""
+    """Reader of the heartbeat of one worker in one round, for the worker's agent."""
 
     rank: int
     path: str
 
     def read(self, now: float) -> Optional[Heartbeat]:
-        """Return the worker's heartbeat, or None if none has been written yet.
+        """Return the worker's heartbeat, or None if the worker has not written any.
 
         Args:
-            now: Current CLOCK_MONOTONIC, which the agent and the worker share.
+            now: Present CLOCK_MONOTONIC, which is the same clock for the agent and the worker.
         """
         content = settled_content(self.path, _LAYOUT.size)
         if len(content) != _LAYOUT.size:
@@ -89,9 +96,9 @@ class HeartbeatFile:
 
 
 def settled_content(path: str, size: int) -> bytes:
-    """Return the first bytes of a small file that another process rewrites, or nothing if it can't be read.
+    """Return the first `size` bytes of a file that another process rewrites, or b"" if the file can't be read.
 
-    The file is read until two reads agree, because a write may be in progress.
+    The file is read until two reads give the same result, because a write may be in progress.
     """
     before, content = b"", _content(path, size)
     for _ in range(READS):

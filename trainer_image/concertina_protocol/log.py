@@ -1,7 +1,7 @@
-"""Log of the operator and the agents: one line for each event, on stderr.
+"""Log of the operator and of agents: one line per event, on stderr.
 
-A line is JSON, {"t": Unix seconds, "event": name, ...}. A benchmark uses these lines to break down the time of a
-recovery. The module uses the standard library only and supports Python 3.9 and later.
+By default, a line is JSON: {"t": Unix seconds, "event": name, ...}. Benchmarks use these lines to find out how a
+recovery spends its time. The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -26,51 +26,55 @@ class LogFormat(enum.Enum):
     TEXT = "text"
     """Format for people: the time, the event and name=value pairs.
 
-    Strings with spaces or quotes are written as in JSON.
+    A string with spaces or quotes is written as JSON.
     """
 
 
 @dataclasses.dataclass
 class Served:
-    """The one job that a process serves, and its progress."""
+    """Job that this process serves, and the job's progress. An agent serves one job; the operator serves several."""
 
     uid: str
     job: str
-    """NAMESPACE/NAME"""
+    """Name of the job as NAMESPACE/NAME."""
     round: int = 0
-    """Newest round that trains here, or 0 if none does."""
+    """Newest round that has begun training in this process's replica, or 0 for none."""
     step: int = 0
     """Last step that is known to be finished."""
 
 
 _format = LogFormat.JSON
 _served: Optional[Served] = None
-"""The job that this process serves, or None if it serves several."""
+"""Job that this process serves, or None if it serves several jobs."""
 
 
 def write_as(format: LogFormat) -> None:
-    """Set the format of all further lines."""
+    """Set the format of all later lines."""
     global _format
     _format = format
 
 
 def serve(uid: str, job: str) -> None:
-    """Add the job (NAMESPACE/NAME) to each further line, and the `trace` of the round that the line names."""
+    """Write the job into all later lines, and the id of the round's trace into lines about a round.
+
+    `job` is NAMESPACE/NAME.
+    """
     global _served
     _served = Served(uid, job)
 
 
 def reached(round: int, step: int) -> None:
-    """Record the current round and step, which is done for each step.
+    """Record the present round and step. Called after each step.
 
-    Each further line of this round has the step, and a line that names no round belongs to this round.
+    Later lines about the present round contain the step. If a line names no round, it is taken to be about the present
+    one.
     """
     if _served is not None:
         _served.round, _served.step = round, step
 
 
 def log_event(event: str, **fields: Any) -> None:
-    """Write one line about a decision or an action."""
+    """Write a line about an event, with these fields."""
     if _served is not None:
         fields = {**fields, **_context_fields(_served, fields)}
     sys.stderr.write((_text_line if _format is LogFormat.TEXT else _json_line)(event, fields) + "\n")
@@ -78,7 +82,7 @@ def log_event(event: str, **fields: Any) -> None:
 
 
 def _context_fields(served: Served, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields that the job adds to a line with these fields."""
+    """Return the fields that are added to a line with `fields`: the job, and the round, its trace and its step."""
     context: dict[str, Any] = {"job": served.job}
     round = fields.get("round", served.round)
     if round:

@@ -1,7 +1,7 @@
-"""Lines of the bundled trainer's log that programs read too (decision "The trainer's log is text").
+"""Lines in the log of the bundled trainer that programs parse (decision "The trainer's log is text").
 
-Any line may come from a user's script, or from a trainer of another version, so a line counts only if it matches one of
-these formats exactly. The module uses the standard library only and supports Python 3.9 and later.
+A line can also come from a user's script, or from a trainer of another version. So a line counts only if it matches one
+of the formats here exactly. The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Optional, Union
 from concertina_protocol import RestoreSource
 
 _MOST = 1000
-"""Maximum length in characters; the bundled trainer writes no longer line."""
+"""Maximum length of a line in characters. The bundled trainer writes no longer lines."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundStarted:
-    """Line that the trainer writes once a round, when the round's first step is finished."""
+    """Line that the trainer writes when the first step of a round has finished."""
 
     round: int
     step: int
-    """Step that is finished."""
+    """Number of the finished step."""
     source: RestoreSource
     restored_step: int
     """Step of the state that the round began with."""
     seconds: Mapping[str, float]
-    """Duration of each part of the round's start in seconds."""
+    """Seconds that each part of the round's start took."""
     at: float
     """Time of the line in Unix seconds."""
 
     @property
     def state(self) -> str:
-        """Restored state in words, such as `memory of step 12`, or `fresh of step 0` if it was initialized."""
+        """Description of the restored state: `memory of step 12`, or `fresh of step 0` for an initialized state."""
         return f"{self.source.lower()} of step {self.restored_step}"
 
     def __str__(self) -> str:
@@ -54,10 +54,10 @@ class StepDoneLine:
     """Number of steps of the whole run."""
     loss: float
     rate: float
-    """Learning rate."""
+    """Learning rate of the step."""
     tokens_per_second: float
     seconds: float
-    """Duration of this step in seconds."""
+    """Duration of the step in seconds."""
 
     def __str__(self) -> str:
         return (
@@ -69,7 +69,7 @@ class StepDoneLine:
 LogLine = Union[RoundStarted, StepDoneLine]
 
 _RANK = r"(?:\[rank \d+\] )?"
-"""Prefix that the agent adds to a line if a replica has several workers."""
+"""Pattern of the prefix that the agent adds to each line of a worker if a replica has several workers."""
 _PART = r"\w+ \d+\.\d+"
 _NUMBER = r"(-?(?:[\d,.]+(?:e[-+]\d+)?|inf|nan))"
 _ROUND = re.compile(
@@ -81,7 +81,10 @@ _STEP = re.compile(rf"{_RANK}step (\d+)/(\d+)  loss {_NUMBER}  rate {_NUMBER}  {
 
 
 def parse(line: str) -> Optional[LogLine]:
-    """Return the content of a line, given without its newline, or None if the line has no known format."""
+    """Return the contents of a log line, or None if the line has none of the formats.
+
+    The line is given without its newline.
+    """
     if len(line) > _MOST:
         return None
     try:
@@ -89,7 +92,7 @@ def parse(line: str) -> Optional[LogLine]:
             return _round(*match.groups())
         if match := _STEP.fullmatch(line):
             return _step(*match.groups())
-    except (ValueError, OverflowError):  # 1.2.3, or more digits than a float holds
+    except (ValueError, OverflowError):  # for example 1.2.3, or more digits than a float can have
         pass
     return None
 

@@ -1,4 +1,4 @@
-"""Text by which the loss of another rank is recognised in the errors of a worker."""
+"""Texts in a worker's errors which show that the worker has lost the connection to another rank."""
 
 LOST_PEER = (
     "Connection closed by peer",
@@ -11,4 +11,4 @@ LOST_PEER = (
     "Socket Timeout",
     "Timed out waiting",
 )
-"""Messages of gloo, NCCL and the store after another rank has gone."""
+"""Parts of error messages of gloo, NCCL and the c10d store after another rank has exited."""

@@ -1,4 +1,4 @@
-"""Kubernetes quantities: 500m, 2, 1.5Gi, 1e3."""
+"""Quantities of Kubernetes, such as 500m, 2, 1.5Gi or 1e3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 
 MOST = 2**63 - 1
-"""Largest value; Kubernetes caps larger ones, and so does `parse_quantity`."""
+"""Largest quantity. Kubernetes replaces larger ones by this value, and so does `parse_quantity`."""
 _UNITS = {
     **{suffix: Decimal(10) ** power for suffix, power in (("n", -9), ("u", -6), ("m", -3), ("", 0))},
     **{suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)},
@@ -18,11 +18,11 @@ _QUANTITY = re.compile(
     r"(?:(?P<exponent>[eE][+-]?[0-9]{1,2})|(?P<unit>[numkMGTPE]|[KMGTPE]i)?)"
 )
 _EXACT = decimal.Context(prec=200)
-"""Context with enough digits for the longest number that the pattern accepts, multiplied by the largest unit."""
+"""Decimal context with enough digits for the longest number that the pattern accepts, times the largest unit."""
 
 
 def parse_quantity(quantity: object) -> Decimal:
-    """Return the exact value of a quantity, capped as Kubernetes caps it.
+    """Return the exact value of a quantity. Values above MOST become MOST, as in Kubernetes.
 
     Raises:
         ValueError: If the text is not a quantity.

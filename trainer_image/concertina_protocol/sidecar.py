@@ -1,7 +1,7 @@
-"""Sidecar of a shard file, `<file>.json`: a shard file counts as present only while its sidecar exists.
+"""Sidecar of a shard file, `<file>.json`. A shard file counts as present only if its sidecar exists.
 
-Workers write shard files in place, and agents copy them. Both remove the sidecar before they change the first byte and
-write it again after the last one. The module uses the standard library only and supports Python 3.9 and later.
+Workers write shard files in place, and agents copy them. Both remove the sidecar before they change the first byte, and
+write it after the last one. The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.records import SnapshotId
 
 SNAPSHOT_SLOTS = 3
-"""Number of files that a worker writes its snapshots into in turn.
+"""Number of files (slots) into which a worker writes its snapshots in turn.
 
-The files hold the newest snapshot that is complete on all peers, the newest snapshot, and the snapshot that is being
-written.
+One has the newest snapshot whose shards are all copied to another replica, one has the newest snapshot, and one is
+being written.
 """
 COPY_SLOTS = 2
-"""Number of files that an agent copies a peer's shard into: the newest copy, and the one that is being written."""
+"""Number of files (slots) into which an agent copies a peer's shard in turn.
+
+One has the newest copy, and one is being written.
+"""
 
 
 class Damaged(ValueError):
-    """Error for a shard file whose bytes do not match its sidecar or header; its text is a sentence."""
+    """Error that the bytes of a shard file do not match its sidecar or header. The text is a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +51,21 @@ def sidecar_path(file: Path) -> Path:
 
 
 def write_sidecar(file: Path, sidecar: Sidecar) -> None:
-    """Write a sidecar atomically; the shard file counts as present from then on."""
+    """Write a sidecar atomically. From then on, the shard file counts as present."""
     draft = file.with_suffix(".json.new")
     draft.write_text(json.dumps(dataclasses.asdict(sidecar)))
     draft.replace(sidecar_path(file))
 
 
 def remove_sidecar(file: Path) -> None:
-    """Remove a sidecar if it exists; the shard file does not count as present from then on."""
+    """Remove a sidecar if it exists. From then on, the shard file does not count as present."""
     sidecar_path(file).unlink(missing_ok=True)
 
 
 def read_sidecar(file: Path) -> Optional[Sidecar]:
-    """Return the sidecar of a shard file.
+    """Return the sidecar of a shard file, or None if the shard file does not count as present.
 
-    Return None if there is no committed sidecar, or if the file does not have the size that it says.
+    A shard file counts as present if it has a committed sidecar and the size that the sidecar says.
     """
     with contextlib.suppress(OSError, ValueError):
         sidecar = parse_json(Sidecar, sidecar_path(file).read_bytes())

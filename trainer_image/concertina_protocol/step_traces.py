@@ -1,4 +1,4 @@
-"""Paths of the traces of a worker's steps, from when they are written until they are fetched.
+"""Paths of the traces of a worker's steps in the pod's volume, where they stay until they are fetched.
 
 The module uses the standard library only and supports Python 3.9 and later.
 """
@@ -13,7 +13,7 @@ from typing import Mapping
 NAME = re.compile("[0-9a-f]{1,32}")
 MOST_STEPS = 100
 MOST_BYTES = 32 * 1024 * 1024
-"""Maximum size of one rank's compressed trace: it is in the pod's volume, which may be memory."""
+"""Maximum size in bytes of one rank's compressed trace. The pod's volume, which contains it, may be memory."""
 
 
 def folder(volume: Path) -> Path:
@@ -22,7 +22,7 @@ def folder(volume: Path) -> Path:
 
 
 def folder_of_worker(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of traces, derived from a worker's environment.
+    """Return the folder of traces, given the environment variables of a worker.
 
     Raises:
         KeyError: If the worker has no agent.
@@ -33,15 +33,21 @@ def folder_of_worker(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def trace_file(where: Path, name: str, rank: int) -> Path:
-    """Return the path of a trace: gzip-compressed JSON with `rank`, torch's `trace` and its `flightRecorder`."""
+    """Return the path of a rank's trace, which is gzip-compressed JSON.
+
+    Its fields are `rank`, torch's `trace` and torch's `flightRecorder`.
+    """
     return where / f"{name}-rank-{rank}.json.gz"
 
 
 def wanted_file(trace: Path) -> Path:
-    """Return the path of a file that exists while someone waits for the trace; without it, no trace is written."""
+    """Return the path of a file that exists as long as somebody waits for a trace. Without it, no trace is written."""
     return trace.with_name(f"{trace.name}.wanted")
 
 
 def error_file(trace: Path) -> Path:
-    """Return the path of a file that, instead of a trace, contains the reason why there is none, in a sentence."""
+    """Return the path of a file that is written instead of a trace if the trace fails.
+
+    It has the reason as a sentence.
+    """
     return trace.with_name(f"{trace.name}.error")

@@ -1,7 +1,7 @@
-"""Id of a round's trace.
+"""Id of the OpenTelemetry trace of a round.
 
-The id follows from the job's uid and the round's number, so it does not have to be communicated (decision "A round's
-trace id is made of uid and number"). The module uses the standard library only and supports Python 3.9 and later.
+The id is computed from the job's uid and the round's number, so no message has to contain it (decision "A round's trace
+id is made of uid and number"). The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ import hashlib
 
 
 def trace_id(uid: str, round: int) -> str:
-    """Return the 128-bit trace id as OpenTelemetry writes it, in 32 hexadecimal digits."""
+    """Return the 128-bit id of a round's trace as 32 hexadecimal digits, which is the form that OpenTelemetry uses."""
     return hashlib.sha256(f"{uid}/{round}".encode()).hexdigest()[:32]

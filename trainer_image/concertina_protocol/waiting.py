@@ -1,4 +1,4 @@
-"""Waiting with a time limit.
+"""Waiting for awaitables with a time limit, on asyncio.
 
 The module uses the standard library only and supports Python 3.9 and later.
 """
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
-    """Return the result of `work`, which may take this many seconds, or any time if `seconds` is None.
+    """Return the result of `work`, which may take `seconds` seconds. If `seconds` is None, there is no limit.
 
-    The function is like asyncio.wait_for, which before Python 3.12 loses a cancellation that coincides with the end of
-    the work. A caller that retries after errors would then never stop, and a connection that was just opened would stay
+    asyncio.wait_for does the same, but before Python 3.12 it loses a cancellation that coincides with the end of the
+    work. A caller that retries after errors would then never stop, and a connection that was just opened would stay
     open.
 
     Raises:
@@ -43,16 +43,16 @@ async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
             raise cancelled
         waiting = asyncio.current_task()
         assert waiting is not None
-        waiting.cancel()  # takes effect at its next wait, so that the caller can close the result
+        waiting.cancel()  # takes effect at the caller's next wait, so the caller can close the result
     elif late and running.cancelled():
         raise asyncio.TimeoutError
     return running.result()
 
 
 async def together(*works: Awaitable[T]) -> list[T]:
-    """Return the results in order.
+    """Return the results of all `works`, in order.
 
-    If one fails, its error is raised after the others have been cancelled and have ended.
+    If one of them fails, the others are cancelled. When they have ended, the error is raised.
     """
     running = [asyncio.ensure_future(work) for work in works]
     try:

@@ -1,12 +1,22 @@
-"""State of a training job: boxes of global tensors, in node memory, on peers and in durable storage.
+"""State of a training job: saved as boxes (rectangular parts) of global tensors, and restored in any world size.
 
-The bundled trainer saves its state through this package. Training scripts use it through `trainingjob.State`, in images
-of their own. It requires Python 3.9 or later and `concertina_protocol`. Durable storage requires obstore, and tensors
-require torch (only `catalogue` and `tensors` import it; `buffers` does the work of both for plain memory).
+A state is kept in node memory, on peers and in durable storage. The bundled trainer saves its state through this
+package. Training scripts in users' own images use it through `trainingjob.State`. The package requires Python 3.9 or
+later and `concertina_protocol`. Durable storage requires obstore. `state_index` and `tensors` require torch; `buffers`
+does the work of both for plain memory.
 
-Saving:    `catalogue` (which boxes a rank has; `placement` computes them, `holdings` shares them out) -> `saving` and
-           `interval` (when) -> `snapshots` (files in node memory, in the format of `format.shardfile`) -> `uploader`
-           and `checkpoints` (durable storage, through `objects`); `lineage` records what went into the state
-Restoring: `saved` (wherever the state lies) -> `format.read_plan` (which bytes) -> `filling` (read them) -> `tensors`
-           (copy them into place)
+Modules that save, in order of use:
+- `placement` computes which box of each tensor a rank has. `holdings` divides boxes that several ranks have among these
+  ranks.
+- `state_index` lists the tensors of a rank.
+- `saving` and `interval` decide when to save.
+- `snapshots` writes files into node memory, in the format of `format.shardfile`.
+- `uploader` and `checkpoints` write to durable storage, through `objects`.
+- `lineage` records which rounds, data and settings led to the state.
+
+Modules that restore, in order of use:
+- `saved` is the interface to a state, wherever it is saved.
+- `format.read_plan` computes which bytes to read.
+- `filling` reads these bytes.
+- `tensors` copies them into tensors.
 """

@@ -1,6 +1,6 @@
-"""Arrays in plain memory, and how they are saved and filled without torch.
+"""Arrays in plain memory, saved and filled without torch.
 
-Plain memory is what numpy, the standard library and JAX (on request) provide.
+Arrays of numpy and of the standard library are in plain memory. JAX provides such arrays on request.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ DTYPES = {
     "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
     "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
-"""Name of a dtype in safetensors, by its name in numpy, or in ml_dtypes for dtypes that numpy lacks."""
+"""Names of dtypes in safetensors. The key is the dtype's name in numpy, or in ml_dtypes for dtypes that numpy lacks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """Elements of one dtype, row-major and without gaps."""
+    """Array of one dtype in contiguous memory, row-major."""
 
     dtype: str
     """Name of the dtype in safetensors."""
     shape: tuple[int, ...]
     memory: memoryview
-    """Live bytes of the array, writable."""
+    """Writable view of the array's own bytes."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -51,14 +51,14 @@ class Buffer:
 
 
 class Buffers:
-    """Contents of a shard: places in a file, and the memory that belongs in each of them."""
+    """Contents of a shard: for each array, its place in the file and its memory."""
 
     def __init__(self, layout: Layout, buffers: Sequence[Buffer]) -> None:
-        """Describe `buffers`, which are live and in the order of the layout."""
+        """Describe a shard that consists of `buffers`, in the same order as the chunks of `layout`."""
         self.layout, self._buffers = layout, buffers
 
     def views(self, file: mmap) -> list[memoryview]:
-        """Return a view of each place in the mapped file, for `copy_to`."""
+        """Return a view of each array's place in the mapped file `file`. `copy_to` writes into these views."""
         whole = memoryview(file)
         begins = zip(self.layout.chunks, self.layout.begins)
         return [whole[begin : begin + chunk.size] for chunk, begin in begins]
@@ -66,21 +66,22 @@ class Buffers:
     def copy_to(self, views: Sequence[memoryview]) -> Arrival:
         """Copy the present contents of the arrays into the views.
 
-        The copy is complete when this method returns, so the returned function does nothing and returns 0.
+        The copy is complete when this method returns. So the returned function has nothing to wait for, and returns 0
+        seconds.
         """
         for view, buffer in zip(views, self._buffers):
             view[:] = buffer.memory
         return lambda: 0.0
 
     def before_change(self) -> None:
-        """Do nothing, as no copy is running."""
+        """Do nothing. This method has to delay changes until copies are complete, and here they always are."""
 
 
 class BufferCatalogue(LocalState[Buffer]):
-    """Catalogue of arrays in plain memory.
+    """Index of arrays in plain memory.
 
-    Contents that several ranks hold alike are saved once. Each rank reads all its arrays by itself, because this class
-    has no means of sending arrays from rank to rank.
+    If several ranks have the same array, it is saved once. Each rank reads all its arrays by itself, because this class
+    cannot send arrays from rank to rank.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class BufferCatalogue(LocalState[Buffer]):
 
         Args:
             arrays: Arrays by names that all ranks know. Each Buffer is the same on all ranks.
-            own: Buffers that only this rank has, by names of their own.
+            own: Buffers that only this rank has, by names that are unique to this rank.
             rank: This rank.
             world: Number of ranks.
 
@@ -108,16 +109,19 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads exactly what it saves; see LocalState."""
+        """Whether this rank reads only the parts of arrays that it also saves (see `LocalState.alone`)."""
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
-        """Return the whole box of each array; see LocalState."""
+        """Return, for each array, the box to read and the array.
+
+        It is the array's whole box (see `LocalState.wanted`).
+        """
         whole = (local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
 
     def still(self, arrays: Mapping[str, Buffer | ArrayShard]) -> bool:
-        """Return whether these are the very arrays that the catalogue was made of."""
+        """Return whether `arrays` are the same array objects that this catalogue was made from."""
         return arrays.keys() == self._addresses.keys() and all(
             _buffer(array).address == self._addresses[name] for name, array in arrays.items()
         )
@@ -143,10 +147,10 @@ def _local_array(name: str, array: Buffer | ArrayShard, everyone: Copies) -> Loc
 
 
 def _place_for(item: ReadItem, buffer: Buffer) -> Place:
-    """Return the place for what `item` reads.
+    """Return memory to read the bytes of `item` into, and a function that copies them into `buffer`, or None.
 
-    If the bytes lie in the buffer as they do in the file, they are read straight into it. Otherwise they are read into
-    memory of their own and copied one contiguous stretch at a time.
+    If the bytes have the same order in the buffer as in the file, the memory is that of the buffer, and no copy is
+    needed. Otherwise, the bytes are read into separate memory, and then copied one contiguous stretch at a time.
     """
     found = stretches(item.box, item.rows, Box.of(item.target), ITEM_SIZES[item.dtype])
     first = list(itertools.islice(found, 2))
@@ -163,12 +167,14 @@ def _place_for(item: ReadItem, buffer: Buffer) -> Place:
 
 
 def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the contiguous stretches of the elements of `box`, which two arrays hold.
+    """Yield the contiguous stretches of the elements of `box`, which is part of two arrays.
+
+    `box` is a part of two arrays. A stretch is contiguous in both of them.
 
     Args:
         box: Elements that are in both arrays.
-        source: Box that the first array holds.
-        target: Box that the second array holds.
+        source: Box of the global tensor that the first array has.
+        target: Box of the global tensor that the second array has.
         width: Bytes of an element.
 
     Yields:
@@ -176,7 +182,7 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
     """
     axis = len(box.shape)
     while axis and box.shape[axis:] == source.shape[axis:] == target.shape[axis:]:
-        axis -= 1  # both arrays hold all inner dimensions whole
+        axis -= 1  # both arrays contain the inner dimensions as a whole
     size = math.prod(box.shape[axis:]) * width
     for index in itertools.product(*(range(o, o + n) for o, n in zip(box.offsets[:axis], box.shape[:axis]))):
         coordinate = (*index, *box.offsets[axis:])
@@ -184,7 +190,7 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
 
 
 def _begin(coordinate: Sequence[int], outer: Box) -> int:
-    """Return the index of the element at a coordinate in an array that holds the box `outer`."""
+    """Return the index of an element in an array that has the box `outer`, given the element's global coordinate."""
     index = 0
     for position, offset, length in zip(coordinate, outer.offsets, outer.shape):
         index = index * length + position - offset

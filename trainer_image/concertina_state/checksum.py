@@ -1,4 +1,4 @@
-"""crc32 computed by several threads: each checksums a part, and the results are combined into that of the whole."""
+"""crc32 computed by several threads. Each thread computes the checksum of a part, and the results are combined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concertina_protocol.checksums import followed_by
 
 LEAST = 4 << 20
-"""Minimum size of a part in bytes. Starting a thread costs as much as checksumming a part of this order."""
+"""Minimum size of a part in bytes. For a smaller part, starting a thread takes longer than the checksum."""
 
 
 def crc32(data: memoryview, threads: int) -> int:

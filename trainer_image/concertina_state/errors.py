@@ -6,30 +6,36 @@ from concertina_protocol import FailureReason, Rollback
 
 
 class InvalidInput(Exception):
-    """Error that a retry can't resolve. The message says what is wrong and what to do."""
+    """Error that will occur again if the operation is repeated. The message says what is wrong and what to do."""
 
     reason = FailureReason.INVALID_INPUT
-    """Reason by which alerts and runbooks identify the error."""
+    """Reason for this error in the job's status, by which alerts and runbooks identify it."""
 
 
 class DataChanged(InvalidInput):
-    """A position in the data that the state was trained on is a different sequence in the data that are there now."""
+    """Error that the training data differ from those that the saved state was trained on.
+
+    The same position in the data is a different sequence now.
+    """
 
     reason = FailureReason.DATA_CHANGED
 
 
 class DamagedInput(InvalidInput):
-    """Bytes that differ from what was written, however often they are read."""
+    """Error that stored bytes are not those that were written. Reading them again gives the same wrong bytes."""
 
     reason = FailureReason.DAMAGED
 
     def __init__(self, message: str, checkpoint: str = "") -> None:
-        """Set the message and the URI of the damaged checkpoint's own folder, which is empty if data are damaged."""
+        """Set the message and the URI of the damaged checkpoint's own folder.
+
+        The URI is empty if training data are damaged.
+        """
         super().__init__(message)
         self.checkpoint = checkpoint
         self.rollback: Rollback | None = None
-        """Rollback to an older checkpoint; None if the job ends."""
+        """Rollback to an older checkpoint, or None if the job must fail."""
 
 
 class RestoreFailed(Exception):
-    """The state could not be read. Another source, or another attempt, may succeed."""
+    """Error that the state could not be read. Another source, or another attempt, may succeed."""

@@ -1,7 +1,7 @@
-"""Space for a shard file, allocated before the file is written.
+"""Allocation of space for a shard file before the file is written.
 
-All pages of the file are allocated and mapped before a byte is written. A full volume is therefore an error, and not a
-SIGBUS later.
+All pages of the file are allocated and mapped before the first byte is written. So a full volume causes an error now,
+and not a SIGBUS later.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from concertina_protocol.sidecar import remove_sidecar
 from concertina_state.errors import InvalidInput, RestoreFailed
 
 ROOM_SECONDS = 10.0
-"""Seconds to wait for free space after the free space last grew."""
+"""Seconds to wait for more free space, counted from the last time that free space grew."""
 PIECE = 32 << 20
-"""Bytes to allocate or advise at a time.
+"""Number of bytes to allocate, or to advise the kernel about, by one system call.
 
-Mapping pages locks the process's memory map, for which other allocations wait. Between two pieces another thread can
-also get the GIL.
+While the kernel maps pages, it locks the process's memory map, and other allocations wait for that lock. Between two
+calls, they can continue, and another thread can take the GIL.
 """
 _MADV_DONTNEED, _MADV_POPULATE_WRITE = 4, 23
 _madvise = ctypes.CDLL(None).madvise
-"""madvise(2) through ctypes, because the method of `mmap` keeps the GIL."""
+"""madvise(2) called through ctypes, because `mmap.madvise` holds the GIL."""
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Spare:
-    """File that was allocated ahead of its use.
+    """File that was allocated before it is needed.
 
-    It has no name yet, so its memory is freed with the object that holds it, or with the process.
+    The file has no name yet. Its memory is freed when this object is destroyed or the process ends.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
         """Allocate and map an unnamed file of `size` bytes.
 
-        A peer's copy may need space sooner than this file is needed. Allocation therefore also fails where the volume
-        would not have as much space again (decision "Room for the next snapshot is made beside training").
+        The volume must also have space for another `size` bytes, because the agent may need that space first, for its
+        copy of another replica's shard (decision "Room for the next snapshot is made beside training").
 
         Raises:
-            OSError: When there is not enough space, or the file system has no unnamed files.
+            OSError: When there is not enough space, or the file system does not support unnamed files.
         """
         self._descriptor = os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600)
         self._close = weakref.finalize(self, os.close, self._descriptor)
@@ -57,13 +57,13 @@ class Spare:
         self._map = _mapped(self._descriptor, size)
 
     def named(self, path: Path) -> mmap.mmap:
-        """Link the file at `path`, in the place of whatever is there, and return its mapping.
+        """Give the file the name `path`, replacing any file of that name, and return the file's mapping.
 
         Raises:
             OSError: When the file can't be linked.
         """
         draft = _no_draft(path)
-        # With a descriptor of a folder, though the path needs none, Python follows the link.
+        # Python follows the link only if a folder's descriptor is passed, although the path does not need one.
         os.link(f"/proc/self/fd/{self._descriptor}", draft, src_dir_fd=self._descriptor)
         self._close()
         _put(draft, path)
@@ -71,9 +71,9 @@ class Spare:
 
 
 def spare(folder: Path, size: int) -> Spare | None:
-    """Return a spare file, or None if it can't be allocated.
+    """Return a file of `size` bytes that is allocated in advance, or None if there is not enough space for it.
 
-    A caller that needs a file allocates it then, and reports the error.
+    If the result is None, the caller allocates the file when it needs the file, and reports an error then.
     """
     try:
         return Spare(folder, size)
@@ -82,7 +82,7 @@ def spare(folder: Path, size: int) -> Spare | None:
 
 
 def map_new(path: Path, size: int, spare: Spare | None = None) -> mmap.mmap:
-    """Map a new file in the place of whatever is at `path`: the spare one, or one that is allocated now.
+    """Map a new file at `path`, replacing any file there: `spare`, or a file that is allocated now.
 
     Raises:
         InvalidInput: When the volume is too small.
@@ -108,14 +108,14 @@ def map_new(path: Path, size: int, spare: Spare | None = None) -> mmap.mmap:
 
 def _mapped(descriptor: int, size: int) -> mmap.mmap:
     mapped = mmap.mmap(descriptor, size)
-    _advise(mapped, _MADV_POPULATE_WRITE)  # an old kernel refuses, and the pages are faulted in one by one
+    _advise(mapped, _MADV_POPULATE_WRITE)  # an old kernel refuses this; pages are then mapped at the first access
     return mapped
 
 
 def unmap(mapped: mmap.mmap) -> None:
-    """Unmap the pages of a file, whose contents stay.
+    """Unmap the pages of a file. The file keeps its contents.
 
-    Dropping the last reference to a mapping unmaps it too, but keeps the GIL meanwhile.
+    Deleting the last reference to a mapping would unmap it too, but would hold the GIL meanwhile.
     """
     _advise(mapped, _MADV_DONTNEED)
 
@@ -127,7 +127,7 @@ def _advise(mapped: mmap.mmap, advice: int) -> None:
 
 
 def _no_draft(path: Path) -> Path:
-    """Return the path at which a file is prepared before it replaces `path`, after removing an earlier draft."""
+    """Return the path of a temporary file that will replace `path`. An older temporary file is deleted."""
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     return draft
@@ -139,10 +139,11 @@ def _put(draft: Path, path: Path) -> None:
 
 
 def _no_room(path: Path, size: int, error: OSError) -> Exception:
-    """Return the error for a lack of space for the file at `path`.
+    """Return the error that there is no space for the file at `path`.
 
-    `path` is <volume>/snapshots/round-<r>/shard-<k>/slot-<n>. If snapshots of the previous round also take space, the
-    job can continue from durable storage, which makes them void. Otherwise more space is the only remedy.
+    `path` is <volume>/snapshots/round-<r>/shard-<k>/slot-<n>. If snapshots of the previous round take space too, the
+    error is RestoreFailed: the next round then restores from durable storage, and these snapshots are deleted.
+    Otherwise the error is InvalidInput, because only a larger volume helps.
     """
     problem = f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror})"
     advice = "Raise its size and the pod's memory, or use more replicas."
@@ -156,10 +157,9 @@ def _no_room(path: Path, size: int, error: OSError) -> Exception:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Allocate `size` bytes, waiting for space as long as free space keeps growing.
+    """Allocate `size` bytes for a file. If the volume is full, wait as long as its free space keeps growing.
 
-    A full volume is not an error at first. The agent may be freeing the memory of an older round, and the more there
-    is, the longer that takes.
+    Free space may grow because the agent is still freeing the memory of an older round.
 
     Raises:
         OSError: When free space has not grown for ROOM_SECONDS, or allocation fails for another reason.

@@ -1,4 +1,4 @@
-"""Execution of a read plan: the bytes that it reads go into live arrays of any library. No torch."""
+"""Reading of a saved state by a read plan: bytes of shard files go into arrays of any library. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concertina_state.format.read_plan import ReadItem, ReadPlan
 from concertina_state.format.shardfile import Header
 
 THREADS = 4
-"""Number of threads that read. A single thread does not saturate a memory bus."""
+"""Number of threads that read. One thread does not use the whole memory bandwidth."""
 
 
 class ShardReader(Protocol):
@@ -26,21 +26,24 @@ class ShardReader(Protocol):
         ...
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each memoryview with the file's bytes from its offset on. Several threads call this at a time."""
+        """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
+
+        Several threads may call this.
+        """
         ...
 
 
 Place = tuple[memoryview, Optional[Callable[[], None]]]
-"""Memory for the bytes of an item, and a function that copies them to where they belong.
+"""Memory to read bytes into, and a function that copies the bytes from there into their array.
 
-The function is None if the memory itself is where they belong.
+If the memory is that of the array itself, there is nothing to copy, and the function is None.
 """
 
 
 def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], place_for: Callable[[ReadItem], Place]) -> None:
-    """Read what was planned.
+    """Read all items of the plan.
 
-    At any time, one batch per thread is in memory.
+    At any time, at most one batch per thread is in memory.
     """
     batches = [
         (shards[number], batch) for number in plan.shards for batch in plan.batches(number, shards[number].batch_bytes)

@@ -1,8 +1,10 @@
-"""Arrays of a state that one rank holds, of any library. No torch.
+"""Arrays of a state that one rank has, as boxes (rectangular parts) of global arrays. Any library, no torch.
 
-This module describes which box of which global array each array is, which part of it this rank saves, and which part it
-reads again. Arrays that several ranks hold alike (DDP's weights, a replicated dimension of a mesh) are saved once: each
-of these ranks saves a part.
+For each array, this module describes three things: the array's box in the global array, the part that this rank saves,
+and the part that this rank reads in a restore.
+
+If several ranks have the same array, it is saved once: each of these ranks saves a part of the array. Examples are the
+weights with DDP, and a dimension of a mesh that replicates tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from concertina_state.placement import rows
 
 
 class Rows(Protocol):
-    """Array of a library. `array[begin:end]` is a range of its rows in the same memory."""
+    """Array of any library. The slice `array[begin:end]` is a view of its rows."""
 
     def __len__(self) -> int: ...
 
@@ -30,16 +32,19 @@ A = TypeVar("A", bound=Rows)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Ranks that hold the same boxes."""
+    """Set of ranks that have the same parts of some arrays."""
 
     ranks: tuple[int, ...]
     """Ranks in the order in which parts are assigned to them."""
     mine: int
     """Index of this rank in `ranks`."""
     group: Any = None
-    """Process group of torch.distributed of exactly these ranks. None: the world, or no communication."""
+    """Process group of torch.distributed that consists of these ranks.
+
+    If None, these ranks are the whole world, or ranks can't communicate.
+    """
     saved_whole: bool = False
-    """Whether the first rank saves each array whole, rather than each rank a part."""
+    """Whether the first of these ranks saves each array whole. Otherwise each rank saves a part."""
 
 
 ALONE = Copies((0,), 0)
@@ -47,7 +52,7 @@ ALONE = Copies((0,), 0)
 
 @dataclasses.dataclass(frozen=True)
 class LocalArray(Generic[A]):
-    """Array of which this rank has a box."""
+    """Array on this rank. It is a box (rectangular part) of a global array, or the whole of it."""
 
     name: str
     whole: tuple[int, ...]
@@ -55,13 +60,13 @@ class LocalArray(Generic[A]):
     dtype: str
     """Name of the dtype in safetensors."""
     local: A
-    """Live array of the box's shape."""
+    """The array itself. Its shape is that of `box`."""
     copies: Copies
     cut: str
-    """Description of how the array is cut."""
+    """Description of how ranks divide the global array."""
 
     def part(self, begin: int, end: int) -> tuple[Chunk, A]:
-        """Return the rows [begin, end) of the local box, as a chunk and an array."""
+        """Return the rows from `begin` to `end` - 1 of the local array, as a chunk and an array."""
         if not self.whole:
             return Chunk(self.name, self.dtype, (), (), ()), self.local
         offsets = (self.box.offsets[0] + begin, *self.box.offsets[1:])
@@ -71,25 +76,27 @@ class LocalArray(Generic[A]):
 
 @dataclasses.dataclass(frozen=True)
 class ArrayShard:
-    """Box of a global array that this rank holds, for arrays that do not say themselves how they are cut."""
+    """Local array with its place in a global array, for libraries whose arrays do not know their place."""
 
     array: Any
     offsets: Sequence[int]
-    """Coordinates of the box's first element in the global array."""
+    """Coordinates in the global array of the local array's first element."""
     shape: Sequence[int]
     """Shape of the global array."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RemoteArray:
-    """Array of the state of which this rank holds nothing, such as the weights of another pipeline stage."""
+    """Array of the state that this rank has no part of, such as the weights of another pipeline stage."""
 
     shape: Sequence[int]
     dtype: Any
 
 
 def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> LocalArray[A]:
-    """Return the local array of an ArrayShard; `local`, `shape` and `dtype` are those of its array.
+    """Return the LocalArray for an ArrayShard.
+
+    `shape` and `dtype` are those of `local`, the array that this rank has.
 
     Raises:
         InvalidInput: When the box is not within the global array.
@@ -101,29 +108,31 @@ def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype
             f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
             "not within: correct its ArrayShard."
         )
-    # Each array can have the same size in a world that is cut in another way. Only its box tells the two states apart.
+    # If a world divides the array in another way, the local arrays can still have the same sizes. So the box, and not
+    # only the size, must identify the division.
     return LocalArray(name, whole, Box(offsets, own), dtype, local, ALONE, f"{offsets} {own}")
 
 
 def own_chunk(name: str, dtype: str, shape: Sequence[int]) -> Chunk:
-    """Return the chunk of an array that only one rank has."""
+    """Return the chunk of an array that only one rank has. The chunk covers the whole array."""
     return Chunk(name, dtype, (0,) * len(shape), tuple(shape), tuple(shape))
 
 
 class LocalState(Generic[A]):
-    """State as one rank holds it: its arrays, and the parts of them that this rank saves and reads."""
+    """Part of a state on one rank: the rank's arrays, and the parts of them that the rank saves and reads."""
 
     def __init__(
         self, held: Sequence[LocalArray[A]], own: Sequence[tuple[Chunk, A]], cut: str, whole_cut: str = ""
     ) -> None:
-        """Assign parts and lay out the shard of this rank.
+        """Choose the parts that this rank saves, and lay out its shard.
 
         Args:
-            held: Arrays of the state, of each of which this rank has a box.
-            own: Arrays that only this rank has, by names of their own.
-            cut: Description of how the whole state is cut. It tells apart states of ranks that hold the same arrays.
-            whole_cut: Description of how each array is cut on all ranks. Without it, each array's own description
-                counts, which is the same everywhere only if all ranks have a box of each array.
+            held: Arrays of the state of which this rank has a box.
+            own: Arrays that only this rank has, by names that are unique to this rank.
+            cut: Description of how ranks divide the whole state. It distinguishes states whose ranks have the same
+                arrays.
+            whole_cut: Description of how all ranks divide each array. If it is empty, the descriptions of the arrays in
+                `held` are used. These are the same on all ranks only if each rank has a box of each array.
         """
         self.held = held
         self._parts: dict[str, tuple[Chunk, A]] = {}
@@ -133,31 +142,32 @@ class LocalState(Generic[A]):
         saved = {**self._parts, **{chunk.name: (chunk, array) for chunk, array in own}}
         self.layout = Layout([chunk for chunk, _ in saved.values()])
         self._saved: list[A] = [saved[chunk.name][1] for chunk in self.layout.chunks]
-        """Arrays in the order of the layout."""
+        """Arrays that this rank saves, in the order of the layout."""
         wholes = [(local_array.name, local_array.dtype, local_array.whole) for local_array in held]
         self.digest = layout_digest(wholes, f"{cut}: {whole_cut or sorted({local_array.cut for local_array in held})}")
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads exactly what it saves.
+        """Whether this rank reads from a saved state exactly the parts that it would save.
 
-        If the world was not resized, all of that is in the shard of the rank's own number.
+        If so, and if the world has the same size as when the state was saved, this rank needs only the shard of its own
+        number.
         """
         return True
 
     def wanted(self) -> dict[str, tuple[Chunk, A]]:
-        """Return the chunks that this rank reads from a saved state, with the arrays that they go into."""
+        """Return the chunks that this rank reads from a saved state, and the arrays to read them into."""
         return self._parts
 
     def plan(self, headers: Mapping[int, Header], instead: str) -> ReadPlan:
-        """Plan what this rank reads from a saved state.
+        """Plan which bytes of a saved state this rank reads.
 
         Args:
-            held: Headers of the saved state's shards, by number.
+            headers: Headers of the saved state's shards, by number.
             instead: Advice for the error message.
 
         Raises:
-            InvalidInput: When the saved state is not a whole state of these arrays.
+            InvalidInput: When the saved state lacks a part of these arrays, or has an array of another shape or dtype.
         """
         chunks = [chunk for chunk, _ in self.wanted().values()]
         for header in headers.values():
@@ -180,7 +190,11 @@ class LocalState(Generic[A]):
 
 
 def parts(same_arrays: Sequence[LocalArray[A]], copies: Copies, number: int) -> list[tuple[Chunk, A]]:
-    """Return the parts that rank number `number` of the ranks in `copies` saves of the arrays that they hold alike."""
+    """Return the parts of `same_arrays` that one of the ranks in `copies` saves.
+
+    All ranks in `copies` have the same data. To save the data once, each of these ranks saves another part. `number` is
+    the index of the saving rank in `copies.ranks`.
+    """
     if copies.saved_whole:
         return (
             [local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in same_arrays]

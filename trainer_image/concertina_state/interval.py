@@ -1,6 +1,7 @@
-"""Interval between durable checkpoints.
+"""Interval between checkpoints in durable storage.
 
-The interval balances the cost of saves against the cost of failures (decision "everySeconds: Auto is Daly's estimate").
+A shorter interval costs more time for saves, and a longer one loses more time at a failure (decision "everySeconds:
+Auto is Daly's estimate").
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import time
 from concertina_protocol import CheckpointInterval, JobHistory
 
 SHORTEST, UNKNOWN_COST = 10.0, 1.0
-"""Minimum seconds between checkpoints, and the assumed cost in seconds of a save before the first one."""
+"""Shortest interval between checkpoints, and the cost that is assumed for a save before one is measured, in seconds."""
 
 
 def best(cost: float, between_failures: float) -> float:
-    """Return the seconds of training between saves that lose the least time.
+    """Return the number of seconds between saves with which the least time is lost to saves and failures.
 
     The formula is from Daly 2006, A higher order estimate of the optimum checkpoint interval, eq. 37. Its first term is
-    Young's of 1974. `cost` is the number of seconds that training waits for a save.
+    Young's formula of 1974. `cost` is the number of seconds that training waits for a save. `between_failures` is the
+    mean number of seconds between failures.
     """
     if cost >= 2 * between_failures:
         return between_failures
@@ -27,9 +29,10 @@ def best(cost: float, between_failures: float) -> float:
 
 
 class Interval:
-    """Checkpoint interval of one round.
+    """Interval between the checkpoints of one round.
 
-    `seconds` is the value in spec.checkpoint or, with `Auto`, the best interval according to the measurements so far.
+    `seconds` is the value in spec.checkpoint. If that is `Auto`, `seconds` is the best interval according to the
+    measurements so far.
     """
 
     def __init__(self, setting: int | str | None, history: JobHistory) -> None:
@@ -39,11 +42,11 @@ class Interval:
         self._wanted_at: float | None = None
 
     def saved(self, cost: float) -> None:
-        """Record the seconds that training waited for a snapshot that is now on its way to storage."""
+        """Record that training waited `cost` seconds for a snapshot, which is now being uploaded."""
         self._cost, self._wanted_at = max(self._cost, cost), time.monotonic()
 
     def shipped(self) -> None:
-        """Record that the snapshot has arrived in storage."""
+        """Record that the upload has ended."""
         if self._wanted_at is not None:
             self._shipping = max(self._shipping, time.monotonic() - self._wanted_at)
             self._wanted_at = None
@@ -52,7 +55,7 @@ class Interval:
     def between_failures(self) -> float:
         """Mean seconds between failures.
 
-        One failure more than occurred is counted, as the next one can come at any time.
+        The mean counts one failure more than have occurred, as if the next failure happened now.
         """
         return (self._history.seconds + time.monotonic() - self._began) / (self._history.failures + 1)
 
@@ -62,7 +65,7 @@ class Interval:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds between checkpoints, or None if they are not taken by the clock."""
+        """Seconds between checkpoints, or None if the interval is not measured in seconds."""
         return self.suggested if self._setting == "Auto" else None if self._setting is None else float(self._setting)
 
     @property

@@ -1,10 +1,10 @@
-"""Origin of a state, and lineage of a checkpoint.
+"""Origin of a state, and lineage of a checkpoint: the rounds, data and settings that led to it.
 
-An `Origin` travels with the state through memory, peers and storage. It therefore says which rounds led to exactly this
-state, whatever was lost or undone meanwhile (decision "A state carries its own history"). A `Lineage` is stored in a
-checkpoint's manifest: the origin, the job's spec, and the parent checkpoint.
+An `Origin` is saved with the state, in memory, on peers and in storage. So it lists exactly the rounds that led to this
+state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A `Lineage` is
+stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
 
-This module imports only the protocol and the standard library.
+This module imports only `concertina_protocol` and the standard library.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ MOST_ROUNDS = 64
 MOST_DATA_SETS = 32
 """Maximum number of data sets in a mixture."""
 MOST_TEXT = 1024
-"""Maximum characters of one text in a state's header, as JSON in JSON."""
+"""Maximum length of a text in a state's header. It is counted after the text has been encoded as JSON twice."""
 MOST_DEVICE = 128
 MOST_SCRIPT = 16 << 20
-"""Maximum bytes of a script that are hashed."""
+"""Maximum number of bytes of a script that are hashed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRound:
-    """Steps that one round has trained: from `step` to the beginning of the next round."""
+    """Steps that one round trained, as part of a state's history.
+
+    They begin at `step` and end where the next round begins.
+    """
 
     round: int
     step: int
@@ -43,76 +46,85 @@ class TrainedRound:
     world: int
     """Number of ranks."""
     setting: str = ""
-    """Digest of images, configuration, libraries and script: it differs between rounds if one of these changed."""
+    """Digest of images, configuration, libraries and script. It differs between two rounds if one of these has
+    changed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Everything that led to one state. Unknown values are empty."""
+    """History of a state: the rounds, data and settings that led to it. Unknown values are empty."""
 
     rounds: tuple[TrainedRound, ...] = ()
-    """Rounds of this job in order. The oldest are left out if there were more than MOST_ROUNDS."""
+    """Rounds of this job in order. If there were more than MOST_ROUNDS, the oldest are left out."""
     begun_from: str = ""
-    """URI of the checkpoint that the job continued from, or of its initial weights; empty: the seed's weights."""
+    """URI of the checkpoint or of the initial weights that the job began with, or "" if the seed gave the initial
+    weights."""
     data_sets: tuple[str, ...] = ()
     """Digests of the data sets' manifests, in the order of the configuration."""
     images: tuple[str, ...] = ()
-    """Images of the round's containers as their nodes resolved them, usually repository@sha256:digest."""
+    """Images of the round's containers as the nodes resolved them, usually repository@sha256:digest."""
     device: str = ""
-    """Model of the GPU that this rank uses, else of the CPU."""
+    """Model of the GPU that this rank uses, or of the CPU if it uses none."""
     script: str = ""
-    """Digest of a script's main file."""
+    """Digest of a script's main file; empty for the bundled trainer."""
 
     def with_round(self, trained: TrainedRound) -> Origin:
         return dataclasses.replace(self, rounds=(*self.rounds, trained)[-MOST_ROUNDS:])
 
     def begun_with(self, uri: str) -> Origin:
-        """Return the origin of a job that begins with the state at `uri`. The rounds of another job are left out."""
+        """Return the origin of a job that begins with the state of another job at `uri`.
+
+        It has no rounds yet, because the rounds of the other job are not part of it.
+        """
         return dataclasses.replace(self, rounds=(), begun_from=_fitting(uri))
 
 
 @dataclasses.dataclass(frozen=True)
 class ParentCheckpoint:
-    """Checkpoint from which the steps of another checkpoint were trained."""
+    """Checkpoint that another checkpoint was trained from."""
 
     uri: str
-    """URI of the checkpoint's own folder at the time."""
+    """URI of this checkpoint's folder at the time when the other checkpoint was written."""
     uid: str
     round: int
     step: int
     position: int = 0
-    """Number of samples consumed."""
+    """Number of samples consumed before this checkpoint."""
     digest: str = ""
     """SHA-256 of the checkpoint's manifest; empty if the manifest could not be read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lineage:
-    """Lineage of one checkpoint. Unknown values are empty, and `concertina reproduce` lists them."""
+    """Lineage of a checkpoint: the rounds, data and settings that led to it.
+
+    Unknown values are empty. `concertina reproduce` lists which values are unknown.
+    """
 
     version: int = VERSION
     spec: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Spec of the TrainingJob as its pods were made.
+    """Spec of the TrainingJob from which the operator made the pods.
 
-    Environment variables are listed by name and reference, without their values. Empty if the spec is larger than what
-    the operator passes on.
+    Environment variables are listed by name and reference, without their values. The spec is empty if it is larger than
+    the operator can pass on.
     """
     spec_digest: str = ""
     """SHA-256 of `spec` as canonical JSON."""
     parent: Optional[ParentCheckpoint] = None
-    """Parent checkpoint. None: the state was trained from the seed, or from `begun_from`."""
+    """Parent checkpoint, or None if the state was trained from the initial weights or from `begun_from`."""
     begun_from: str = ""
-    """See Origin."""
+    """URI that the job began with (see `Origin.begun_from`)."""
     rounds: tuple[TrainedRound, ...] = ()
-    """See Origin. Includes the rounds before the parent."""
+    """Rounds that led to the checkpoint, including those before the parent (see `Origin.rounds`)."""
     data_sets: tuple[str, ...] = ()
-    """See Origin."""
+    """Digests of the data sets' manifests (see `Origin.data_sets`)."""
     images: tuple[str, ...] = ()
-    """See Origin. With more than one image per container, ranks of the round ran different images."""
+    """Images of the round's containers (see `Origin.images`). Several images for one container mean that ranks ran
+    different images."""
     devices: tuple[str, ...] = ()
-    """Models of the GPUs, else of the CPUs, of all ranks."""
+    """Models of the GPUs that the ranks used, or of the CPUs of ranks without a GPU."""
     script: str = ""
-    """See Origin."""
+    """Digest of a script's main file (see `Origin.script`)."""
 
 
 def of_round(
@@ -123,11 +135,11 @@ def of_round(
     images: Iterable[str],
     script: str = "",
 ) -> Origin:
-    """Return the origin of what a round trains in this process.
+    """Return the origin of the states that this round trains in this process.
 
     Args:
         before: Origin of the state that the round continues from.
-        trained: The round, whose `setting` is filled in.
+        trained: The round. Its `setting` is filled in here.
         config: Digest of the configuration.
         data_sets: Digests of the data sets' manifests.
         images: Images of the round's containers.
@@ -144,35 +156,38 @@ def of_round(
 
 
 def setting(origin: Origin, config: str) -> str:
-    """Return the digest for `TrainedRound.setting`; `config` is the digest of the configuration."""
+    """Return a digest of images, configuration, libraries and script, for `TrainedRound.setting`.
+
+    `config` is the digest of the configuration.
+    """
     torch = getattr(sys.modules.get("torch"), "__version__", "")
     return digest([sorted(origin.images), config, str(torch), platform.python_version(), origin.script])
 
 
 def digest(value: Any) -> str:
-    """Return the first 16 hexadecimal digits of `canonical_digest`."""
+    """Return a short digest of a value: the first 16 hexadecimal digits of `canonical_digest`."""
     return canonical_digest(value)[:16]
 
 
 def canonical_digest(value: Any) -> str:
-    """Return the SHA-256 of canonical JSON: sorted keys, no blanks."""
+    """Return the SHA-256 of a value as canonical JSON, which has sorted keys and no blanks."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
-    """Return the images that fit into a state's header, whose size is fixed."""
+    """Return the images that become part of a state's header. Its size is fixed, so some images may be left out."""
     return tuple(sorted({_fitting(image) for image in images} - {""}))[:MOST_IMAGES]
 
 
 def _fitting(text: str) -> str:
-    """Return the text, or an empty one if it does not fit into a state's header."""
+    """Return the text, or "" if it does not fit into a state's header."""
     return text if len(json.dumps(json.dumps(text))) <= MOST_TEXT else ""
 
 
 def device_model() -> str:
     """Return the model of the device that this process uses.
 
-    This is the GPU, with the version of CUDA, if torch has initialized one, else the CPU.
+    If torch has initialized a GPU, this is the GPU's model with the version of CUDA. Otherwise it is the CPU's model.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -180,7 +195,7 @@ def device_model() -> str:
         return _plain(torch.cuda.get_device_name() + version)
     try:
         with Path("/proc/cpuinfo").open("rb") as file:
-            lines = file.read(4096).decode(errors="replace").splitlines()  # only the first CPU: reading all is slow
+            lines = file.read(4096).decode(errors="replace").splitlines()  # reading all CPUs would be slow
     except OSError:
         lines = []
     model_names = (line.partition(":")[2] for line in lines if line.startswith("model name"))
@@ -194,7 +209,7 @@ def _plain(text: str) -> str:
 
 
 def script_digest() -> str:
-    """Return the digest of the main file of this process, or an empty string if there is none."""
+    """Return the digest of the main file of this process, or "" if it has none."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         with Path(path or "").open("rb") as file:
@@ -205,9 +220,9 @@ def script_digest() -> str:
 
 
 def went_through(rounds: Sequence[TrainedRound], round: int, step: int) -> bool:
-    """Return whether the rounds went through the state after `step` steps in round `round`.
+    """Return whether training in these rounds passed through the state after `step` steps of round `round`.
 
-    The end of the last round is not known here, so every step after its beginning counts.
+    The step at which the last round ends is unknown here, so every step after its beginning counts.
     """
     return any(trained.round == round and trained.step <= step <= end for trained, end in _with_ends(rounds))
 
@@ -218,7 +233,7 @@ def since(rounds: Sequence[TrainedRound], step: int) -> tuple[TrainedRound, ...]
 
 
 def _with_ends(rounds: Sequence[TrainedRound]) -> Iterable[tuple[TrainedRound, int]]:
-    """Yield each round with the step that the next one begins with, which is unbounded for the last one."""
+    """Yield each round with the step at which the next round begins. For the last round, the step is unlimited."""
     return zip(rounds, [*(trained.step for trained in rounds[1:]), sys.maxsize])
 
 
@@ -230,4 +245,4 @@ ROOMIEST = Origin(
     '"' * MOST_DEVICE,
     "0" * 64,
 )
-"""Largest origin that fits into a state's header."""
+"""Largest possible origin, which determines the size of a state's header."""

@@ -1,4 +1,4 @@
-"""Interface of a changing state to its snapshots."""
+"""Interface between the changing state of a training process and its snapshots."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any, Protocol
 from concertina_state.format.shardfile import Layout
 
 Arrival = Callable[[], float]
-"""Function that waits until a copy has arrived, and returns the seconds that a device took for it.
+"""Function that waits until a copy is complete, and returns the seconds that a device took for the copy.
 
-The result is 0 if the caller of `copy_to` made the copy.
+The result is 0 if no device made the copy.
 """
 
 
 class SnapshotSource(Protocol):
-    """Contents of a snapshot: arrays that change, and the place of each in a file."""
+    """Source of a snapshot: arrays that training changes, and the place of each array in the snapshot's file."""
 
     @property
     def layout(self) -> Layout: ...
 
     def views(self, file: mmap.mmap) -> Any:
-        """Return views of the places in the mapped file, for `copy_to`."""
+        """Return a view of each array's place in the mapped file `file`. `copy_to` writes into these views."""
         ...
 
     def copy_to(self, views: Any) -> Arrival:
-        """Copy the present contents of the arrays into the views, or have a device copy them."""
+        """Copy the present contents of the arrays into the views, or make a device start that copy."""
         ...
 
     def before_change(self) -> None:
-        """Order the following work of devices, which may change the arrays, after the last copy."""
+        """Make devices finish their copies before any work that is queued later, which may change the arrays."""
         ...

@@ -1,34 +1,39 @@
-"""Number of steps between two snapshots, such that snapshots take only a small share of the training time. Pure."""
+"""Number of steps between two snapshots, chosen so that snapshots take only a small share of the training time."""
 
 from __future__ import annotations
 
 import math
 
 OVERHEAD = 0.01
-"""Default share of the training time that snapshots may take."""
+"""Default for the share of the training time that snapshots may take."""
 SMOOTH = 0.5
-"""Weight of the newest measurement."""
+"""Weight of the newest measurement in the moving average."""
 LEAP = 2.0
-"""Limit of one measurement, as a multiple of the average.
+"""Maximum of a single measurement, as a multiple of the average.
 
-A single measurement can coincide with a collection of Python's garbage (95 ms with torch), which would prevent
-snapshots for as long as a hundred usual ones take.
+A measurement can include a run of Python's garbage collector (95 ms with torch). Without the maximum, it would prevent
+snapshots for as long as a hundred ordinary ones.
 """
 FADES = 0.97
-"""Weight that a comparison keeps with each further step. The rarer snapshots are, the more the last one counts."""
+"""Factor by which the weight of an earlier comparison decreases with each step.
+
+If snapshots are rare, many steps lie between two comparisons. The newest comparison then has most of the weight.
+"""
 ENOUGH = 20
-"""Number of comparisons that are needed before they count."""
+"""Number of comparisons before their average is used."""
 IN_A_ROW = 15
 """Number of snapshots in consecutive steps after which one step goes without a snapshot, for comparison."""
 
 
 class Pace:
-    """Number of steps between two snapshots, from what they cost. Rank 0 decides; the other ranks follow.
+    """Number of steps between two snapshots, computed from the cost of snapshots. Rank 0 decides for all ranks.
 
-    The cost of a snapshot has two parts: the time that the loop waits for it, and the time that the threads behind it
-    (its checksum, its copy to a peer) take from the following step. The second part is zero if there are free cores for
-    them, and several times the first if there are none. So each step with a snapshot is compared with the steps without
-    one before it.
+    The cost of a snapshot has two parts:
+    - The training loop waits for the snapshot.
+    - Threads compute the snapshot's checksum and copy it to a peer, which makes the following step slower. If enough
+      cores are free, this part is zero. If no core is free, it is several times the first part.
+
+    To measure the second part, each step after a snapshot is compared with the preceding steps without a snapshot.
     """
 
     def __init__(self, overhead: float = OVERHEAD) -> None:
@@ -36,20 +41,27 @@ class Pace:
         self._overhead = overhead
         self._stall = self._step = 0.0
         self._plain, self._plain_seconds = 0, 0.0
-        """Number of steps since the last snapshot that no snapshot slowed down, and the seconds that they took."""
+        """Steps since the last snapshot that no snapshot made slower.
+
+        The first value is the number of these steps, the second one their total seconds.
+        """
         self._before: tuple[int, float] | None = None
-        """Number and mean seconds of the plain steps before the last snapshot, until all steps behind it are known."""
+        """Steps between the last two snapshots that no snapshot made slower.
+
+        The first value is the number of these steps, the second one their mean seconds. The attribute is None after the
+        cost of the last snapshot has been computed.
+        """
         self._behind_seconds = 0.0
-        """Seconds by which these steps are slower."""
+        """Seconds by which the last snapshot has made the following steps slower."""
         self._compared, self._slower, self._in_a_row = 0, 0.0, 0
 
     def stepped(self, seconds: float, behind_snapshot: bool, committing: bool = False) -> None:
-        """Record the time from the beginning of one commit to the beginning of the next.
+        """Record the duration of a step, from the beginning of one save to the beginning of the next.
 
         Args:
-            seconds: The time.
-            behind_snapshot: Whether the first of the two commits took a snapshot.
-            committing: Whether the snapshot before it was still being committed, beside this step.
+            seconds: Duration of the step.
+            behind_snapshot: Whether the save at the beginning of the step took a snapshot.
+            committing: Whether an earlier snapshot was still being committed during the step.
         """
         usual = min(seconds, LEAP * self._step) if self._step else seconds
         self._step += (SMOOTH if self._step else 1.0) * (usual - self._step)
@@ -69,7 +81,10 @@ class Pace:
             self._in_a_row += 1
 
     def _compare(self) -> None:
-        """Take the steps behind the last snapshot into the average, once all of them are known."""
+        """Add the cost of the last snapshot to the average.
+
+        Nothing is added if that cost was added already.
+        """
         if self._before is None:
             return
         plain, self._before = self._before[0], None
@@ -78,23 +93,26 @@ class Pace:
         self._slower += weight * (self._behind_seconds - self._slower)
 
     def took(self, stall: float) -> None:
-        """Record the seconds that the loop waited for a snapshot."""
+        """Record that the training loop waited `stall` seconds for a snapshot."""
         average = self._stall
         self._stall = average + SMOOTH * (min(stall, LEAP * average) - average) if average else stall
 
     @property
     def cost(self) -> float:
-        """Seconds that a snapshot adds to the training time; 0 until something is measured."""
+        """Seconds that a snapshot adds to the training time, or 0 before the first measurement."""
         return max(self._stall, self._slower) if self._compared >= ENOUGH else self._stall
 
     @property
     def every(self) -> int:
-        """Steps from one snapshot to the next; 1 until something is measured."""
+        """Number of steps from one snapshot to the next, or 1 before the first measurement."""
         if not self._step:
             return 1
         fewest = 2 if self._in_a_row >= IN_A_ROW else 1
         return max(fewest, math.ceil(self.cost / (self._overhead * self._step)))
 
     def share(self, steps: int) -> float:
-        """Return the share of the training time that one snapshot in `steps` steps takes; 0 until it is known."""
+        """Return the share of the training time that snapshots take if one snapshot is taken in `steps` steps.
+
+        The result is 0 before the first measurement.
+        """
         return self.cost / (steps * self._step) if self._step else 0.0

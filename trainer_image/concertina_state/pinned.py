@@ -1,4 +1,4 @@
-"""Memory that GPUs write without a thread of the host: page-locked and registered with CUDA."""
+"""Page-locked host memory, which GPUs can write without a thread of the host."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from torch import Tensor
 
 
 def pin(memory: Tensor, owner: object) -> None:
-    """Pin `memory` until `owner`, which must hold it, is destroyed.
+    """Page-lock `memory` and register it with CUDA.
 
-    If that fails (a limit of locked memory), copies into the memory block the host, and are otherwise the same.
+    This lasts until the object `owner` is destroyed, which must hold a reference to `memory`. If the registration
+    fails, for example because of a limit on locked memory, copies into the memory block the host, but are correct.
     """
     cudart = torch.cuda.cudart()
     if int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) != 0:
-        with contextlib.suppress(RuntimeError):  # the next kernel launch would raise the error of the registration
+        with contextlib.suppress(RuntimeError):  # otherwise the next kernel launch would raise this error
             torch.zeros(1, device="cuda")
         return
     ended = weakref.finalize(owner, cudart.cudaHostUnregister, memory.data_ptr())
-    ended.atexit = False  # the end of the process frees it too, and CUDA may be gone by then
+    ended.atexit = False  # the end of the process frees the memory anyway, and CUDA may have shut down by then

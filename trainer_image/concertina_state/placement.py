@@ -1,7 +1,9 @@
-"""Which box of a global tensor each rank holds, and which part of it the rank saves if others hold the same. Pure.
+"""Boxes (rectangular parts) of a global tensor: which box each rank has, and which rows of it the rank saves.
 
-The box of a cut tensor is computed from its mesh and placements alone. The box that torch.distributed.checkpoint names
-is wrong if a dimension is cut twice and not evenly (decision "Boxes are computed").
+If several ranks have the same box, each of them saves some of its rows. All functions are pure.
+
+The box of a rank is computed from the tensor's mesh and placements alone. torch.distributed.checkpoint computes a wrong
+box if a dimension is divided twice and unevenly (decision "Boxes are computed").
 """
 
 from __future__ import annotations
@@ -15,18 +17,21 @@ from concertina_state.format.read_plan import Box
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Treatment of a tensor by one dimension of a mesh: it cuts `dim`, or holds copies (None)."""
+    """Effect of one mesh dimension on a tensor.
+
+    The mesh dimension divides the tensor's dimension `dim`. If `dim` is None, it replicates the tensor.
+    """
 
     dim: int | None
     late: bool = False
-    """Whether this is a strided shard, which is cut after all others.
+    """Whether this is a strided shard. It divides the tensor after all other mesh dimensions have done so.
 
-    FSDP makes these over a dimension that tensor parallelism cut before.
+    FSDP makes a strided shard of a dimension that tensor parallelism has already divided.
     """
 
 
 def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cuts: Sequence[Cut]) -> Box:
-    """Return the box of the rank at this coordinate of the mesh; empty if nothing remains for it."""
+    """Return the box of the rank at a coordinate of the mesh. The box is empty if no elements remain for this rank."""
     offsets, sizes = [0] * len(shape), list(shape)
     order = [axis for axis, cut in enumerate(cuts) if cut.dim is not None]
     for axis in sorted(order, key=lambda axis: cuts[axis].late):
@@ -40,11 +45,13 @@ def box(shape: Sequence[int], mesh: Sequence[int], coordinate: Sequence[int], cu
 
 
 def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) -> list[tuple[int, int]]:
-    """Return the rows [begin, end) of each box that rank `part` of `parts` ranks saves.
+    """Return, for each box, the rows that one of several ranks saves: the first one, and the one after the last.
 
-    The ranks hold the same boxes, each given as its shape and the bytes of an element. The boxes are laid end to end,
-    and that line is cut evenly. So each rank has parts of few boxes, and each row is saved once. A single number counts
-    as one row.
+    All `parts` ranks have the same boxes, and this rank has the index `part` among them. `boxes` has the shape of each
+    box and the bytes of an element.
+
+    The boxes are laid end to end and divided into `parts` pieces of about equal size. So each rank saves parts of few
+    boxes, and each row is saved once. A scalar counts as one row.
     """
     lengths = [shape[0] if shape else 1 for shape, _ in boxes]
     widths = [math.prod(shape[1:]) * size for shape, size in boxes]
@@ -52,7 +59,7 @@ def rows(boxes: Sequence[tuple[tuple[int, ...], int]], parts: int, part: int) ->
     low, high = total * part // parts, total * (part + 1) // parts
     ranges, offset = [], 0
     for length, width in zip(lengths, widths):
-        # A row belongs to the rank that has its first byte.
+        # A row belongs to the rank whose piece contains the first byte of the row.
         begin, end = (min(length, max(0, -(-(edge - offset) // width))) if width else 0 for edge in (low, high))
         ranges.append((begin, end))
         offset += length * width

@@ -1,4 +1,4 @@
-"""A saved state in memory or in storage. The headers of its shards are read before any tensor bytes are fetched."""
+"""Reading of a saved state in memory or in storage. All headers are read before any tensor bytes are fetched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SavedState(Protocol):
-    """Saved state, by the headers and files of its shards."""
+    """Saved state, which gives access to the headers and files of its shards."""
 
     @property
     def id(self) -> SnapshotId: ...
@@ -31,7 +31,7 @@ class SavedState(Protocol):
 
 
 class Requests(Protocol):
-    """Channel to the agent for requests that it answers."""
+    """Channel on which the agent answers requests."""
 
     def request(self, message: Message, kind: type[T]) -> T: ...
 
@@ -56,10 +56,9 @@ class LocalShard:
             raise RestoreFailed(f"{path} holds {self.header.metadata.id} where {expected} was expected")
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each memoryview with the file's bytes from its offset on.
+        """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
 
-        Reading is cheaper than copying from a mapping, whose pages would have to be faulted in, and does not need the
-        GIL.
+        The file is read rather than mapped, because mapping its pages takes longer and needs the GIL.
 
         Raises:
             RestoreFailed: When the file ends early.
@@ -73,7 +72,9 @@ class LocalShard:
 
 
 class InMemory:
-    """State in the memory of agents. The agent of this pod fetches a shard from another agent if necessary.
+    """Snapshot in the memory of agents.
+
+    This pod's agent provides a shard, after fetching it from another agent if needed.
 
     Methods raise RestoreFailed.
     """
@@ -99,29 +100,30 @@ class InMemory:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Parts of a saved state that a rank is to read, and where they are."""
+    """Plan of what a rank reads from a saved state, and the opened shards to read from."""
 
     plan: ReadPlan
     shards: Mapping[int, ShardReader]
-    """Readers of the plan's shards, by number."""
+    """Readers of the shards that the plan uses, by number."""
     headers: Mapping[int, Header]
 
     @property
     def metadata(self) -> ShardMetadata:
-        """Metadata of the state, from any header: a rank may have nothing to read."""
+        """Metadata of the state. Every shard's header has them, so a rank without anything to read has them too."""
         return next(iter(self.headers.values())).metadata
 
 
 def find(saved: SavedState, alone: int | None, plan: Callable[[Mapping[int, Header]], ReadPlan]) -> Found:
-    """Find what this rank reads of a saved state, and open the shards that have it.
+    """Plan what this rank reads from a saved state, and open the shards that contain it.
 
     Args:
-        saved: The state.
-        alone: Number of the only shard that this rank needs, if nothing was resized. Otherwise `plan` gets all headers.
-        plan: Function that plans the reads from the shards' headers.
+        saved: The saved state.
+        alone: Number of the only shard that this rank needs if the world was not resized. If None, `plan` receives the
+            headers of all shards.
+        plan: Function that plans the reads, given the headers of the shards by number.
 
     Raises:
-        RestoreFailed: When a shard can't be read, or is not what its header said.
+        RestoreFailed: When a shard can't be read, or its header has changed.
     """
     shards: dict[int, ShardReader] = {}
     if alone is not None:

@@ -1,6 +1,6 @@
-"""Decides when a step is saved and where it goes.
+"""Decision whether a step's state is saved, and whether it becomes a checkpoint.
 
-Decisions depend only on what all ranks agreed on, so they are the same on every rank.
+The decisions use only values that all ranks agreed on, so all ranks make the same ones.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from concertina_state.step_trace import Traces
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """Flags of one rank. As the result of the all-reduce, the number of ranks that raised each of them."""
+    """Flags of one rank. After the all-reduce, each field is the number of ranks that set the flag."""
 
     drain: int = 0
-    """Rank 0: stop after this step."""
+    """Set by rank 0: all ranks are to stop after this step."""
     drain_durable: int = 0
     checkpoint_due: int = 0
-    """Rank 0: checkpoint.everySeconds have passed."""
+    """Set by rank 0: the seconds in `checkpoint.everySeconds` have passed."""
     copied_last: int = 0
-    """This rank's last snapshot is complete on its peer."""
+    """Set if this rank's shard of the last snapshot is copied to another replica."""
     copied_before: int = 0
-    """This rank's snapshot before the last one is complete on its peer."""
+    """Set if this rank's shard of the snapshot before the last one is copied to another replica."""
     shipping: int = 0
-    """A shard of this rank is still on its way to storage."""
+    """Set if a shard of this rank is still being uploaded to storage."""
     snapshot_due: int = 0
-    """Rank 0: enough steps have passed since the last snapshot. Without a pace, each rank raises this."""
+    """Set by rank 0 if enough steps have passed since the last snapshot. If there is no Pace, all ranks set it."""
     snapshot_waits: int = 0
-    """Another snapshot would have to wait for this rank's last one, or for its file."""
+    """Set if a new snapshot would have to wait, for this rank's last snapshot or for the file of the new one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveDecision:
-    """Decision about the state after one step."""
+    """What happens to the state after a step."""
 
     step: int
     snapshot: bool
     durable: bool
-    """Whether the snapshot becomes a checkpoint."""
+    """Whether the snapshot becomes a checkpoint in durable storage."""
     outcome: Outcome | None
-    """Outcome of the round if it ends with this step, else None."""
+    """Outcome of the round, or None if the round continues after this step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,28 +67,31 @@ class SavePolicy:
     steps: int
     """Number of the run's last step."""
     snapshot_every: int
-    """Steps between snapshots: they are taken after multiples of this number."""
+    """Number of steps between snapshots. A step whose number is a multiple of this one may have a snapshot."""
     has_storage: bool
     checkpoint_every: int | None
-    """Steps between checkpoints."""
+    """Number of steps between checkpoints, or None if they are not taken by steps."""
 
     def is_due(self, step: int, flags: StepFlags) -> bool:
-        """Return whether a checkpoint becomes due with this step. It stays due until one is begun."""
+        """Return whether a checkpoint becomes due with this step.
+
+        `Saving` remembers this until the checkpoint begins.
+        """
         every = self.checkpoint_every
         return self.has_storage and (flags.checkpoint_due > 0 or (every is not None and step % every == 0))
 
     def decide(self, step: int, flags: StepFlags, due: bool, keeping_up: bool, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps.
 
-        A snapshot for the pace alone is left out while a rank is not ready for it, so that no step waits for an earlier
-        checksum. A checkpoint waits for its own checksum anyway.
+        A regular snapshot is left out if some rank would have to wait for the checksum of an earlier snapshot. A
+        checkpoint is never left out for that reason, because it waits for its own checksum anyway.
 
         Args:
             step: Number of finished steps.
-            flags: Sums over all ranks.
+            flags: Sums of the flags of all ranks.
             due: Whether a checkpoint is due.
-            keeping_up: Whether peers have copied what another snapshot would overwrite.
-            required: Whether to take the snapshot regardless. Must be the same on all ranks.
+            keeping_up: Whether peers have copied the snapshot that a new one would overwrite.
+            required: Whether to take a snapshot in any case. Must be the same on all ranks.
         """
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
         wants_checkpoint = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
@@ -100,20 +103,20 @@ class SavePolicy:
 
 
 class AgentChannel(Protocol):
-    """Channel to the agent."""
+    """Channel between this worker and its agent."""
 
     def send(self, message: Message) -> None: ...
 
     def poll(self) -> Sequence[object]:
-        """Return the messages that have arrived from the agent."""
+        """Return the messages from the agent that have arrived."""
         ...
 
 
 class Saving:
-    """Snapshots to node memory, and the decision which of them become durable.
+    """Saves of one rank: snapshots in node memory, some of which become checkpoints in durable storage.
 
-    In each step, call these in order: `local_flags`, `decide` with the flags of all ranks, and `save` with the
-    decision.
+    In each step, call these methods in order: `local_flags`, `decide` with the sums of the flags of all ranks, and
+    `save` with the decision.
     """
 
     def __init__(
@@ -131,63 +134,70 @@ class Saving:
         Args:
             policy: When to save.
             snapshots: Snapshots of this rank.
-            restored: Metadata of this round's snapshots, at the step that the round resumes from.
-            durable: Newest known checkpoint.
+            restored: Metadata of the state that the round resumes from, which new snapshots copy.
+            durable: Newest known checkpoint, or None.
             interval: Interval between checkpoints.
             channel: Channel to the agent.
-            pace: Number of steps between two snapshots. Without it, the caller decides in which steps it calls
-                `decide`.
+            pace: Number of steps between two snapshots. If None, the caller decides in which steps to call `decide`.
         """
         self._policy, self._snapshots, self._metadata, self._channel = policy, snapshots, restored, channel
         self._copied_step: int | None = None
         self._drain: DrainRequest | None = None
         self._due = False
         self._asked = False
-        """Whether a person requested a checkpoint."""
+        """Whether a user requested a checkpoint."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
         self.traces = Traces(restored.shard)
         self.interval = interval
         self.seconds = 0.0
-        """Seconds spent on snapshots in this round."""
+        """Seconds that training waited for saves in this round."""
         self._pace = pace
         self._began: float | None = None
-        """Time at which the last `save` began. None if the time since then is not that of a step alone."""
+        """Time of the last call of `save`, or None if that call took a checkpoint.
+
+        After a checkpoint, the time until the next call includes a wait, and is not the duration of a step.
+        """
         self._saved = self._waited = False
-        """Whether that `save` took a snapshot, and whether the snapshot before was still being committed."""
+        """Whether the last call of `save` took a snapshot, and whether a snapshot was still being committed at that
+        time."""
         self._since = self._stretch = 0
-        """Steps since the last snapshot, and from the one before to it."""
+        """Number of steps since the last snapshot, and number of steps between the last two snapshots."""
         self._copying_since: float | None = None
-        """Time at which the last snapshot was begun. None once the state has been changed."""
+        """Time at which the last snapshot began, or None if the weights have been updated since."""
         self._beside = 0.0
-        """Seconds in which a device could copy the last snapshot beside the training."""
+        """Seconds between the beginning of the last snapshot and the update of the weights. A device copies in this
+        time."""
 
     @property
     def snapshot_step(self) -> int | None:
-        """Step of the newest snapshot that is complete on the peers of all ranks."""
+        """Step of the newest snapshot whose shards are all copied to another replica, or None if there is none."""
         return self._snapshots.step_of(self._snapshots.complete)
 
     @property
     def reported_interval(self) -> CheckpointInterval | None:
-        """Interval between checkpoints for the report; None without durable storage."""
+        """Interval between checkpoints, for the agent's report, or None if the job has no durable storage."""
         return self.interval.reported if self._policy.has_storage else None
 
     @property
     def reported_snapshots(self) -> SnapshotInterval | None:
-        """Interval between snapshots for the report; None before the second one."""
+        """Interval between snapshots, for the agent's report, or None before the second snapshot."""
         if self._pace is None or not self._stretch:
             return None
         return SnapshotInterval(self._stretch, self._pace.share(self._stretch))
 
     def of_layout(self, layout: str, waited_for: bool) -> None:
-        """Set the layout of the following snapshots, and whether a script waits for them."""
+        """Set the layout of later snapshots, and whether a script waits for these snapshots.
+
+        `layout` is a digest of the tensors and of how ranks divide them.
+        """
         id = dataclasses.replace(self._metadata.id, layout=layout)
         self._metadata = dataclasses.replace(self._metadata, id=id, waited_for=waited_for)
 
     def local_flags(self, step: int | None = None) -> StepFlags:
-        """Return this rank's flags for the coming all-reduce.
+        """Return this rank's flags for the next all-reduce.
 
-        `step` is the number of finished steps, for callers that do not agree on each of them.
+        `step` is the number of finished steps. Pass it if the ranks do not all-reduce their flags after each step.
         """
         for message in self._channel.poll():
             if isinstance(message, CopiedUpTo):
@@ -218,7 +228,8 @@ class Saving:
     def _overdue(self, step: int | None) -> bool:
         """Return whether a checkpoint is overdue.
 
-        It is overdue by the clock, or because a round ended before its checkpoint was in storage.
+        It is overdue if enough seconds have passed since the last one, or if an earlier round ended before its
+        checkpoint was in storage.
         """
         if not self._policy.has_storage:
             return False
@@ -228,10 +239,10 @@ class Saving:
         return by_clock or (steps is not None and finished_steps // steps > self._durable_step // steps)
 
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
-        """Decide what happens to the state after `step` steps, by the flags of all ranks.
+        """Decide what happens to the state after `step` steps. `flags` has the sums of the flags of all ranks.
 
-        The flags also say which snapshot is complete on the peers of all ranks. Agents then drop snapshots of older
-        rounds, whose memory the next one may need.
+        The flags also tell of which snapshot all shards are copied to another replica. The agents then delete snapshots
+        of older rounds, because the next snapshot may need that memory.
         """
         last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:
@@ -244,9 +255,9 @@ class Saving:
         return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up, required)
 
     def save(self, decision: SaveDecision, position: int, skipped: Ranges = (), trend: Trend = Trend()) -> None:  # noqa: B008
-        """Save the state as decided.
+        """Save the state as `decision` says.
 
-        `position` is the number of samples consumed. See ShardMetadata for `skipped` and `trend`.
+        `position` is the number of samples consumed. `skipped` and `trend` are fields of ShardMetadata.
         """
         started = time.perf_counter()
         self._after_step(started, decision)
@@ -262,9 +273,9 @@ class Saving:
             self._snapshots.make_room()
 
     def _after_step(self, now: float, decision: SaveDecision) -> None:
-        """Report the duration of the last step to the pace.
+        """Pass the duration of the last step to the Pace.
 
-        A step that began with a wait for a checkpoint is left out.
+        If the step includes a wait for a checkpoint, its duration is not passed on.
         """
         if self._pace is not None and self._began is not None:
             self._pace.stepped(now - self._began, self._saved, self._waited)
@@ -275,11 +286,11 @@ class Saving:
             self._stretch, self._since = self._since if self._snapshots.count else 0, 0
 
     def _after_snapshot(self, stall: float) -> None:
-        """Report the cost of a snapshot to the pace.
+        """Pass the cost of a snapshot to the Pace.
 
-        The cost is the time of this call, plus the time that the update of the weights waited for a device's copy. The
-        latter is known only of the previous snapshot. The first snapshot does not count, because it has to allocate its
-        memory.
+        `stall` is the duration of the call of `save`. The cost also includes the time for which the weight update had
+        to wait for a device's copy. That time is known only of the previous snapshot. The first snapshot is not
+        counted, because its memory has to be allocated.
         """
         if self._pace is not None and self._snapshots.count > 1:
             self._pace.took(stall + max(0.0, self.device_seconds - self._beside))
@@ -287,13 +298,13 @@ class Saving:
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of a device's time; see Snapshots."""
+        """Seconds of a device's time that the newest committed snapshot took (see `Snapshots.device_seconds`)."""
         return self._snapshots.device_seconds
 
     def before_change(self) -> None:
-        """Order following changes after the last copy; see SnapshotSource.
+        """Make devices finish the copy of the last snapshot before changes of the state that are queued later.
 
-        On a device, the training that was queued before has ended by now.
+        The training work that was queued on a device before this call has finished by now.
         """
         if self._copying_since is not None:
             self._beside, self._copying_since = time.perf_counter() - self._copying_since, None
@@ -304,13 +315,13 @@ class Saving:
         self._snapshots.finish()
 
     def close(self) -> None:
-        """End the round's snapshots: what was begun is committed, and nothing is afterwards."""
+        """Commit the snapshot that has begun, if there is one, and end the snapshots of this round."""
         self._snapshots.close()
 
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
-        """Save the state for a drain that arrives while `step` steps are evaluated.
+        """Save the state if a drain arrives during the evaluation after step `step`.
 
-        If the drain is durable, the agents ship this snapshot.
+        If the drain requests a checkpoint, the agents upload this snapshot.
         """
         if self._snapshots.step_of(self._snapshots.count - 1) == step:
             self._snapshots.finish()

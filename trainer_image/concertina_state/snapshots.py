@@ -1,10 +1,16 @@
-"""Snapshots in node memory: three slots, each a shard file that is written in place.
+"""Snapshots in node memory. Each rank has three slots, which are shard files that are written in place.
 
-One slot holds the newest snapshot that is complete on the peers of all ranks, one the newest committed snapshot, and
-the third is free to be written. A `slot-N.json` beside the file marks it as whole: it is removed before the first byte
-is changed, and written again after the last one. A file with a second name (a shard on its way to storage) is never
-written. A new file takes its place, which is allocated ahead if there is space (decision "Room for the next snapshot is
-made beside training").
+The three slots contain:
+- the newest snapshot whose shards have all been copied to another replica (the peer)
+- the newest complete snapshot
+- the next snapshot, which is being written
+
+The contents of a slot are complete if there is a file `slot-N.json` beside it. This file is removed before the first
+byte of the slot is changed, and written after the last one.
+
+While a shard is being uploaded, its file has a second name (a hard link). A file with a second name is never changed:
+the slot gets a new file instead. The new file is allocated in advance if there is space (decision "Room for the next
+snapshot is made beside training").
 """
 
 from __future__ import annotations
@@ -27,10 +33,10 @@ from concertina_state.live import Arrival, SnapshotSource
 
 
 class MappedShard:
-    """Shard file, mapped and with its pages allocated, and a view of each array in it."""
+    """Shard file that is mapped into memory with all its pages, and a view of each array in it."""
 
     def __init__(self, path: Path, state: SnapshotSource, spare: Spare | None = None) -> None:
-        """Map a new file at `path`, or the spare one.
+        """Map a new file at `path`. If `spare` is given, it is used as that file.
 
         Raises:
             InvalidInput: When the volume is too small.
@@ -42,28 +48,28 @@ class MappedShard:
         self._views = state.views(self._map)
 
     def fill(self, state: SnapshotSource) -> Arrival:
-        """Copy the live state into the file, or have a device copy it.
+        """Copy the present state into the file, or make a device start that copy.
 
-        The file counts as missing until `commit`. A peer whose copy is interrupted by this does not report damage
-        (decision "A drain may write over a running copy").
+        From now until `commit`, the file counts as missing. A peer that is copying the file at this moment does not
+        report damage (decision "A drain may write over a running copy").
         """
         remove_sidecar(self.path)
         return state.copy_to(self._views)
 
     def commit(self, metadata: ShardMetadata, layout: Layout, threads: int = 1) -> None:
-        """Commit the contents that have arrived. `threads` threads compute the checksum."""
+        """Commit the contents, once they are complete. `threads` is the number of threads that compute the checksum."""
         self._map[: layout.data_begin] = layout.header(metadata)
         checksum = crc32(memoryview(self._map), threads)
         write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), checksum))
 
     def give_up(self) -> mmap.mmap:
-        """Return the mapping, after dropping all views of it."""
+        """Delete all views of the file, and return its mapping."""
         del self._views
         return self._map
 
     @property
     def shared(self) -> bool:
-        """Whether the file has another name, or is no longer the one at its path."""
+        """Whether the file has a second name, or is no longer the file at its path."""
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -78,7 +84,10 @@ class TakenSnapshot:
 
 
 class Snapshots:
-    """Snapshots of one rank in one round. All ranks take the same ones, so ordinals agree between ranks."""
+    """Snapshots of one rank in one round.
+
+    All ranks take the same snapshots, so snapshots have the same numbers on all ranks.
+    """
 
     def __init__(self, folder: Path, state: SnapshotSource) -> None:
         self._folder, self._state = folder, state
@@ -86,19 +95,19 @@ class Snapshots:
         self._holds = [-1] * SNAPSHOT_SLOTS
         self._steps: list[int] = []
         self.complete = -1
-        """Ordinal of the newest snapshot that is complete on the peers of all ranks."""
+        """Number of the newest snapshot whose shards are all copied to another replica, or -1 if there is none."""
         self.device_seconds = 0.0
-        """Seconds of a device's time that the newest committed snapshot took; 0 if no device copies."""
+        """Seconds that a device took to copy the newest committed snapshot, or 0 if no device copies."""
         self._committer = ThreadPoolExecutor(1, "commit")
         self._committing: Future[None] | None = None
         self._making: Future[Spare | None] | None = None
         self._ready = -1
-        """Index of the slot that was found to need no new file."""
+        """Index of a slot whose present file can be written, so that no new file is needed, or -1."""
         folder.mkdir(parents=True, exist_ok=True)
         self.make_room()
 
     def of_arrays(self, state: SnapshotSource) -> None:
-        """Save other arrays from now on. If their layout differs, they get new files of their own size."""
+        """Save the arrays of `state` from now on. If their layout differs from the present one, allocate new files."""
         self.finish()
         if state.layout.chunks != self._state.layout.chunks:
             self._slots, self._making, self._ready = [None] * SNAPSHOT_SLOTS, None, -1
@@ -109,23 +118,27 @@ class Snapshots:
         return len(self._steps)
 
     def step_of(self, ordinal: int) -> int | None:
-        """Return the step of a snapshot, or None if there is no such snapshot."""
+        """Return the step of snapshot number `ordinal`, or None if there is no such snapshot."""
         return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else None
 
     def copied(self, ordinal: int, copied_step: int | None) -> bool:
-        """Return whether this rank's snapshot of that ordinal is on its peer, which has all up to `copied_step`."""
+        """Return whether this rank's shard of snapshot number `ordinal` is copied to another replica.
+
+        `copied_step` is the step up to which that replica has copies.
+        """
         return ordinal < 0 or (copied_step is not None and copied_step >= self._steps[ordinal])
 
     @property
     def keeping_up(self) -> bool:
-        """Whether the next snapshot would not overwrite one that peers are still copying.
+        """Whether the next snapshot would overwrite no snapshot that peers are still copying.
 
-        That is so if the snapshot before the last is complete (decision "The k-th snapshot waits for the (k-2)-th").
+        This is the case if the snapshot before the last one is completely copied (decision "The k-th snapshot waits for
+        the (k-2)-th").
         """
         return self.complete >= self.count - 2
 
     def take(self, metadata: ShardMetadata) -> TakenSnapshot:
-        """Write and commit a snapshot."""
+        """Write a snapshot, and wait until it is committed."""
         snapshot = self.begin(metadata, at_once=True)
         self.finish()
         return snapshot
@@ -136,16 +149,16 @@ class Snapshots:
         committed: Callable[[TakenSnapshot], None] = lambda snapshot: None,
         at_once: bool = False,
     ) -> TakenSnapshot:
-        """Write a snapshot, or have a device write it, and commit it in a thread.
+        """Write a snapshot, or make a device start its copy. A thread commits the snapshot later.
 
-        The checksum takes longer than the copy, so the thread computes it too, and then calls `committed` (decision "A
-        snapshot's checksum is a thread's"). If peers do not keep up, this still leaves the newest complete snapshot and
-        the newest committed one untouched.
+        The thread also computes the checksum, because that takes longer than the copy. Then it calls `committed`
+        (decision "A snapshot's checksum is a thread's"). The newest snapshot that is copied to all peers and the newest
+        committed one are never overwritten, even if peers copy slowly.
 
         Args:
             metadata: Metadata of the snapshot.
-            committed: Function to call in the thread after the commit.
-            at_once: Whether the caller waits for the commit, so that several threads may compute the checksum.
+            committed: Function that the thread calls after the commit.
+            at_once: Whether the caller waits for the commit. If so, several threads compute the checksum.
         """
         self.finish()
         index, self._ready = self._next(), -1
@@ -170,11 +183,11 @@ class Snapshots:
         return snapshot
 
     def make_room(self) -> None:
-        """Allocate a file for the next snapshot if it needs one.
+        """Make the committing thread allocate a file for the next snapshot, if that snapshot needs a new file.
 
-        The committing thread does this after its present work. It also checks whether a file is needed, because a
-        system call here would hand that thread the GIL and wait for it. If the file is not ready, the next call checks
-        again, or `begin` waits for it (decision "Room for the next snapshot is made beside training").
+        The thread does this after its present work. It also checks whether a new file is needed: a system call in the
+        training thread would release the GIL, and would then have to wait for it. If the file is not ready in time,
+        `begin` waits for it (decision "Room for the next snapshot is made beside training").
         """
         index = self._next()
         future = self._making
@@ -183,7 +196,7 @@ class Snapshots:
         self._making = self._committer.submit(self._make, index)
 
     def _make(self, index: int) -> Spare | None:
-        """Allocate the file in the thread, if the slot needs a new one."""
+        """Return a new file for slot `index`, or None if the slot needs none. The committing thread calls this."""
         slot = self._slots[index]
         if slot is None or slot.shared:
             return file_space.spare(self._folder, self._state.layout.size)
@@ -191,7 +204,7 @@ class Snapshots:
         return None
 
     def _spare(self) -> Spare | None:
-        """Wait for the file that `make_room` allocates, and return it."""
+        """Wait for the file that `make_room` allocates, and return it, or None if there is none."""
         future, self._making = self._making, None
         return future.result() if future is not None else None
 
@@ -206,7 +219,7 @@ class Snapshots:
         return min(free, key=self._holds.__getitem__)
 
     def before_change(self) -> None:
-        """Order following changes after the last copy; see SnapshotSource."""
+        """Make devices finish their copies before changes that are queued later; see SnapshotSource."""
         self._state.before_change()
 
     @property
@@ -221,7 +234,7 @@ class Snapshots:
             self._committing = None
 
     def close(self) -> None:
-        """Wait until the thread has ended, and unmap the files, which stay."""
+        """Wait until the committing thread has ended, and unmap the files. The files are not deleted."""
         self._committer.shutdown()
         for slot in self._slots:
             if slot is not None:
@@ -229,7 +242,10 @@ class Snapshots:
         self._slots, self._making = [None] * SNAPSHOT_SLOTS, None
 
     def link_for_shipping(self, snapshot: TakenSnapshot) -> Path:
-        """Give a committed slot a second name, and return it. The file does not change until that name is removed."""
+        """Give the file of a committed snapshot a second name, and return that name.
+
+        The file does not change as long as it has the second name.
+        """
         name = self._folder / f"shipping-{snapshot.id.step}"
         name.unlink(missing_ok=True)
         os.link(snapshot.path, name)
@@ -237,5 +253,5 @@ class Snapshots:
 
     @property
     def shipping(self) -> bool:
-        """Whether a shard is still on its way to storage."""
+        """Whether a shard of this rank is still being uploaded to storage."""
         return any(name.startswith("shipping-") for name in os.listdir(self._folder))

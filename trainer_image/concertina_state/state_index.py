@@ -1,7 +1,7 @@
-"""Tensors of a state as one rank has them: which box of which global tensor each is, and how all are filled again.
+"""Tensors of a state on one rank: which box (rectangular part) of which global tensor each one is. Requires torch.
 
-A state can be filled from any world's shards. Filling mirrors saving: if several ranks hold the same, each reads the
-part that it would save, and receives the other parts from the other ranks. Requires torch.
+A state can be restored from the shards of a world of any size. If several ranks have the same tensors, each rank reads
+the part that it would save, and receives the other parts from the other ranks.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from concertina_state.placement import Cut, box
 from concertina_state.tensors import NAMES, Tensors, execute
 
 BUCKET = 64 << 20
-"""Bytes that are broadcast at a time."""
+"""Number of bytes to broadcast at a time."""
 
 
 class StateIndex(LocalState[Tensor]):
-    """Index of the tensors of one rank."""
+    """Index of the tensors of a state on one rank, by name."""
 
     def __init__(
         self,
@@ -53,17 +53,18 @@ class StateIndex(LocalState[Tensor]):
         whole_cut: str = "",
         buffers: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Index the tensors of this rank.
+        """Record the tensors of this rank.
 
         Args:
             tensors: Tensors by names that all ranks know. Each is a whole tensor that is the same on all ranks, a
                 DTensor, an ArrayShard, or a RemoteArray.
-            own: Tensors that only this rank has, by names of their own.
+            own: Tensors that only this rank has, by names that are unique to this rank.
             rank: This rank.
             world: Number of ranks.
-            together: Whether ranks can communicate by torch.distributed. If not, each saves and reads all that it has.
-            whole_cut: See LocalState.
-            buffers: Tensors that are the same on all ranks, each of which rank 0 saves whole.
+            together: Whether ranks can communicate by torch.distributed. If not, each rank saves and reads all its
+                tensors.
+            whole_cut: Description of how all ranks divide each tensor (see LocalState).
+            buffers: Tensors that are the same on all ranks. Rank 0 saves each of them whole.
 
         Raises:
             InvalidInput: When a tensor can't be saved.
@@ -83,7 +84,7 @@ class StateIndex(LocalState[Tensor]):
         self._addresses = {name: tensor.data_ptr() for name, tensor in places}
 
     def still(self, tensors: Mapping[str, Tensor | ArrayShard]) -> bool:
-        """Return whether these are the very tensors that the index was made of.
+        """Return whether `tensors` are the same tensor objects that this index was made from.
 
         They include buffers and the tensors that only this rank has.
         """
@@ -93,7 +94,7 @@ class StateIndex(LocalState[Tensor]):
 
     @torch.no_grad()
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
-        """Fill all tensors. All ranks must call this at the same time."""
+        """Fill all tensors from a saved state. All ranks must call this method at the same time."""
         execute(plan, shards, {name: tensor for name, (_, tensor) in self._parts.items()})
         for copies, same_tensors in self._by_copies().items():
             if len(copies.ranks) > 1:
@@ -101,14 +102,14 @@ class StateIndex(LocalState[Tensor]):
 
 
 def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> None:
-    """Send the part of each rank to the other ranks."""
+    """Send the parts that this rank has read to the other ranks, and receive theirs."""
     group = copies.group or dist.group.WORLD
     assert group is not None
     for number, source in enumerate(copies.ranks):
         for device, bucket in _buckets([tensor for _, tensor in parts(same_tensors, copies, number)], group):
             dense = [part.to(device).contiguous() for part in bucket]
             root = dist.get_group_rank(group, source)
-            # As bytes, because backends do not support some dtypes.
+            # View tensors as bytes, because backends do not support some dtypes.
             bytes_ = [tensor.reshape(-1).view(torch.uint8) for tensor in dense]
             dist._broadcast_coalesced(group, bytes_, BUCKET, root)
             for part, filled in zip(bucket, dense):
@@ -117,10 +118,10 @@ def _exchange(same_tensors: Sequence[LocalArray[Tensor]], copies: Copies) -> Non
 
 
 def _buckets(parts: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tuple[torch.device, list[Tensor]]]:
-    """Yield the tensors that can be sent together, with the device to send them from.
+    """Yield groups of tensors to send together, and the device to send each group from.
 
-    NCCL does not send from host memory. Such tensors go through the device in pieces, as there may not be space for
-    all.
+    NCCL does not send from host memory. Tensors in host memory are therefore copied to the device in pieces, because
+    the device may not have space for all.
     """
     parts_by_device: dict[torch.device, list[Tensor]] = {}
     for part in parts:
@@ -147,7 +148,7 @@ def _local_array(name: str, array: Tensor | ArrayShard | RemoteArray, everyone: 
     dtype, whole = NAMES[tensor.dtype], tuple(tensor.shape)
     if isinstance(array, ArrayShard):
         return held_part(name, array, tensor.detach(), whole, dtype)
-    if isinstance(tensor, ShardedTensor):  # FSDP1's
+    if isinstance(tensor, ShardedTensor):  # FSDP1's tensors
         shards = tensor.local_shards()
         offsets, sizes = (shards[0].metadata.shard_offsets, shards[0].metadata.shard_sizes) if shards else ((), ())
         own_box = Box(tuple(offsets), tuple(sizes)) if shards else Box((0,) * len(whole), (0,) * len(whole))
@@ -164,12 +165,12 @@ def _local_array(name: str, array: Tensor | ArrayShard | RemoteArray, everyone: 
         for placement in placements
     ]
     shape, coordinate = tuple(mesh.shape), mesh.get_coordinate()
-    if coordinate is None:  # a mesh of other ranks
+    if coordinate is None:  # this rank is not in the tensor's mesh
         nothing = Box((0,) * len(whole), (0,) * len(whole))
         return LocalArray(name, whole, nothing, dtype, _local(tensor), ALONE, f"{shape} {placements}")
     copied = [axis for axis, cut in enumerate(cuts) if cut.dim is None and shape[axis] > 1]
     copies = ALONE
-    if len(copied) == 1:  # with more dimensions each rank saves all that it has, which is correct but more than needed
+    if len(copied) == 1:  # otherwise each rank saves its whole box: correct, but several times
         group = mesh.get_group(copied[0])
         copies = Copies(tuple(dist.get_process_group_ranks(group)), coordinate[copied[0]], group)
     own_box = box(whole, shape, coordinate, cuts)
@@ -182,10 +183,10 @@ def _own(name: str, tensor: Tensor) -> Chunk:
 
 
 def check_kind(name: str, tensor: Tensor) -> None:
-    """Check that a tensor has plain memory to save.
+    """Check that a tensor has ordinary memory that can be saved.
 
     Raises:
-        InvalidInput: When it does not.
+        InvalidInput: When it has not.
     """
     if tensor.dtype not in NAMES:
         names = ", ".join(NAMES.values())
@@ -208,14 +209,14 @@ def check_kind(name: str, tensor: Tensor) -> None:
 def _has_memory(tensor: Tensor) -> bool:
     try:
         return tensor.data_ptr() != 0
-    except RuntimeError:  # raised for a wrapper without a storage
+    except RuntimeError:  # a wrapper tensor without storage raises this
         return False
 
 
 def live(array: Tensor | ArrayShard) -> Tensor:
-    """Return the local tensor itself, which is not a view.
+    """Return the local tensor itself, and not a view of it.
 
-    For a thousand tensors, making views takes longer than asking for their addresses.
+    For a thousand tensors, making views takes longer than reading their addresses.
     """
     tensor: Tensor = array.array if isinstance(array, ArrayShard) else array
     if isinstance(tensor, ShardedTensor):

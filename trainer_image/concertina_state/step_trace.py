@@ -1,4 +1,4 @@
-"""Trace of some steps of one rank by torch.profiler, on request (`concertina trace`)."""
+"""Trace of some steps of one rank, made by torch.profiler when a user runs `concertina trace`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concertina_protocol.worker_channel import TraceSteps
 
 
 class Traces:
-    """Traces of one worker, one at a time. Without a request, a step costs one comparison."""
+    """Traces of one worker, one at a time. If no trace is requested, a step costs only one comparison."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -24,11 +24,11 @@ class Traces:
         self._trace: StepTrace | None = None
 
     def ask(self, request: TraceSteps) -> None:
-        """Request a trace. Any thread may call this. A request during another trace starts after that trace."""
+        """Request a trace. Any thread may call this. During another trace, the request waits until that trace ends."""
         self._request = request
 
     def after(self, step: int) -> None:
-        """Note the end of a step. The training thread calls this."""
+        """Record that a step has ended. The training thread calls this after each step."""
         if self._trace is None and self._request is not None:
             self._trace, self._request = StepTrace(self._request, self._rank), None
         if self._trace is not None and not self._trace.after(step):
@@ -36,10 +36,10 @@ class Traces:
 
 
 class StepTrace:
-    """Trace under way.
+    """Trace that is in progress.
 
-    The training thread calls `after` after each step. That method never raises: errors are written where the trace
-    should be.
+    The training thread calls `after` after each step. `after` never raises an error: the error is written into a file
+    beside the trace.
     """
 
     def __init__(self, request: TraceSteps, rank: int) -> None:
@@ -47,13 +47,13 @@ class StepTrace:
         self._path = step_traces.trace_file(step_traces.folder_of_worker(), request.name, rank)
         self._profiler: Any = None
         self._step: Any = None
-        """Mark of the step under way."""
+        """Mark of the step in progress, which is an open `record_function` of the profiler."""
         self._current = self._last = 0
 
     def after(self, step: int) -> bool:
-        """Note the end of a step, and return False once the trace is over."""
+        """Record that a step has ended, and return whether the trace continues."""
         if step == self._current:
-            return True  # a script may report a step twice
+            return True  # the script has reported the same step twice
         self._current = step
         try:
             if self._profiler is None:
@@ -91,7 +91,7 @@ class StepTrace:
         self._step.__enter__()
 
     def _write(self) -> None:
-        """Write the trace, beside the steps that follow."""
+        """Write the trace in a thread, while training continues."""
         raw = self._path.with_suffix(".raw")
         try:
             self._profiler.export_chrome_trace(str(raw))
@@ -115,7 +115,7 @@ class StepTrace:
         self._put(step_traces.error_file(self._path), sentence.encode())
 
     def _put(self, path: Path, content: bytes) -> None:
-        """Write a file as a whole, or not at all, and only if the trace is still wanted."""
+        """Write a file completely or not at all, and only if the trace is still wanted."""
         part = path.with_name(f"{path.name}.part")
         try:
             if step_traces.wanted_file(self._path).exists():
@@ -126,7 +126,7 @@ class StepTrace:
 
 
 def flight_record() -> dict[str, Any]:
-    """Return the collectives in torch's flight recorder; empty if it is off (TORCH_FR_BUFFER_SIZE)."""
+    """Return the collectives in torch's flight recorder, or {} if it is off (TORCH_FR_BUFFER_SIZE is 0)."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Tensors by name, filled by a plan of byte ranges and copied into a shard's file. Requires torch."""
+"""Tensors of a shard: how they are copied into the shard's file, and filled from shards again. Requires torch."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class Views(list[Tensor]):
-    """Views of places in a file.
+    """List of tensors that are views of places in a file.
 
-    This is a subclass because `pin` needs a weak reference, which a plain list does not support.
+    This is a subclass of list, because `pin` needs a weak reference, which list itself does not support.
     """
 
 
 class Tensors:
-    """Contents of a shard: places in a file, and the tensor that belongs in each of them.
+    """Contents of a shard: the tensors and their places in the file.
 
-    A GPU copies its tensors itself, on a stream of its own, while the caller continues. Pageable memory would block the
-    host, at a quarter of the rate (decision "A GPU copies its snapshots beside its work").
+    A GPU copies its tensors into pinned memory on a separate stream, while the caller continues. A copy into pageable
+    memory would block the host, and be four times slower (decision "A GPU copies its snapshots beside its work").
     """
 
     def __init__(self, layout: Layout, tensors: Sequence[Tensor]) -> None:
-        """Describe `tensors`, which are live and in the order of the layout."""
+        """Describe a shard that consists of `tensors`, in the same order as the chunks of `layout`."""
         self.layout, self.tensors = layout, tensors
         self._devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         self._places = {
@@ -52,7 +52,10 @@ class Tensors:
         self._copied: dict[torch.device, torch.cuda.Event] = {}
 
     def views(self, file: mmap) -> Views:
-        """Return a view of each place in the mapped file, pinned if a GPU has tensors."""
+        """Return a view of each tensor's place in the mapped file.
+
+        If a GPU has tensors, the file's memory is pinned.
+        """
         whole = torch.frombuffer(file, dtype=torch.uint8)
         views = Views(
             whole[begin : begin + chunk.size].view(DTYPES[chunk.dtype]).view(chunk.shape)
@@ -64,16 +67,19 @@ class Tensors:
 
     @torch.no_grad()
     def copy_to(self, views: Views) -> Arrival:
-        """Copy the present contents of the tensors into the views, or have devices copy them."""
+        """Copy the present contents of the tensors into the views, or start the copies on devices."""
         events = [self._begin(device, views) for device in self._devices]
         self._copy(views, self._host)
         return lambda: max((_seconds(begin, end) for begin, end in events), default=0.0)
 
     def _copy(self, views: Views, indices: Sequence[int]) -> None:
-        """Copy in one call: for hundreds of small tensors, a loop in Python takes longer than their bytes."""
+        """Copy several tensors in one call.
+
+        For hundreds of small tensors, a loop in Python would take longer than the copies.
+        """
         if indices:
             into, tensors = [views[index] for index in indices], [self.tensors[index] for index in indices]
-            torch._foreach_copy_(into, tensors, non_blocking=True)  # has an effect on devices only
+            torch._foreach_copy_(into, tensors, non_blocking=True)  # non_blocking affects devices only
 
     def _begin(self, device: torch.device, views: Views) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         if device not in self._streams:
@@ -89,7 +95,10 @@ class Tensors:
         return begin, end
 
     def before_change(self) -> None:
-        """Make devices wait for their copies. The host does not wait."""
+        """Make devices finish their copies of tensors before any work that is queued later.
+
+        Only the devices wait. This method returns at once.
+        """
         for device, end in self._copied.items():
             torch.cuda.current_stream(device).wait_event(end)
 
@@ -101,7 +110,7 @@ def _seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], tensors: Mapping[str, Tensor]) -> None:
-    """Read what was planned into the requested chunks' tensors."""
+    """Read the chunks of a plan from the shards, and copy them into the tensors of the same names."""
     filling.execute(plan, shards, lambda item: _place_for(item, tensors[item.target.name]))
 
 
@@ -123,7 +132,7 @@ def _place_for(item: ReadItem, whole: Tensor) -> Place:
 def memory(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor, without a copy.
 
-    This does without numpy, which an image with torch need not have.
+    numpy is not used, because an image with torch may not have it.
     """
     size = tensor.numel() * tensor.element_size()
     if not size:

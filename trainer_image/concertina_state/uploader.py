@@ -1,4 +1,4 @@
-"""Uploader: a process of the agent that lives across rounds and writes checkpoints to durable storage.
+"""Uploader: a process that an agent starts to write checkpoints to durable storage. It serves several rounds.
 
 <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.safetensors   a shard: its file in node memory as it is
 <uri>/<uid>/round-<r>/step-<s>/shard-<k>-of-<n>.json          its sidecar: a shard without it counts as missing
@@ -70,12 +70,12 @@ from concertina_state.objects.prefix import HELD, IMPATIENCE, ObjectPrefix, Stor
 
 @dataclasses.dataclass(frozen=True)
 class UploadedRun:
-    """Facts about the run beside its state."""
+    """Facts about the run that are not part of its state."""
 
     trainer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """spec.trainer with its defaults; empty for a script."""
+    """spec.trainer with its defaults, or {} for a user's own script."""
     reaches: Sequence[int] = ()
-    """Numbers of steps that a rollback may go back (see `Keeping`)."""
+    """Numbers of steps that a rollback may go back (see `retention.Keeping.back`)."""
 
 
 UNKNOWN = UploadedRun()
@@ -87,10 +87,10 @@ class Destination:
 
     uri: str
     keep: int = 5
-    """Number of checkpoints to keep. The default is that of the schema."""
+    """Number of checkpoints to keep. The default is that of the CRD's schema."""
     keep_every_steps: int | None = None
     take_over: str = ""
-    """Uid of the owner whose folder this job takes over."""
+    """Uid of the job whose folder this job may take over, or ""."""
 
     @staticmethod
     def of(text: str) -> Destination:
@@ -105,7 +105,7 @@ class Destination:
 
 
 def main(run: UploadedRun = UNKNOWN) -> NoReturn:
-    """Answer the agent's requests one by one until the agent ends."""
+    """Answer the agent's requests one by one, until the agent exits."""
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
     channel.send(UploaderHello(os.getpid()))
     destination = Destination.of(os.environ["CONCERTINA_CHECKPOINT"])
@@ -118,7 +118,7 @@ def main(run: UploadedRun = UNKNOWN) -> NoReturn:
 
 
 def answer(request: object, destination: Destination, uid: str, run: UploadedRun = UNKNOWN) -> Message:
-    """Answer a request. Every error is in the answer, as a sentence."""
+    """Answer a request of the agent. If the request fails, the answer has the error as a sentence."""
     if isinstance(request, Ship):
         return _ship(request, destination, uid)
     if isinstance(request, Publish):
@@ -165,7 +165,7 @@ def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path)
 
     Raises:
         StorageError: When durable storage can't be written.
-        Damaged: When the file is damaged, or holds another shard.
+        Damaged: When the file is damaged, or contains another shard.
     """
     name, ends = part_name(id, shard), list[int]()
     keys = [f"{here(uid, id)}/{name}{ending}" for ending in (".safetensors", ".json")]
@@ -184,13 +184,13 @@ def ship(folder: ObjectPrefix, uid: str, id: SnapshotId, shard: int, path: Path)
 
 
 def _blocks(file: io.FileIO, size: int) -> Iterator[memoryview]:
-    """Yield the blocks of a file, each of which is valid until HELD more have been produced.
+    """Yield the blocks of a file. A block is valid until HELD more blocks have been produced.
 
-    The file is read, not mapped, because a snapshot that is given up is emptied (decision "Freed shards are
-    truncated").
+    The file is read rather than mapped, because the agent truncates the file of a snapshot that is no longer needed
+    (decision "Freed shards are truncated").
 
     Raises:
-        Damaged: When the snapshot was given up.
+        Damaged: When the file was truncated.
     """
     buffers = itertools.cycle([memoryview(bytearray(BLOCK)) for _ in range(HELD + 1)])
     for begin in range(0, size, BLOCK):
@@ -213,7 +213,9 @@ def _publish(request: Publish, destination: Destination, uid: str, run: Uploaded
 def publish(
     folder: ObjectPrefix, destination: Destination, uid: str, id: SnapshotId, complete: bool, run: UploadedRun = UNKNOWN
 ) -> Published:
-    """Write the manifest of a completely shipped snapshot, move LATEST, and delete old checkpoints.
+    """Publish a checkpoint whose shards are all in storage.
+
+    This writes the manifest, makes LATEST name the checkpoint, and deletes old checkpoints.
 
     Raises:
         StorageError: When durable storage fails before LATEST has moved.
@@ -223,7 +225,7 @@ def publish(
     prefix, now = here(uid, id), time.time()
     durable = Durable(uid, id.round, id.step, f"{folder.uri}/{prefix}", complete, now)
     latest = read_all_of_latest(folder)
-    check_round(durable, latest)  # first, because a later round may have deleted the shards
+    check_round(durable, latest)  # checked first, because a later round may have deleted the shards
     sidecars = _shipped(folder, prefix, id)
     metadata = sidecars[0].facts
     replaced = _replaced(folder, durable, metadata.continued, latest)
@@ -255,14 +257,14 @@ def publish(
     try:
         durable = move_latest(folder, durable, f"{prefix}/{NAME}", zlib.crc32(manifest), replaced)
     except Fenced:
-        with contextlib.suppress(StorageError):  # LATEST will never name it, so it should have no manifest
+        with contextlib.suppress(StorageError):  # LATEST will never name this checkpoint, so it should have no manifest
             folder.delete([f"{prefix}/{NAME}"])
         raise
     before = metadata.continued.uid if metadata.continued and metadata.continued.uid != uid else ""
     keeping = retention.Keeping(destination.keep, destination.keep_every_steps, tuple(run.reaches))
     try:
         retention.sweep(folder, durable, before, undone, keeping)
-    except StorageError as error:  # without permission to delete, all are kept; the next publication tries again
+    except StorageError as error:  # without permission to delete, all checkpoints remain; the next call tries again
         return Published(id, durable, str(error))
     return Published(id, durable)
 
@@ -270,13 +272,14 @@ def publish(
 def _replaced(
     folder: ObjectPrefix, durable: Durable, continued: Continued | None, latest: Latest | None
 ) -> Continued | None:
-    """Return the checkpoint of another job that `LATEST` may name.
+    """Return the checkpoint of another job that this job may replace in `LATEST`, or None.
 
-    This is the checkpoint that this run continues from, or any checkpoint that the owner before this job has published
-    since. For example, a pod of that owner may have been cut off.
+    It is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a newer
+    checkpoint of the earlier owner: a pod of that owner that lost its connection may have published it after the
+    take-over.
 
     Raises:
-        Fenced: When `LATEST` names another checkpoint.
+        Fenced: When `LATEST` names a checkpoint that this job may not replace.
         StorageError: When durable storage can't be read.
     """
     try:
@@ -309,7 +312,7 @@ def _shipped(folder: ObjectPrefix, prefix: str, id: SnapshotId) -> list[StoredSi
 
 
 def _parallelism(ranks: int) -> dict[str, int]:
-    """Return the number of ranks in each dimension; "data" is the number of shares that a batch is cut into."""
+    """Return the degree of each kind of parallelism. "data" is the number of parts into which a batch is divided."""
     requested = json.loads(os.environ.get("CONCERTINA_PARALLELISM") or "{}")
     counts = {
         kind: requested[kind] for kind in ("shard", "pipeline", "context", "tensor") if (requested.get(kind) or 1) > 1

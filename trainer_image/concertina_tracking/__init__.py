@@ -1,6 +1,8 @@
-"""Shipping of the run's records to MLflow, Weights & Biases or TensorBoard files.
+"""Export of a run's records to MLflow, Weights & Biases or TensorBoard files.
 
-The coordinator's agent writes the records and starts `process`. `shipper` decides which records of the spool are
-shipped, and ensures that none is shipped twice. `tracker` is the interface that the modules of `trackers` implement,
-one per tool. The package requires Python 3.9, the protocol and the tool only, because it runs in users' images.
+The coordinator's agent writes records of the run into a spool folder and starts `process`, which sends them to the
+tool. `shipper` selects the records to send, and ensures that none is sent twice. `tracker` is the interface to a tool.
+`trackers` has one implementation for each tool.
+
+The package runs in users' images, so it requires only Python 3.9, `concertina_protocol` and the tool.
 """

@@ -21,13 +21,13 @@ class About:
     """Description of a run."""
 
     parameters: Mapping[str, str]
-    """Fields of the trainer's configuration, or the command and the names of its environment variables."""
+    """Fields of the trainer's configuration. For a script: its command, and the names of its environment variables."""
     code: Mapping[str, str]
-    """commit, image, python, and versions of libraries, as far as they are known."""
+    """Versions of code: commit, image, python and libraries, as far as they are known."""
 
 
 def about(environment: Mapping[str, str]) -> About:
-    """Return the description of the run that has this environment."""
+    """Return the description of the run whose environment variables are `environment`."""
     trainer = json.loads(environment.get("CONCERTINA_TRAINER") or "{}")
     command = environment.get("CONCERTINA_COMMAND", "")
     if command:
@@ -51,5 +51,5 @@ def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str
 
 
 def _is_set_by_user(name: str) -> bool:
-    """Return whether neither Kubernetes (for its Services) nor the operator has set this variable."""
+    """Return whether a variable was set by the user, and not by Kubernetes (for its Services) or the operator."""
     return not name.startswith(OF_KUBERNETES) and "_SERVICE_" not in name and "_PORT" not in name

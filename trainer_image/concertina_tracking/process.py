@@ -1,7 +1,8 @@
-"""Process that ships records to the tracker.
+"""Process that sends the run's records to the tool that tracks the run.
 
-A coordinator's agent starts it. It exits with that agent, or once another replica coordinates and all records are
-shipped. It may wait for a slow tracker as long as necessary, because training does not wait for it.
+A coordinator's agent starts this process. The process exits when its agent exits. It also exits when another replica
+has become the coordinator and all records here are sent. Training does not wait for this process, so it can wait for a
+slow tool as long as necessary.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from concertina_tracking.tracked_lineage import made_of
 from concertina_tracking.tracker import Tracker
 
 LOOK_SECONDS = 1.0
-"""Seconds between two reads of the spool when nothing was new."""
+"""Seconds between two reads of the spool if the last read found nothing new."""
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds between attempts while the tracker fails."""
+"""Seconds between attempts to reach the tool after errors. The last value is repeated."""
 NICENESS = 10
 PACKAGES = {Backend.MLFLOW: "mlflow-skinny", Backend.WANDB: "wandb", Backend.TENSORBOARD: "tensorboard"}
-"""Package that the image must contain for each tool."""
+"""Python package that the user's image must contain, for each tool."""
 
 
 def main() -> NoReturn:
-    """Ship records until nothing is left to do.
+    """Send records to the tracking tool until all are sent and no more can come, or an error makes retries useless.
 
-    The exit code is 0 when nothing is left, and 78 if a retry cannot help. The last state gives the reason.
+    The exit code is 0 if all records are sent or the agent has exited. It is 78 if the image lacks the tool. The last
+    TrackingState message gives the reason.
     """
     os.nice(NICENESS)
     channel = WorkerEnd(os.environ["CONCERTINA_SOCKET"])
@@ -50,16 +52,16 @@ def main() -> NoReturn:
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # immediately, because a tool's threads may hang
+    os._exit(code)  # without cleanup, because threads of the tool may hang
 
 
 def start(settings: TrackingSettings, description: About) -> Tracker:
-    """Start or resume the run.
+    """Start the run in the tool, or resume it.
 
-    Raises the tool's own errors too.
+    Errors of the tool itself are raised too.
 
     Raises:
-        ImportError: If the image lacks the tool.
+        ImportError: When the image lacks the tool.
     """
     if settings.backend is Backend.MLFLOW:
         from concertina_tracking.trackers.mlflow import MlflowRun
@@ -93,7 +95,7 @@ def _ship(channel: WorkerEnd, tracking_settings: TrackingSettings) -> int:
             channel.send(TrackingState(spool.next, error, spool.dropped))
             channel.finish()
             return BAD_INPUT_EXIT
-        except Exception as trouble:  # a tool may raise anything: report it and try again
+        except Exception as trouble:  # a tool can raise any error: report the error and try again
             error = f"{tracking_settings.backend.value}: {type(trouble).__name__}: {trouble}"[:500]
             wait = BACKOFF[min(failures, len(BACKOFF) - 1)]
             failures += 1
@@ -107,7 +109,7 @@ def _ship(channel: WorkerEnd, tracking_settings: TrackingSettings) -> int:
                 shipper.close()
                 channel.finish()
                 return 0
-            soon = min(wait, LOOK_SECONDS) if ending else wait  # the agent exits soon
+            soon = min(wait, LOOK_SECONDS) if ending else wait  # the agent will not wait long
             if (remaining_seconds := began + soon - time.monotonic()) <= 0:
                 break
             time.sleep(min(remaining_seconds, 0.2))

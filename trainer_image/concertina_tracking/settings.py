@@ -1,4 +1,7 @@
-"""Tool that tracks the run, and the run's name: `spec.tracking`, as the operator writes it into the pod."""
+"""Settings of the process that tracks the run.
+
+The operator writes `spec.tracking` and the run's name into the pod's environment variables.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class TrackingSettings:
 
     @property
     def spool(self) -> Path:
-        """Folder of the spool."""
+        """Folder with the records that are to be sent to the tool."""
         return spool.folder(self.volume)
 
     @property

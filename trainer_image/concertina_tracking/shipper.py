@@ -1,7 +1,8 @@
-"""Selection of the records that go to the tracker, so that the tracker has each step exactly once.
+"""Selection of the records to send to the tool that tracks the run, so that the tool has each step exactly once.
 
-A step is skipped if a later round has begun before it, because the coordinator of that round trains it again. It is
-also skipped if the tracker already has it: a replayed step, or one that was shipped before this process was killed.
+A step is left out in two cases:
+- A later round began before this step. The coordinator of that round trains the step again.
+- The tool already has the step, because the step was replayed, or was sent before this process was killed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from concertina_protocol.tracking.tracking_records import Checkpointed, Noted, R
 from concertina_tracking.tracker import Tracker
 
 MOST_RECORDS = 500
-"""Maximum number of records that are shipped at once."""
+"""Maximum number of records to send at once."""
 
 
 class Shipper:
-    """Sender of the spool's records to the tracker."""
+    """Sender of a run's records to a tracking tool, such as MLflow. It reads the records from a folder, the spool."""
 
     def __init__(
         self,
@@ -31,26 +32,27 @@ class Shipper:
         """Initialize the shipper without contacting the tool.
 
         Args:
-            spool: Spool that the records are read from.
-            start: Function that starts or resumes the run. It is called when there is a first record for the tool.
-            made_of: Function that describes a checkpoint's origin (see `tracked_lineage`).
+            spool: Spool to read the records from.
+            start: Function that starts or resumes the run. It is called before the first record is sent.
+            made_of: Function that returns the origin of a checkpoint, given its URI (see `tracked_lineage`).
             environment: Description of this process, which is sent with each round.
         """
         self._spool, self._start, self._made_of, self._environment = spool, start, made_of, environment
         self._tracker: Tracker | None = None
         self._logged: Collection[int] | None = None
-        """Steps beyond the resumed step that the tracker has, or None if they are unknown."""
+        """Steps that the tracking tool already has, later than the step from which the round began. None: they are
+        unknown."""
 
     @property
     def idle(self) -> bool:
-        """Whether all records are shipped, and another replica writes the records of later rounds."""
+        """Whether all records are sent, and another replica coordinates and writes the records of later rounds."""
         newest = max(self._spool.begun, key=lambda begun: begun.round, default=None)
         return self._spool.behind == 0 and (newest is None or not newest.coordinates)
 
     def ship(self) -> bool:
-        """Ship a batch of records, and return whether there may be more.
+        """Send a batch of records, and return whether there may be more.
 
-        The tool's errors are passed on. The caller then calls this method again with the same records.
+        This method passes on the tool's errors. After an error, call it again to send the same records.
         """
         self._spool.look()
         batch = self._spool.read(MOST_RECORDS)
@@ -66,7 +68,7 @@ class Shipper:
                         self._apply(number, record)
                     self._spool.shipped(number + 1)
         except BaseException:
-            self._logged = None  # unknown: the tool may have received a part of the batch
+            self._logged = None  # the tool may have received a part of the batch, so what it has is unknown
             raise
         return bool(batch)
 
@@ -109,12 +111,12 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """Return whether no other replica has coordinated a later round, so that this spool has all later records."""
+        """Return whether this replica has coordinated all rounds after `round`, and so has their records."""
         return all(begun.round <= round or begun.coordinates for begun in self._spool.begun)
 
 
 def _with_world(step: StepDone, begun: Sequence[RoundBegan]) -> StepDone:
-    """Return the step with two metrics about its training: its round, and the number of workers."""
+    """Return the step with two more metrics: the number of its round, and the number of workers that trained it."""
     workers = [
         round_began.workers for round_began in begun if round_began.round == step.round and round_began.coordinates
     ]

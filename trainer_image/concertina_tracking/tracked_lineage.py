@@ -1,4 +1,7 @@
-"""Origin of a checkpoint as its manifest in storage describes it, for users who find the checkpoint in the tracker."""
+"""Origin of a checkpoint, for users who find the checkpoint in the tool that tracks the run.
+
+The origin is read from the checkpoint's manifest in storage.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ from collections.abc import Mapping
 
 
 def made_of(uri: str) -> Mapping[str, str]:
-    """Return the origin of a checkpoint, by field.
+    """Return the origin of a checkpoint: a text for each of several fields.
 
-    The result is empty if the manifest cannot be read. The checkpoint is tracked even then, and `concertina checkpoint
-    show` prints the whole origin.
+    If the manifest cannot be read, the result is empty, and the checkpoint is tracked without its origin. `concertina
+    checkpoint show` prints the whole origin.
     """
     try:
         from concertina_state.checkpoints.reader import StoredCheckpoint
         from concertina_state.errors import InvalidInput
         from concertina_state.objects.prefix import StorageError
-    except ImportError:  # an image without a storage client
+    except ImportError:  # the image has no storage client
         return {}
     try:
         manifest = StoredCheckpoint(uri).manifest
-    except (InvalidInput, StorageError):  # a newer checkpoint may have replaced it
+    except (InvalidInput, StorageError):  # for example, a newer checkpoint has replaced it
         return {}
     lineage = manifest.lineage
     tags = {

@@ -1,6 +1,6 @@
-"""Interface of a tool that tracks runs.
+"""Interface to a tool that tracks runs.
 
-Errors of the tool are reported to the user, and the same records are sent again.
+A method may raise any error. The caller reports the error to the user and sends the same records again.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from concertina_protocol.tracking.tracking_records import Checkpointed, RunOutco
 
 
 class Tracker(Protocol):
-    """The job's run in the tool, which is found by the job's uid or created."""
+    """Run in a tracking tool. The run is found by the job's uid, or created if the tool has none for this job."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
-        """Continue logging after `step`, and return the later steps that the tool keeps.
+        """Continue logging after `step`. Return the later steps that the tool already has.
 
-        A tool that can delete its later steps does so if `latest` is set. If it is not, another replica has coordinated
-        since and may have logged them. The returned steps must not be logged again.
+        The returned steps must not be logged again. `latest` says whether this replica is still the newest coordinator.
+        If so, a tool that can delete steps deletes those after `step`. Otherwise another replica has coordinated since
+        and may have logged these steps, so they are not deleted.
         """
 
     def log(self, steps: Sequence[StepDone]) -> None:
-        """Log each step once, in any order. The tool has the steps when this returns."""
+        """Log each step once, in any order. When the method returns, the tool has the steps."""
 
     def annotate(self, name: str, text: str) -> None:
-        """Add a sentence to the run, or replace the one with the same name."""
+        """Add a sentence to the run under a name. A sentence with the same name is replaced."""
 
     def reference(self, checkpoint: Checkpointed, made_of: Mapping[str, str]) -> None:
-        """Add a checkpoint to the run as an artifact that refers to its location.
+        """Add a checkpoint to the run, as an artifact that refers to the checkpoint's location.
 
-        The same call again changes nothing.
+        A second call with the same checkpoint changes nothing.
 
         Args:
             checkpoint: Checkpoint in durable storage.
@@ -38,7 +39,7 @@ class Tracker(Protocol):
         """
 
     def end(self, outcome: RunOutcome) -> None:
-        """Record that the run has ended or is stopped."""
+        """Record the outcome of the run: it succeeded, or it was stopped and may continue later."""
 
     def close(self) -> None:
-        """Close the connection to the tool. Data that the tool has stay there."""
+        """Close the connection to the tool, which keeps the data that were sent to it."""

@@ -1,4 +1,4 @@
-"""Bundled trainer under another name, whose worker can switch off all measurements (`agent run --package`)."""
+"""Copy of the bundled trainer's package whose worker can switch off all measurements (`agent run --package`)."""
 
 import concertina_trainer
 

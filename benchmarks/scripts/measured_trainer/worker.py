@@ -1,7 +1,7 @@
-"""Worker of the bundled trainer, with or without all measurements in turns.
+"""Worker of the bundled trainer in which all measurements can be switched on and off.
 
-In a step that `turns.Turns` selects, nothing is timed, reported or logged. The rest of the loop is as it would be if no
-code measured anything.
+In the steps that `turns.Turns` selects, nothing is timed, reported or logged. The rest of the training loop behaves as
+if it contained no measurements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTHING = contextlib.nullcontext()
 
 
 class Timed:
-    """Context manager that times the code of another one before and after its body."""
+    """Context manager that measures the time of another context manager's enter and exit code."""
 
     def __init__(self, hooks: Hooks, name: str, inner: Any) -> None:
         self._hooks, self._name, self._inner = hooks, name, inner

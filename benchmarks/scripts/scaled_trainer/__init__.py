@@ -1,4 +1,4 @@
-"""Bundled trainer under another name, whose worker records the times of its steps (`agent run --package`)."""
+"""Copy of the bundled trainer's package whose worker records the times of its steps (`agent run --package`)."""
 
 import concertina_trainer
 

@@ -1,4 +1,4 @@
-"""Worker of the bundled trainer that records the times of its steps and its memory, and ends after some steps."""
+"""Worker of the bundled trainer that records its step times and its memory, and exits after some steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from notes import Notes
 
 
 class CountedEngine:
-    """Engine whose first step is observed by the plan's ledger. The time of that step is not counted."""
+    """Engine that measures the memory of its first step with the plan's ledger.
+
+    The time of that step is not recorded.
+    """
 
     def __init__(self, engine: Engine, optimizer: ShardedAdamW, notes: Notes) -> None:
         self._engine, self._optimizer, self._notes = engine, optimizer, notes

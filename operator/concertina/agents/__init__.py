@@ -1,1 +1,1 @@
-"""The only package that communicates with agents."""
+"""Communication with the agents of jobs. No other package of the operator connects to agents."""

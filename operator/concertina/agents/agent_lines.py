@@ -1,6 +1,6 @@
-"""Memory for the lines of agents until they are read.
+"""Limit on the memory for lines that agents send and that are not handled yet.
 
-See the decision "Lines of agents have as many bytes as their job needs".
+Decision "Lines of agents have as many bytes as their job needs" gives the reason.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from concertina_protocol import ProtocolError
 from concertina_protocol.connection import Connection
 
 MOST_HELD_BYTES = 16 << 20
-"""Limit of the bytes of one namespace's lines that are longer than PIECE_BYTES: up to four of the largest lines."""
+"""Memory in bytes for the long lines (more than PIECE_BYTES) of one namespace. Up to four of the largest lines fit."""
 
 
 class HeldLines:
-    """Memory budget that the long lines of one namespace's agents share.
+    """Memory budget that the agents of one namespace share for long lines.
 
-    It counts incomplete lines, and lines that wait for their turn.
+    Incomplete lines count, and so do lines that wait to be handled.
     """
 
     def __init__(self, most_bytes: int = MOST_HELD_BYTES) -> None:
         self._most_bytes = self._free_bytes = most_bytes
 
     def take(self, count: int) -> None:
-        """Reserve that many bytes.
+        """Reserve memory for `count` bytes.
 
         Raises:
-            ProtocolError: When fewer bytes are free.
+            ProtocolError: When less memory is free.
         """
         if count > self._free_bytes:
             raise ProtocolError(f"a line beside others of its namespace that hold nearly {self._most_bytes} bytes")
         self._free_bytes -= count
 
     def give_back(self, count: int) -> None:
-        """Return that many bytes to the budget."""
+        """Return memory for `count` bytes to the budget."""
         self._free_bytes += count
 
 
 class BoundedConnection(Connection):
-    """Connection to an agent with bounded lines.
+    """Connection to an agent that limits the length of each line.
 
-    A line counts against the budget until the next one is read, or until the connection is closed.
+    A line counts against the memory budget until the next line is read or the connection is closed.
     """
 
     def __init__(
@@ -55,7 +55,10 @@ class BoundedConnection(Connection):
         """Wrap the streams of an open connection.
 
         Args:
-            reader: Reader whose limit is PIECE_BYTES.
+            reader: Reader whose buffer limit is PIECE_BYTES.
+            writer: Writer of the connection.
+            most_line_bytes: Function that returns the current limit for a line in bytes.
+            held_lines: Memory budget of the agent's namespace.
         """
         super().__init__(reader, writer)
         self._most_line_bytes = most_line_bytes
@@ -66,7 +69,7 @@ class BoundedConnection(Connection):
         """Read one line.
 
         Raises:
-            ProtocolError: When the line is over the limit, or the namespace has no memory left for it.
+            ProtocolError: When the line is too long, or the namespace has no memory left for the line.
         """
         self._give_back()
         piece = await self._read_piece()
@@ -82,7 +85,7 @@ class BoundedConnection(Connection):
         return b"".join(pieces)
 
     async def _read_piece(self) -> bytes:
-        """Read to the end of the line or of the stream, or as much of a longer line as the reader has buffered."""
+        """Read up to the end of the line or of the stream. Of a longer line, read what the reader has buffered."""
         try:
             return await self.reader.readuntil()
         except asyncio.LimitOverrunError as error:

@@ -1,6 +1,6 @@
-"""Limit of the event loop's time for the lines of one namespace's agents.
+"""Limit on the event loop's time that the agents of one namespace can use.
 
-See the decision "A namespace's lines have a share of the event loop".
+Decision "A namespace's lines have a share of the event loop" gives the reason.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from typing import Any, TypeVar
 from concertina_protocol.log import log_event
 
 SHARE = 0.1
-"""Share of the event loop for the agents of one namespace: 0.1 s of processor time in each second.
+"""Share of the event loop's time for the agents of one namespace: 0.1 s of processor time per second.
 
 A thousand jobs that train need half of it.
 """
 SAVED_SECONDS = 10.0
-"""Number of seconds for which unused time is credited.
+"""Seconds for which a namespace can save up unused time.
 
-The agents of many jobs that start together all report at once.
+The agents of many jobs that start together all report at the same time.
 """
 LINE_SECONDS = 0.00003
-"""Time charged for receiving each line, in seconds, in addition to the measured time."""
+"""Seconds charged for receiving a line, in addition to the measured time for handling it."""
 HOLD_SECONDS = 0.002
-"""Processor time in seconds after which a namespace's lines yield to everything else that is ready."""
+"""Seconds of processor time after which the lines of a namespace let the event loop do other work."""
 
 T = TypeVar("T")
 LOG_SECONDS, LOGGED_SECONDS = 60.0, 5.0
-"""Period in seconds, and total wait in such a period after which the namespace is logged, once a period."""
+"""Period in seconds, and the total wait within a period after which the namespace is logged once."""
 
 
 class Allowance:
-    """Charges each line its cost, and delays the next line until that cost is paid for.
+    """Budget of processor time for the lines of one namespace's agents.
 
-    Lines take turns in the order in which they arrived. Agents of a namespace wait for each other, and agents of other
-    namespaces do not wait for them.
+    Each line is charged its cost, and the next line waits until that cost is covered. Lines are handled in the order in
+    which they arrive. Agents of one namespace wait for each other, but not for agents of other namespaces.
     """
 
     def __init__(
@@ -52,26 +52,26 @@ class Allowance:
         self._sleep = sleep
         self._processor_seconds = processor_seconds
         self._waiting: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
-        """Lines that wait for their turn, with the futures of their results, the oldest first."""
+        """Waiting lines with the futures for their results, the oldest first."""
         self._serving: asyncio.Task[None] | None = None
-        """Task that handles the lines that wait, while there are any."""
+        """Task that handles the waiting lines; None if no line waits."""
         self._paid_at = self._clock() - SAVED_SECONDS
-        """Time at which everything spent so far is paid for."""
+        """Monotonic time at which all charged costs are covered."""
         self._held_seconds = 0.0
-        """Processor time spent since these lines last yielded."""
+        """Processor time used since the lines last let the event loop do other work."""
         self._waits_since = self._clock()
         self._waited_seconds = 0.0
 
     @property
     def untouched(self) -> bool:
-        """Whether the allowance is the same as a new one."""
+        """Whether the budget is in the same state as a new one."""
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     async def handle(self, line: Callable[[], T]) -> T:
-        """Handle one line when it is its turn, charge its cost, and return its result.
+        """Handle one line when its turn comes, charge its cost, and return the result.
 
         Args:
-            line: Reads and handles the line. It runs in the event loop, at once when no other line waits.
+            line: Function that reads and handles the line in the event loop. If no line waits, it is called at once.
         """
         owes = self._paid_at > self._clock()
         if self._serving is None and not owes and self._held_seconds < HOLD_SECONDS:
@@ -83,10 +83,10 @@ class Allowance:
         return await result
 
     async def _serve(self) -> None:
-        """Handle the lines that wait, as many in one turn of the event loop as HOLD_SECONDS allows.
+        """Handle the waiting lines. In one turn of the event loop, handle as many as HOLD_SECONDS allows.
 
-        A lock that passes from one stream to the next would handle one line in each turn. A turn takes milliseconds
-        while a thousand jobs start, so their lines would come faster than they are handled.
+        With a lock, only one line would be handled per turn. While a thousand jobs start, a turn takes milliseconds, so
+        lines would arrive faster than they are handled.
         """
         try:
             while self._waiting:
@@ -101,13 +101,14 @@ class Allowance:
             self._serving = None
 
     def _resolve(self, line: Callable[[], Any], result: asyncio.Future[Any]) -> None:
-        if result.done():  # cancelled: its stream was closed while the line waited
+        if result.done():  # the stream was closed while the line waited
             return
         try:
             result.set_result(self._charged(line))
         except Exception as error:
             result.set_exception(error)
-            result.exception()  # a stream that is cancelled now does not read it, and asyncio would log that
+            # if the stream is cancelled now, nothing reads the exception, and asyncio would log that
+            result.exception()
 
     def _charged(self, line: Callable[[], T]) -> T:
         begun = self._processor_seconds()
@@ -119,7 +120,7 @@ class Allowance:
             self._paid_at = max(self._paid_at, self._clock() - SAVED_SECONDS) + spent_seconds / SHARE
 
     def _log_wait(self, seconds: float) -> None:
-        """Log the namespace when its lines have waited for long, because no metric names it."""
+        """Log a namespace whose lines have waited for a long time, because no metric is labelled with the namespace."""
         if self._clock() - self._waits_since >= LOG_SECONDS:
             self._waits_since, self._waited_seconds = self._clock(), 0.0
         before = self._waited_seconds

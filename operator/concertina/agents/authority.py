@@ -1,8 +1,8 @@
-"""Certificate authority of one job, derived from the operator's master key.
+"""Certificate authority (CA) of one job, derived from the operator's master key.
 
-No part of the authority is stored or read back. HKDF (RFC 5869) derives each key of a job from the master key, the
-job's uid and the purpose of the key, so any operator with the same master key can connect to the agents of all its
-jobs. The agents' certificate names `<uid>.agent`, the operator's certificate `<uid>.operator`. Only the agents'
+No part of the CA is stored. HKDF (RFC 5869) derives each key of a job from the master key, the job's uid and the
+purpose of the key. Any operator with the same master key can therefore connect to the agents of all its jobs. The
+agents' certificate has the name `<uid>.agent`, and the operator's certificate `<uid>.operator`. Only the agents'
 certificate leaves the operator, in the job's Secret.
 """
 
@@ -22,27 +22,29 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 VALID_BEFORE = datetime.timedelta(days=1)
-"""Margin for clocks that are behind."""
+"""Time before the job's creation from which certificates are valid, for machines whose clock is behind."""
 VALID_AFTER = datetime.timedelta(days=3650)
 MASTER_KEY_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Issued:
-    """Certificate and its private key, both PEM."""
+    """Certificate and its private key, both in PEM format."""
 
     certificate: bytes
     key: bytes
 
 
 class Authority:
-    """The CA of one job."""
+    """Certificate authority of one job."""
 
     def __init__(self, master_key: bytes, uid: str, created: float) -> None:
         """Derive the CA's key and sign its certificate.
 
         Args:
-            created: Unix time in seconds at which the validity of all certificates starts.
+            master_key: Master key of the operator.
+            uid: Uid of the job.
+            created: Creation time of the job in Unix seconds. The validity of all certificates depends on it.
 
         Raises:
             ValueError: When the master key is shorter than MASTER_KEY_BYTES.
@@ -60,11 +62,11 @@ class Authority:
 
     @property
     def ca(self) -> bytes:
-        """Certificate of the CA, PEM."""
+        """Certificate of the CA in PEM format."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def secret_data(self) -> dict[str, str]:
-        """Return the `data` of the job's Secret."""
+        """Return the `data` of the job's Secret: the CA certificate, the agents' certificate and its key."""
         agent = self._issue("agent", (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH))
         files = {"ca.crt": self.ca, "tls.crt": agent.certificate, "tls.key": agent.key}
         return {name: base64.b64encode(content).decode() for name, content in files.items()}
@@ -72,13 +74,13 @@ class Authority:
     def client_context(self) -> ssl.SSLContext:
         """Return the TLS context for the operator's connections to this job's agents.
 
-        Connections must use `<uid>.agent` as server_hostname.
+        Connections must set server_hostname to `<uid>.agent`.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.load_verify_locations(cadata=self.ca.decode())
         operator = self._issue("operator", (ExtendedKeyUsageOID.CLIENT_AUTH,))
-        # Python loads keys from files only; this one never touches a disk.
+        # Python loads keys only from files. This file exists only in memory.
         file = os.memfd_create("operator-identity")
         try:
             os.write(file, operator.key + operator.certificate)
@@ -88,7 +90,8 @@ class Authority:
         return context
 
     def _derive(self, purpose: str) -> ec.EllipticCurvePrivateKey:
-        # 48 bytes: 128 bits more than the order has, so that the remainder is uniform (FIPS 186-5, A.2.1).
+        # 48 bytes are 128 bits more than the group order, so the remainder is uniformly distributed (FIPS 186-5,
+        # A.2.1).
         info = f"concertina/{purpose}/{self._uid}".encode()
         secret = HKDF(hashes.SHA256(), length=48, salt=None, info=info).derive(self._master_key)
         return ec.derive_private_key(int.from_bytes(secret, "big") % (P256_ORDER - 1) + 1, ec.SECP256R1())

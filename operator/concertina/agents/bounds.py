@@ -1,8 +1,8 @@
-"""Bounds of what an agent may send, so that plan() and the API server can handle numbers and texts of any size.
+"""Limits for the values that an agent sends, so that plan() and the API server can handle them.
 
-Numbers come from users' scripts and texts from their output, and an agent runs in a tenant's own pod. A value out of
-bounds is clamped to the nearest bound instead of refused: one odd number must not make a healthy job look silent
-(decision "Bounds of agents' reports").
+Numbers come from users' scripts, texts come from their output, and an agent runs in a tenant's pod. A number out of
+bounds is replaced by the nearest bound, and a long text is cut. It is not refused, because one odd value must not make
+a healthy job look silent (decision "Bounds of agents' reports").
 """
 
 from __future__ import annotations
@@ -18,41 +18,42 @@ from concertina_protocol import MAX_LINE, ProtocolError
 
 M = TypeVar("M")
 LARGEST = 2**53
-"""Largest integer that JSON parsers preserve exactly."""
+"""Largest integer that all JSON parsers represent exactly."""
 LATEST = 253_402_300_799.0
-"""End of the year 9999, the last time that RFC 3339 can express.
+"""End of the year 9999, the last time that RFC 3339 can express, in Unix seconds.
 
-All other numbers of seconds or tokens are far smaller.
+It also limits all other floating-point numbers, which are much smaller.
 """
 MOST = 16_384
-"""Largest number of entries: twice the ranks of the largest job."""
+"""Largest number of entries of a list. It is twice the number of ranks of the largest job."""
 MOST_MEMBERS = 2048
-"""Largest number of members: twice the replicas of the largest job, including its standby replicas."""
+"""Largest number of members in a message: twice the replicas of the largest job, including standby replicas."""
 MOST_SEPARATORS = 1 << 18
-"""Largest number of commas and brackets in a line.
+"""Largest number of commas and opening brackets in a line.
 
-The limit is twice the number that the coordinator of the largest job sends when all its ranks fail with ranges to leave
-out. Separators are counted before the line is decoded, when separators within texts can't be distinguished.
+It is twice the number that the coordinator of the largest job sends if all ranks fail with sample ranges to skip. The
+separators are counted before the line is decoded, so those within texts count too.
 """
 PIECE_BYTES = 64 << 10
-"""Bytes of a line that a connection to an agent buffers by itself, at most twice. Nearly all lines are shorter."""
+"""Bytes of a line that a connection buffers, at most twice. Nearly all lines are shorter."""
 LINE_BYTES, MEMBER_BYTES = 512 << 10, 8 << 10
-"""Limits of the bytes of an agent's longest line: a constant part, and a part for each member.
+"""Limit for the bytes of a line: a constant part, and a part for each member of the job.
 
-The constant part covers the output of two failures, where a rank hangs, and why the store fails. The part for a member
-covers its failure, which occurs twice, in any encoding of the text.
+The constant part is for the output of two failures, the stack of a hung rank, and the error of the store. The part for
+a member is for its failure, which is sent twice, in any encoding.
 """
 LINE_VALUES, MEMBER_VALUES = 10 << 10, 256
-"""Limits of the JSON values of an agent's line: a constant part, and a part for each member.
+"""Limit for the number of JSON values in a line: a constant part, and a part for each member of the job.
 
-The constant part covers the shards of four snapshots in the agent's memory. The part for a member covers its failure
-with ranges to leave out, which occurs twice. The number of values makes a line expensive; text is cheap.
+The constant part is for the shards of four snapshots in the agent's memory. The part for a member is for its failure
+with sample ranges to skip, which is sent twice. The number of values determines the cost of a line; the length of texts
+hardly matters.
 """
 LINE_CONTAINERS, MEMBER_CONTAINERS = 128, 64
-"""Limits of the JSON objects and arrays among these values: a constant part, and a part for each member.
+"""Limit for the number of JSON objects and arrays in a line: a constant part, and a part for each member of the job.
 
-An object or array costs as much as ten other values. The part for a member covers its state, its failure, which occurs
-twice, and 32 ranges to leave out.
+An object or array costs as much as ten other values. The part for a member is for its state, for its failure, which is
+sent twice, and for 32 sample ranges to skip.
 """
 LINES = 64
 TEXT = 1024
@@ -61,13 +62,13 @@ LENGTHS = {
     **dict.fromkeys(("replica", "instance", "claim", "node", "layout"), NAME),
     **dict.fromkeys(("reason", "phase", "others", "state"), WORD),
     "uri": 2048,
-    "line": MAX_LINE,  # an encoded message, which is bounded itself
+    "line": MAX_LINE,  # an encoded message, whose values are limited too
 }
-"""Largest number of characters of texts other than TEXT, by field."""
+"""Largest number of characters of a text, by field. Other texts have the limit TEXT."""
 NESTED = ("report", "progress")
-"""Fields that are messages with long lists themselves."""
+"""Fields that contain a message with long lists."""
 SIGNED = ("exit_code", "loss")
-"""Fields whose numbers may be negative."""
+"""Fields whose number may be negative."""
 COUNTS = {
     "last_lines": LINES,
     "stack": LINES,
@@ -76,20 +77,20 @@ COUNTS = {
     "members": MOST_MEMBERS,
     "stragglers": MOST_MEMBERS,
 }
-"""Largest number of entries of lists other than MOST, by field."""
+"""Largest number of entries of a list, by field. Other lists have the limit MOST."""
 
 
 def separators(line: bytes) -> int:
-    """Return the number of commas and opening brackets in the line.
+    """Return the number of commas and opening brackets in a line.
 
-    The line has at most one value more than that.
+    The line contains at most one JSON value more than that.
     """
     return line.count(b",") + line.count(b"[") + line.count(b"{")
 
 
 @dataclasses.dataclass(frozen=True)
 class LineLimits:
-    """Limits of the largest line that an agent may send."""
+    """Limits for a line that an agent sends."""
 
     most_bytes: int
     most_values: int
@@ -97,7 +98,7 @@ class LineLimits:
 
 
 def line_limits(members: int) -> LineLimits:
-    """Return the limits for an agent whose job has had that many members."""
+    """Return the limits for lines of an agent, given the largest number of members that its job has had."""
     return LineLimits(
         most_bytes=min(MAX_LINE, LINE_BYTES + members * MEMBER_BYTES),
         most_values=LINE_VALUES + members * MEMBER_VALUES,
@@ -109,12 +110,12 @@ LARGEST_LINE = line_limits(MOST_MEMBERS // 2)
 
 
 def cut(body: Any, limits: LineLimits) -> Any:
-    """Return a message's fields as JSON, with no more entries than `bounded` keeps.
+    """Return the decoded JSON of a message with long lists cut to their limits.
 
-    The other entries are dropped before they are converted.
+    The entries are dropped before they are converted to objects.
 
     Raises:
-        ProtocolError: When the fields exceed the limits.
+        ProtocolError: When there are more values than the limits allow.
     """
     if not isinstance(body, dict):
         return body
@@ -129,10 +130,10 @@ def _cut(body: Any) -> Any:
 
 
 def _check_values(body: Any, limits: LineLimits) -> None:
-    """Check the number of JSON values and containers.
+    """Count the JSON values and containers of a message.
 
     Raises:
-        ProtocolError: When there are more of them than the limits allow.
+        ProtocolError: When there are more than the limits allow.
     """
     values, containers, unread = 0, 0, [body]
     while unread:
@@ -158,19 +159,19 @@ def _most(name: str) -> int:
 
 
 Bound = Callable[[Any], Any]
-"""Function that returns a value within bounds: the same object when it already is."""
+"""Function that returns a value within its limits. If the value is already within them, it returns the same object."""
 
 
 def bounded(message: M) -> M:
-    """Return the same message within bounds."""
+    """Return the message with all values within their limits."""
     within: M = _fields(type(message))(message)
     return within
 
 
 def _fields(kind: type[Any]) -> Bound:
-    """Return the bound of a dataclass.
+    """Return the function that limits the values of a dataclass.
 
-    It is built once per type, because thousands of reports a second come in.
+    The function is built once for each type, because thousands of reports arrive per second.
     """
     if kind not in _BY_TYPE:
         hints = typing.get_type_hints(kind, include_extras=True)
@@ -196,10 +197,12 @@ def _all_of(bounds: list[tuple[str, Bound]]) -> Bound:
 
 
 def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
-    """Return the bound of a field of that type, or None when there is nothing to bound.
+    """Return the function that limits a field of the given type; None if the type needs no limit.
 
     Args:
-        least: Lower bound of integers.
+        hint: Type of the field.
+        field: Name of the field.
+        least: Lower bound for integers.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
@@ -214,7 +217,7 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
     if origin is not None:
         return _by_name(_bound(args[1], field), _most(field))
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return lambda value: _fields(hint)(value)  # a type may have fields of its own kind
+        return lambda value: _fields(hint)(value)  # looked up late, because a type may have fields of the same type
     if issubclass(hint, str):
         return _text_of(hint, LENGTHS.get(field, TEXT))
     if hint is int:
@@ -223,7 +226,10 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
 
 
 def _unless(bound: Bound, absent: float) -> Bound:
-    """Return a bound that maps `absent`, the number that stands for None, to None. A bound may have that value."""
+    """Return a function like `bound` that also replaces the number `absent` by None.
+
+    In messages, the number `absent` means that there is no value. Limiting another number may also result in `absent`.
+    """
 
     def within(value: Any) -> Any:
         within_bounds = bound(value)
@@ -237,7 +243,7 @@ def _or_none(bound: Bound) -> Bound:
 
 
 def _entries(bounds: list[Bound | None], most: int) -> Bound:
-    """Return the bound of a tuple, whose entries all have one type, or one type each."""
+    """Return the function that limits a tuple. Its entries have one common type, or each has its own."""
 
     def within(value: Any) -> Any:
         entries = value[:most]
@@ -267,7 +273,7 @@ def _text_of(kind: type[str], most: int) -> Bound:
 
     def within(value: str) -> Any:
         text = _text(value, most)
-        return value if text is value else kind(text)  # an enum's value stays an enum
+        return value if text is value else kind(text)  # a value of an enum keeps its type
 
     return within
 
@@ -275,7 +281,7 @@ def _text_of(kind: type[str], most: int) -> Bound:
 def _text(value: str, most: int) -> str:
     if value.isascii() and len(value) <= most:
         return value
-    return value[:most].encode("utf-8", "replace").decode()  # half of a surrogate pair cannot be encoded
+    return value[:most].encode("utf-8", "replace").decode()  # half of a surrogate pair can't be encoded
 
 
 def _count_from(least: int) -> Bound:

@@ -1,4 +1,4 @@
-"""One connection to an agent: one request, and its answer or its stream."""
+"""Connection to an agent, for a single request and its answer, or for a stream of reports."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ from concertina_protocol.connection import Connection, small_tls_buffers
 
 log = logging.getLogger(__name__)
 CALL_SECONDS = 5.0
-"""Time in seconds for an answer. After that, the agent counts as not having received the request."""
+"""Seconds to wait for an answer. After that, the operator assumes that the agent has not received the request."""
 RELAY_SECONDS = 2.0
-"""Longest time in seconds between two answers that come through one agent.
+"""Longest time in seconds between two answers that one agent passes on.
 
-A repeated request does no harm, and a round waits for the agents that it names.
+After that, the operator calls the remaining agents itself. A repeated request does no harm.
 """
 DIAL_SECONDS = protocol.SILENCE_SECONDS
-"""Time in seconds for a connection to be made, and again for its handshake."""
+"""Seconds to open a connection, and the seconds for the TLS handshake after that."""
 KEPT_SECONDS = 10.0
-"""Number of seconds for which a connection stays open after an answer.
+"""Seconds for which a connection stays open after an answer.
 
-An Assign follows its Prepare within moments, and a handshake costs either end a millisecond.
+An Assign call follows the Prepare call soon, and a handshake takes each side a millisecond of processor time.
 """
 NO_DESCRIPTOR_SECONDS = 0.2
-"""Delay in seconds before the next try when this process has no file descriptor left."""
+"""Seconds before the next try if this process has no file descriptor left."""
 HANDSHAKES = 64
-"""Largest number of handshakes under way at once, over all jobs.
+"""Largest number of TLS handshakes at a time, over all jobs.
 
-A handshake costs a millisecond or two. A new operator that started thousands of them together would finish none of them
-in time.
+A handshake takes a millisecond or two of processor time. A new operator that started thousands at a time would finish
+none of them within the time limit.
 """
 SLOT_SECONDS = 0.25
-"""Time in seconds for which a handshake counts towards HANDSHAKES.
+"""Seconds for which a handshake counts towards HANDSHAKES.
 
-A handshake that takes longer waits for the other end, which costs nothing. It continues without a slot until
-DIAL_SECONDS.
+A handshake that takes longer waits for the other side, which uses no processor time. It then continues without counting
+until DIAL_SECONDS have passed.
 """
 
 Waits = Callable[[bool], None]
-"""Callback, called with True when a dialled connection waits for its turn to shake hands, and with False at its turn.
+"""Function to call with True when a connection must wait for its handshake, and with False when the handshake begins.
 
-The time between does not count against the agent.
+The time in between is not the agent's fault and does not count as silence.
 """
 Request = protocol.Prepare | protocol.Assign | protocol.Release | protocol.Drain | protocol.Save
 Answer = protocol.Prepared | protocol.Accepted | protocol.Refused
 
 
 class CallError(Exception):
-    """No usable answer came. The message is a sentence."""
+    """There was no usable answer. The message says why."""
 
 
 class ClosedError(CallError):
@@ -70,16 +70,16 @@ class ClosedError(CallError):
 
 
 class IdleConnections:
-    """Open connections on which a call was answered, for the next call.
+    """Connections that stay open after a call, for the next call to the same agent.
 
-    There is at most one per address, for KEPT_SECONDS.
+    There is at most one for each address, for KEPT_SECONDS.
     """
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[Connection, asyncio.TimerHandle]] = {}
 
     def take(self, address: str) -> Connection | None:
-        """Remove and return the open connection to that address, or None when there is none."""
+        """Remove and return the open connection to an address; None if there is none."""
         if address not in self._open:
             return None
         idle, timer = self._open.pop(address)
@@ -104,23 +104,26 @@ class IdleConnections:
 
 
 class StreamCalls:
-    """Calls on the connection of an open stream, answered in their order between the lines of the stream."""
+    """Calls over the connection of an open report stream.
+
+    The answers arrive in the order of the calls, between the reports.
+    """
 
     def __init__(self, opened: Connection) -> None:
         self._connection = opened
         self._pending_answers: deque[asyncio.Future[protocol.Message | None]] = deque()
-        """Futures of the answers to come, the oldest first.
+        """Futures for the expected answers, the oldest first.
 
-        Abandoned calls are included, because their answers still come.
+        Abandoned calls are included, because their answers still arrive.
         """
 
     @property
     def wait(self) -> bool:
-        """Whether an answer is to come."""
+        """Whether an answer is expected."""
         return bool(self._pending_answers)
 
     async def ask(self, request: Request) -> protocol.Message | None:
-        """Send the request and return its answer, or None when the stream ends before the answer."""
+        """Send the request and return the answer; None if the stream ends before the answer arrives."""
         line = protocol.encode(request)
         future: asyncio.Future[protocol.Message | None] = asyncio.get_running_loop().create_future()
         self._pending_answers.append(future)
@@ -131,9 +134,9 @@ class StreamCalls:
         return await future
 
     def answered(self, message: protocol.Message) -> bool:
-        """Take the message as the answer to the oldest call, and return whether it is one.
+        """Use the message as the answer to the oldest call. Return whether it was an answer.
 
-        Every message except a report is an answer when one is to come.
+        If an answer is expected, every message that is not a report is an answer.
         """
         if not self._pending_answers or isinstance(message, protocol.Report | protocol.ReportChange):
             return False
@@ -141,7 +144,7 @@ class StreamCalls:
         return True
 
     def end(self) -> None:
-        """Resolve all pending calls with None, because no more answers come."""
+        """Resolve all calls with None, because no more answers will arrive."""
         while self._pending_answers:
             self._answer(None)
 
@@ -153,24 +156,27 @@ class StreamCalls:
 
 @dataclass(frozen=True)
 class ConnectionIdentity:
-    """Parameters that the operator's connections to one job's agents share."""
+    """Parameters for all connections of the operator to one job's agents."""
 
     uid: str
     context: ssl.SSLContext
     namespace: str = ""
     handshakes: FairLimiter = field(default_factory=lambda: FairLimiter(HANDSHAKES))
-    """Limiter that all jobs share. By default, the identity has its own."""
+    """Limiter for handshakes. All jobs share one, except in tests."""
     allowance: Allowance = field(default_factory=Allowance)
-    """Allowance for the lines of all jobs of the namespace."""
+    """Time budget for the lines of all jobs in the namespace."""
     held_lines: HeldLines = field(default_factory=HeldLines)
-    """Memory for the long lines of all jobs of the namespace."""
+    """Memory budget for the long lines of all jobs in the namespace."""
     line_limits: Callable[[], LineLimits] = lambda: LARGEST_LINE
-    """Current limits of a line. They are higher once the job is larger."""
+    """Function that returns the current limits for a line. They grow with the job."""
     may_act: Callable[[], bool] = lambda: True
-    """Whether this operator may act: False while another operator may be the leader."""
+    """Function that returns whether this operator may act.
+
+    It returns False while another operator may be the leader.
+    """
     kept: IdleConnections = field(default_factory=IdleConnections)
     streams: dict[str, StreamCalls] = field(default_factory=dict)
-    """Open streams that carry calls, by address."""
+    """Open report streams that can also be used for calls, by address."""
 
     @property
     def agent_name(self) -> str:
@@ -181,12 +187,12 @@ class ConnectionIdentity:
 async def connection(
     identity: ConnectionIdentity, address: str, message: protocol.Watch | protocol.Relay, waits: Waits = lambda _: None
 ) -> AsyncIterator[Connection]:
-    """Connect, send `message`, and yield the connection.
+    """Connect to an agent, send `message`, and yield the connection.
 
     Raises:
         OSError: When the agent cannot be reached.
         TimeoutError: When the connection or its handshake takes longer than DIAL_SECONDS.
-        CallError: When a Relay may not be sent.
+        CallError: When this operator may no longer send a Relay.
     """
     opened = await _opened(identity, address, waits)
     try:
@@ -200,9 +206,9 @@ async def connection(
 
 @contextlib.asynccontextmanager
 async def calls_on(opened: Connection, identity: ConnectionIdentity, address: str) -> AsyncIterator[StreamCalls]:
-    """Yield the calls of a stream.
+    """Yield an object for calls over a report stream.
 
-    Calls use the stream from the time at which this object is entered into `identity.streams` until the stream ends.
+    Calls use the stream once the caller has added the object to `identity.streams`, until the stream ends.
     """
     calls = StreamCalls(opened)
     try:
@@ -214,7 +220,7 @@ async def calls_on(opened: Connection, identity: ConnectionIdentity, address: st
 
 
 async def _opened(identity: ConnectionIdentity, address: str, waits: Waits) -> Connection:
-    """Connect to an agent, and return the connection after its handshake.
+    """Connect to an agent and return the connection after its TLS handshake.
 
     Raises:
         OSError: When the agent cannot be reached.
@@ -222,7 +228,8 @@ async def _opened(identity: ConnectionIdentity, address: str, waits: Waits) -> C
     """
     host, port = split(address)
     unconnected = await _socket(host)
-    async with asyncio.timeout(DIAL_SECONDS):  # wait_for loses a cancellation that meets an error, before Python 3.12
+    # before Python 3.12, wait_for loses a cancellation that coincides with an error
+    async with asyncio.timeout(DIAL_SECONDS):
         dialled = await dial(unconnected, host, port)
     loop, securing = asyncio.get_running_loop(), None
     try:
@@ -249,7 +256,7 @@ def _close_unwanted(securing: asyncio.Task[Connection]) -> None:
 
 
 async def _socket(host: str) -> socket.socket:
-    """Create a socket, and wait while this process has no file descriptor left, which does not count against the agent.
+    """Create a socket. If this process has no file descriptor left, wait; the agent is not blamed for that time.
 
     Raises:
         OSError: When the socket cannot be created for another reason.
@@ -265,7 +272,7 @@ async def _socket(host: str) -> socket.socket:
 
 
 async def dial(unconnected: socket.socket, host: str, port: int) -> socket.socket:
-    """Connect the socket and return it. When that fails, close it.
+    """Connect the socket and return it. If that fails, close the socket.
 
     Raises:
         OSError: When the agent cannot be reached.
@@ -280,7 +287,7 @@ async def dial(unconnected: socket.socket, host: str, port: int) -> socket.socke
 
 
 async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Connection:
-    """Perform the handshake, and close the socket when it fails."""
+    """Perform the TLS handshake. If it fails, close the socket."""
     with small_tls_buffers():
         streams = await asyncio.open_connection(
             sock=dialled, ssl=identity.context, server_hostname=identity.agent_name, limit=PIECE_BYTES
@@ -292,19 +299,19 @@ async def receive(connection: Connection, identity: ConnectionIdentity, address:
     """Return the next message.
 
     Raises:
-        ClosedError: When the stream ends.
-        CallError: When the message is not one of this protocol.
+        ClosedError: When the connection ends.
+        CallError: When the message is not valid in this protocol.
     """
     line = await receive_line(connection, address)
     return await identity.allowance.handle(lambda: parsed(line, address, identity.line_limits()))
 
 
 async def receive_line(connection: Connection, address: str) -> bytes:
-    """Return the next line, before it is parsed.
+    """Return the next line, which is not parsed yet.
 
     Raises:
-        ClosedError: When the stream ends.
-        CallError: When the line is longer than allowed.
+        ClosedError: When the connection ends.
+        CallError: When the line is too long.
     """
     try:
         line = await connection.receive_line()
@@ -316,7 +323,7 @@ async def receive_line(connection: Connection, address: str) -> bytes:
 
 
 def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> protocol.Message:
-    """Parse the line and return its message within bounds.
+    """Return the message in a line, with all values within their limits.
 
     Raises:
         CallError: When the line is not a message of this protocol, or has too many values.
@@ -330,10 +337,10 @@ def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> prot
 
 
 async def call(identity: ConnectionIdentity, address: str, request: Request, waits: Waits = lambda _: None) -> Answer:
-    """Send the request to the agent and return its answer.
+    """Send the request to an agent and return the agent's answer.
 
     Raises:
-        CallError: When no usable answer comes within CALL_SECONDS of the request.
+        CallError: When there is no usable answer within CALL_SECONDS.
         ClosedError: When the agent closes the connection before it answers.
     """
     try:
@@ -355,13 +362,13 @@ async def call(identity: ConnectionIdentity, address: str, request: Request, wai
     except CallError:
         raise
     except Exception as error:
-        # A call that ended without a result would count as under way forever, and a call is sent only once.
+        # Without a result, the call would count as in progress forever and never be sent again.
         raise CallError(f"the call of {address} failed: {type(error).__name__}: {error}") from error
     return _answer(answer, type(request).__name__, address)
 
 
 def _check_may_act(identity: ConnectionIdentity) -> None:
-    """Check that this operator may act. This is the last check before a call, which may have waited for its turn.
+    """Check that this operator may still act. The call may have waited, so this is checked just before it is sent.
 
     Raises:
         CallError: When another operator may be the leader.
@@ -373,9 +380,9 @@ def _check_may_act(identity: ConnectionIdentity) -> None:
 async def _asked(
     identity: ConnectionIdentity, address: str, opened: Connection, request: Request
 ) -> protocol.Message | None:
-    """Return the answer on that connection, and keep the connection for the next call.
+    """Send a request over a connection and return the answer. Keep the connection for the next call.
 
-    Return None when the connection broke: a kept connection may be older than the agent.
+    The result is None if the connection is broken, because a kept connection may be older than the agent.
     """
     try:
         _check_may_act(identity)
@@ -400,14 +407,18 @@ async def relay(
     silence: float = RELAY_SECONDS,
     waits: Waits = lambda _: None,
 ) -> AsyncIterator[tuple[str, Answer]]:
-    """Ask the agent at `address` to pass on `line`, and yield each replica with its answer as it comes.
+    """Ask the agent at `address` to pass a message on to other agents. Yield each replica with its answer.
 
-    The iterator ends after the last answer, after an error, or when no answer comes for `silence` seconds. It raises
-    nothing. The caller must find another way to ask the replicas that have not answered.
+    The iterator ends after the last answer, after an error, or when no answer arrives for `silence` seconds. It raises
+    nothing. The caller must call the replicas that have not answered in another way.
 
     Args:
-        line: Encoded Prepare or Assign.
-        to: Address of each replica to which the agent passes on the line.
+        identity: Parameters of the job's connections.
+        address: Address of the agent that passes the message on.
+        line: Encoded Prepare or Assign message.
+        to: Address of each replica to which the agent passes the message on.
+        silence: Longest time in seconds between two answers.
+        waits: Function to call when the connection must wait for its handshake.
     """
     candidates = tuple(protocol.Candidate(*entry) for entry in to.items())
     passed_on, waiting = protocol.Relay(identity.uid, line, candidates), dict(to)
@@ -423,7 +434,7 @@ async def relay(
                 answer = await identity.allowance.handle(passed_back)
                 yield relayed.replica, _answer(answer, "Relay", waiting.pop(relayed.replica))
                 quiet.reschedule(asyncio.get_running_loop().time() + silence)
-    except Exception as error:  # after any error, the remaining replicas must be called: a call is sent only once
+    except Exception as error:  # after any error, the caller must call the remaining replicas itself
         why = str(error) or type(error).__name__
         log.info("%d of %d that %s was to ask have not answered: %s", len(waiting), len(to), address, why)
 

@@ -1,4 +1,4 @@
-"""Calls and watch streams of this operator to agents, by job and replica."""
+"""Calls and report streams of this operator to agents, by job and replica."""
 
 from __future__ import annotations
 
@@ -43,37 +43,36 @@ CALLS = {
     protocol.Drain: "drain",
     protocol.Save: "save",
 }
-"""Field of AgentView that holds the call of each kind of message."""
+"""For each kind of message, the field of AgentView that contains the last call of that kind."""
 RELAYED_ABOVE = 32
 """Largest number of agents that the operator calls itself with the same message.
 
-Above it, some of the agents pass the message on (decision "Agents pass on what the operator says").
+With more agents, some of them pass the message on to others (decision "Agents pass on what the operator says").
 """
 OFFSET_SECONDS = 0.001
-"""Largest difference in seconds between two clocks that are read one after the other, while neither of them is set."""
+"""Largest difference in seconds between two clocks that are read one after the other, if neither has been set."""
 EACH_SECONDS = 0.005
-"""Additional seconds of patience with a relay for each replica that it calls.
+"""Seconds by which the operator waits longer for a relaying agent, for each replica that the agent calls.
 
-There are as many parts as each part has entries.
+There are about as many relaying agents as each of them has replicas to call.
 """
 NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
-"""Pace of reports that only change numbers of progress.
+"""How often agents report if only progress numbers have changed.
 
-The first is their number per second over all jobs, the others are the shortest and longest interval in seconds between
-two reports of one job. The steps that a coordinator makes after its last report are unknown if it fails (decision
-"Numbers at a pace").
+The constants are the number of such reports per second over all jobs, and the shortest and longest interval in seconds
+for one job. If a coordinator fails, the steps since its last report are unknown (decision "Numbers at a pace").
 """
 RETRY_SECONDS = 0.5
-"""Shortest delay in seconds before a failed call is sent again."""
+"""Shortest time in seconds before a failed call is sent again."""
 TOGETHER_SECONDS = 0.02
-"""Time in seconds for which changes are collected while agents are called.
+"""Seconds for which changes are collected while calls are in progress.
 
-With the last answer, they are announced immediately (decision "Calls go over the stream that is open").
+After the last answer, the changes are announced at once (decision "Calls go over the stream that is open").
 """
 
 
 class CallResult(enum.StrEnum):
-    """Result of a call, as a label of the metric."""
+    """Result of a call, as a metric label."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
@@ -81,38 +80,38 @@ class CallResult(enum.StrEnum):
 
 
 class StreamState(enum.StrEnum):
-    """State of a stream, as a label of the metric."""
+    """State of a report stream, as a metric label."""
 
     OPENING = "opening"
     OPEN = "open"
     LOST = "lost"
-    """The stream was open, and is being reopened."""
+    """The stream broke and is being reopened."""
 
 
 metrics.begin_at_zero(metrics.AGENT_CALLS, CALLS.values(), CallResult)
 Changed = Callable[[str, bool], None]
-"""Callback with the job's uid, and whether the change is urgent (False: only progress)."""
+"""Function to call with the job's uid and whether the change is urgent. Changes of progress only are not urgent."""
 
 
 @dataclass
 class AgentConnection:
-    """View, stream and address of one agent."""
+    """Connection to one agent: what is known about the agent, its report stream and its address."""
 
     view: AgentView = field(default_factory=AgentView)
     address: str = ""
-    """Address of the open stream, or empty without one."""
+    """Address of the open stream; empty if there is none."""
     waits: bool = False
     """Whether the job had no round yet when the stream was opened."""
     knows_coordinator: bool = False
-    """Whether the agent was given a coordinator's address when the stream was opened."""
+    """Whether the agent received the coordinator's address when the stream was opened."""
     stream: asyncio.Task[None] | None = None
     _last_told: tuple[AgentView, float, AgentView] | None = None
-    """Last view, offset and result of `told`."""
+    """Arguments and result of the last call of `told`."""
 
     def told(self, offset: float) -> AgentView:
-        """Return the view with its times moved later by `offset` seconds.
+        """Return the agent's view with all times moved later by `offset` seconds.
 
-        The result is the same object as last time when nothing has changed: of a thousand agents, few change between
+        If nothing has changed, the result is the same object as before. Of a thousand agents, only a few change between
         two passes.
         """
         if (
@@ -126,21 +125,21 @@ class AgentConnection:
 
 @dataclass
 class _JobConnections:
-    """Connections and calls of one job."""
+    """Connections to the agents of one job, and calls in progress."""
 
     identity: ConnectionIdentity
     connections: dict[str, AgentConnection] = field(default_factory=dict)
     calls: set[asyncio.Task[None]] = field(default_factory=set)
     unanswered: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Number of calls under way, by kind and claim."""
+    """Number of calls in progress, by kind of message and claim."""
     tell_timer: asyncio.TimerHandle | None = None
-    """Timer after which collected changes are announced, while more are to come."""
+    """Timer at which collected changes are announced; None if there are none."""
     members: int = 0
     """Largest number of members that the job has had."""
 
     @property
     def coordinator(self) -> str:
-        """Address of the agent that coordinates a round according to its report, or empty when there is none."""
+        """Address of the agent that reports to be the coordinator; empty if there is none."""
         connections = self.connections.values()
         return next(
             (
@@ -165,8 +164,10 @@ class AgentConnections:
         """Start without jobs.
 
         Args:
-            clock: Monotonic clock: the measured silence of an agent must not depend on changes of the time of day.
-            may_act: False while another operator may be the leader. Then no agent is called.
+            changed: Function to call after a change of a job's agents.
+            clock: Monotonic clock. Silence of an agent must be measured independently of changes of the system time.
+            wall: Clock that returns Unix seconds.
+            may_act: Function that returns False while another operator may be the leader. No agent is called then.
         """
         self._changed = changed
         self._clock = clock
@@ -176,30 +177,35 @@ class AgentConnections:
         self.hearing = AgentConnectivityMonitor()
         self._handshakes = FairLimiter(HANDSHAKES)
         self._allowances: dict[str, Allowance] = {}
-        """Allowance of each namespace."""
+        """Time budget of each namespace."""
         self._held_lines: WeakValueDictionary[str, HeldLines] = WeakValueDictionary()
-        """Memory of each namespace, while it has a job."""
-        self._deriving = ThreadPoolExecutor(1, "keys")  # more threads would take the interpreter from the event loop
+        """Memory budget of each namespace, while the namespace has a job."""
+        # more threads would take the interpreter lock from the event loop
+        self._deriving = ThreadPoolExecutor(1, "keys")
         self._stalls = StallDetector(clock())
 
     def set_gauges(self) -> None:
-        """Set the metrics of the streams that exist now."""
+        """Update the metrics of the existing streams."""
         connections = (connection for job in self._jobs.values() for connection in job.connections.values())
         states = Counter(_state(connection.view) for connection in connections if connection.stream is not None)
         metrics.set_all(metrics.AGENT_STREAMS, {state: states[state] for state in StreamState})
         metrics.OPERATOR_ISOLATED.set(self.hearing.operator_isolated)
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
-        """Return the view of each agent of the job, with times in Unix seconds."""
+        """Return what is known about each agent of the job, with times in Unix seconds."""
         self._take_out_stall()
         job = self._jobs.get(uid)
         unix_offset = self._wall() - self._clock()
         return {name: connection.told(unix_offset) for name, connection in job.connections.items()} if job else {}
 
     async def open(self, uid: str, created: float, master_key: bytes, namespace: str = "", members: int = 1) -> None:
-        """Register the job. Its keys are derived once, outside the event loop: a thousand jobs take seconds.
+        """Register the job. If it is new, derive its keys in a thread, because that takes seconds for a thousand jobs.
 
         Args:
+            uid: Uid of the job.
+            created: Creation time of the job in Unix seconds.
+            master_key: Master key of the job.
+            namespace: Namespace of the job.
             members: Number of members that the job may have now.
         """
         if uid not in self._jobs:
@@ -229,9 +235,9 @@ class AgentConnections:
         return line_limits(job.members if job else 0)
 
     def _allowance(self, namespace: str) -> Allowance:
-        """Return the allowance that all jobs of the namespace share.
+        """Return the time budget that all jobs of the namespace share.
 
-        A job that is created again gets the same one, so a debt is not cancelled.
+        A job that is deleted and created again gets the same budget, so that used time still counts.
         """
         if namespace not in self._allowances:
             used = {job.identity.namespace for job in self._jobs.values()}
@@ -242,13 +248,15 @@ class AgentConnections:
         return self._allowances[namespace]
 
     def watch(self, uid: str, addresses: Mapping[str, str], waits: bool = False) -> None:
-        """Open a stream to each of `addresses` (replica to address), and close all other streams of the job.
+        """Open a report stream to each agent in `addresses`, and close all other streams of the job.
 
-        A stream that carries a call is closed after the call has ended. Nothing happens when the job was forgotten
-        while its pass was under way. Streams of idle agents are reopened once the job has a round, and once its
-        coordinator is known (decision "New pods ask the coordinator what to import").
+        A stream with a call in progress is closed after the call. If the job was deleted meanwhile, nothing happens.
+        Streams of idle agents are reopened when the job gets its first round, and when its coordinator becomes known
+        (decision "New pods ask the coordinator what to import").
 
         Args:
+            uid: Uid of the job.
+            addresses: Address of the agent by replica.
             waits: Whether the job has no round yet (decision "Rare reports from jobs without a round").
         """
         job = self._jobs.get(uid)
@@ -269,10 +277,10 @@ class AgentConnections:
                 self._open(job, replica, connection, address)
 
     def send(self, uid: str, sends: Iterable[Send]) -> list[Send]:
-        """Start the calls in the background, and return those that were started.
+        """Start calls in the background, and return those that were started.
 
-        A call is not started when the same call is under way, has been answered or has just failed, or when the job was
-        forgotten while its pass was under way.
+        A call is not started if the same call is in progress, has been answered or has just failed. If the job was
+        deleted meanwhile, no call is started.
         """
         job = self._jobs.get(uid)
         if job is None:
@@ -295,7 +303,7 @@ class AgentConnections:
         task.add_done_callback(job.calls.discard)
 
     def _begin(self, job: _JobConnections, send: Send) -> Call | None:
-        """Enter the call into the view and return it, or None when it must not be made now."""
+        """Add the call to the agent's view and return it; None if the call must not be made now."""
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
         kind = CALLS[type(message)]
@@ -313,7 +321,7 @@ class AgentConnections:
         return under_way
 
     def keep(self, uid: str, replicas: set[str]) -> None:
-        """Forget all other replicas of the job, because their pods are gone."""
+        """Remove all replicas of the job except the given ones, because the pods of the others are gone."""
         job = self._jobs.get(uid)
         for replica in list(job.connections) if job else ():
             assert job is not None
@@ -321,7 +329,7 @@ class AgentConnections:
                 self._close(uid, replica, job.connections.pop(replica))
 
     def forget(self, uid: str) -> None:
-        """Close all connections to the job's agents, cancel the calls on them, and drop the job's entry."""
+        """Close all connections to the job's agents, cancel its calls, and remove the job."""
         job = self._jobs.pop(uid, None)
         if job is None:
             return
@@ -339,7 +347,7 @@ class AgentConnections:
         self._deriving.shutdown(wait=False, cancel_futures=True)
 
     async def notice_stalls(self) -> None:
-        """Check for stalls of this operator until this coroutine is cancelled."""
+        """Check periodically whether this operator stood still, until the coroutine is cancelled."""
         self._stalls = StallDetector(self._clock())
         while True:
             await asyncio.sleep(TICK_SECONDS)
@@ -353,7 +361,7 @@ class AgentConnections:
         metrics.STALL_SECONDS.inc(seconds)
         for job in self._jobs.values():
             for connection in job.connections.values():
-                # The view looks as if the time of the stall had not passed.
+                # Move all times of the view, as if the stall had not happened.
                 connection.view = later(connection.view, seconds)
 
     async def _call(self, job: _JobConnections, send: Send, under_way: Call) -> None:
@@ -364,7 +372,7 @@ class AgentConnections:
             self._end(job, send, under_way, error=str(error))
 
     async def _relay(self, job: _JobConnections, line: str, part: list[tuple[Send, Call]]) -> None:
-        """Ask the first replica of the part to pass the line on, and call the replicas that did not answer directly."""
+        """Ask the first replica of the part to pass the message on. Call replicas directly that have not answered."""
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
         silence = RELAY_SECONDS + len(part) ** 2 * EACH_SECONDS
@@ -374,7 +382,7 @@ class AgentConnections:
         await asyncio.gather(*(self._call(job, *entry) for entry in waiting.values()))
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
-        """Record for the calls of one connection whether it waits for its turn."""
+        """Record for the calls of one connection whether the connection waits for its handshake."""
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
@@ -389,7 +397,7 @@ class AgentConnections:
             self._tell(job, at_once=is_last)
 
     def _tell(self, job: _JobConnections, at_once: bool) -> None:
-        """Announce an urgent change, immediately or together with others."""
+        """Announce an urgent change, at once or together with later changes."""
         if job.tell_timer is not None:
             if not at_once:
                 return
@@ -402,9 +410,9 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Change the call in the replica's view, and return whether the call is still there.
+        """Change the call in the replica's view, and return whether the view still has that call.
 
-        The call is gone when its pod is gone, or when a later call of its kind was made.
+        The call is missing if the replica's pod is gone, or if a later call of the same kind was made.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
@@ -475,10 +483,10 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split the batch into parts, so that the number of parts is about the number of entries of each part.
+    """Split a batch of calls into parts, about as many as each part has calls.
 
-    A part always has the same replicas, because connections among them are kept. The first entry of each part is a
-    connected agent, if there is one.
+    A replica is always in the same part, because agents keep the connections among them. The first call of a part is to
+    a connected agent if there is one, because that agent passes the message on.
     """
     count = math.isqrt(len(batch) - 1) + 1
     parts: list[list[tuple[Send, Call]]] = [[] for _ in range(count)]
@@ -505,12 +513,13 @@ def _is_called(view: AgentView) -> bool:
 
 
 def asked(waits: bool, uid: str = "", jobs: int = 1, coordinator: str = "") -> protocol.Watch:
-    """Return the Watch for an agent.
+    """Return the Watch message, which asks an agent for reports.
 
     Args:
         waits: Whether the job has no round yet.
+        uid: Uid of the job.
         jobs: Number of jobs of this operator.
-        coordinator: Address of the job's coordinator, or empty.
+        coordinator: Address of the job's coordinator; empty if unknown.
     """
     pace = max(FASTEST_SECONDS, min(SLOWEST_SECONDS, jobs / NUMBERS_A_SECOND))
     idle_beat = constants.WAITING_BEAT if waits else protocol.REPORT_SECONDS
@@ -530,7 +539,7 @@ def _result(reply: object) -> CallResult:
 
 
 def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
-    """Return this operator's Assign of the round when the report has the first progress of that round, or None."""
+    """Return this operator's Assign call if the report contains the first progress of its round; None otherwise."""
     last_report, assign = view.report, view.assign
     if report.progress is None or assign is None or (assign.round, assign.claim) != (report.round, report.claim):
         return None
@@ -548,7 +557,7 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
-    """Return whether more than numbers of progress have changed."""
+    """Return whether more than progress numbers have changed."""
     if before.report is None or after.report is None:
         return True
     return not (

@@ -1,6 +1,6 @@
-"""Detection of full disruption: this operator has probably lost its connection to the agents of all jobs.
+"""Detect that the operator itself has probably lost its network connection to all agents.
 
-See the decision "Silence alone is no death".
+Decision "Silence alone is no death" gives the reason.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ from concertina.plan.observed import AgentView
 from concertina_protocol.log import log_event
 
 FEWEST_JOBS = 3
-"""Smallest number of silent jobs from which the operator suspects itself.
+"""Smallest number of silent jobs at which the operator suspects its own network.
 
-With fewer jobs, a node that fails with two coordinators on it would look like a fault of the operator.
+With fewer jobs, the failure of one node with two coordinators would look like a failure of the operator.
 """
 
 
 @dataclass
 class _HeardJob:
-    """State of one job's agents, and its vote."""
+    """Whether one job's agents are connected. The job has a vote once it has trained."""
 
     namespace: str = ""
-    """Namespace of the job, or empty until the job has trained. A job has a vote once this is set."""
+    """Namespace of the job; empty until the job has trained and so has a vote."""
     heard: set[str] = field(default_factory=set)
-    """Replicas whose agents are watched and connected. Agents that are not watched do not count."""
+    """Replicas whose agent is connected. Agents without a report stream do not count."""
     lost: set[str] = field(default_factory=set)
-    """Replicas whose agents were connected earlier and no longer are."""
+    """Replicas whose agent was connected before and no longer is."""
 
     @property
     def votes_silent(self) -> bool | None:
-        """Whether the job counts as silent, or None when it has no vote."""
+        """Whether the job counts as silent; None if it has no vote."""
         if not self.namespace or not (self.heard or self.lost):
             return None
         return not self.heard
 
 
 class AgentConnectivityMonitor:
-    """Jobs that have trained and were connected, and those of them that have become silent.
+    """Counts the jobs that were connected and have become silent.
 
-    A namespace counts as silent when at least half of its jobs are, so the jobs of one tenant do not decide for all
-    others.
+    A namespace counts as silent if at least half of its jobs are silent. A tenant with many jobs therefore does not
+    decide for all others.
     """
 
     def __init__(self) -> None:
         self._jobs: dict[str, _HeardJob] = {}
         """State of each job, by uid."""
         self._votes: Counter[tuple[str, bool]] = Counter()
-        """Number of jobs, by namespace and by whether they are silent."""
+        """Number of jobs with a vote, by namespace and by whether they are silent."""
         self.operator_isolated = False
-        """Whether at least half of the jobs are silent, and most namespaces."""
+        """Whether at least half of all jobs and more than half of the namespaces are silent."""
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
-        """Record the current view of an agent. An agent that is not watched counts neither as connected nor as lost."""
+        """Record the state of an agent. Without a report stream, the agent counts neither as connected nor as lost."""
         job = self._jobs.setdefault(uid, _HeardJob())
         before, watched = job.votes_silent, view.wanted_at is not None
         lost = watched and not view.alive and view.lost_at is not None

@@ -1,8 +1,7 @@
-"""Detection of stalls of this operator.
+"""Detect that this operator stood still, for example because it was stopped or its machine was suspended.
 
-Time in which this operator itself stood still (stopped, starved, its machine suspended) does not count as time in which
-an agent was unreachable, and neither does time in the operator's own queue (decision "Time in which a process did not
-run").
+In such a time, the operator could not receive reports of any agent, so the time does not count as silence of agents.
+Time in the operator's own queues does not count either (decision "Time in which a process did not run").
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ NOTICEABLE_SECONDS = 2.0
 
 
 class StallDetector:
-    """Detects that this operator stood still between two calls."""
+    """Detects whether this operator stood still between two calls."""
 
     def __init__(self, now: float) -> None:
         self._last_call = now
 
     def seconds(self, now: float) -> float:
-        """Return for how many seconds this operator stood still, or 0 after a usual interval."""
+        """Return the seconds for which this operator stood still since the last call; 0 if it did not."""
         passed, self._last_call = now - self._last_call, now
         return passed if passed >= NOTICEABLE_SECONDS else 0.0
 
 
 def later(view: AgentView, seconds: float) -> AgentView:
-    """Return the view of an agent with all its times moved later by `seconds`."""
+    """Return an agent's view with all times moved later by `seconds`."""
     return dataclasses.replace(
         view,
         wanted_at=_later(view.wanted_at, seconds),
@@ -45,9 +44,9 @@ def later(view: AgentView, seconds: float) -> AgentView:
 
 
 def begun(view: AgentView, now: float) -> AgentView:
-    """Return the view at the time when its stream is being opened.
+    """Return an agent's view at the time when its report stream is being opened.
 
-    The time for which the stream was queued does not count as silence of the agent.
+    The time for which the stream waited in the operator does not count as silence.
     """
     waited = 0.0 if view.queued_at is None else now - view.queued_at
     wanted_at = now if view.wanted_at is None else view.wanted_at + waited
@@ -55,15 +54,15 @@ def begun(view: AgentView, now: float) -> AgentView:
 
 
 def is_same_call(viewed: Call | None, sent: Call) -> bool:
-    """Return whether the call that a view holds is the call that was sent.
+    """Return whether a call in a view is the call that was sent.
 
-    `later` may have changed its time of sending.
+    The time of sending may differ, because `later` may have moved it.
     """
     return viewed is not None and dataclasses.replace(viewed, sent_at=sent.sent_at) == sent
 
 
 def _call_later(call: Call | None, seconds: float) -> Call | None:
-    """Return the call with its times moved later: its answer may have arrived during the stall."""
+    """Return the call with its times moved later, because its answer may have arrived during the stall."""
     if call is None:
         return None
     return dataclasses.replace(call, sent_at=_later(call.sent_at, seconds), done_at=_later(call.done_at, seconds))

@@ -1,4 +1,4 @@
-"""Watch stream of one agent, which is reopened for as long as it is needed."""
+"""Report stream of one agent. It is reopened for as long as the operator needs it."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from concertina.plan.observed import ConnectionRefusal
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 1.0
-"""First and longest delay in seconds before a stream is opened again."""
+"""Shortest and longest delay in seconds before a stream is opened again."""
 AT_LAST_SECONDS = 0.25
-"""Grace period in seconds in which lines that have already arrived are read, before an agent counts as silent.
+"""Extra time in seconds in which lines that have already arrived are read, before an agent counts as silent.
 
-The grace period is needed because this event loop may have been late.
+It is needed because this event loop may have been late.
 """
 OnReport = Callable[[protocol.Report], None]
 
 
 class StreamEnd(enum.StrEnum):
-    """Reason why a stream ended, or why it could not be opened."""
+    """Reasons why a stream ended or could not be opened."""
 
     CLOSED = "closed"
     """The agent's host closed the stream."""
     SILENT = "silent"
     NOT_LISTENING = "not_listening"
-    """The host is reachable, but no agent listens."""
+    """The host is reachable, but no agent listens on the port."""
     UNREACHABLE = "unreachable"
     OTHER_KEY = "other_key"
-    """An agent with another master key answered."""
+    """The agent's certificate derives from a different master key."""
     OTHER_REPLICA = "other_replica"
-    """Another replica answers at the address."""
+    """Another replica answered at the address."""
     REFUSED = "refused"
-    """The agent refused and gave a reason."""
+    """The agent refused the stream with a reason."""
     NOT_UNDERSTOOD = "not_understood"
     FAILED = "failed"
-    """An unexpected error occurred in this operator."""
+    """There was an unexpected error in this operator."""
     NOT_WANTED = "not_wanted"
-    """This operator closed the stream, because the plan no longer needs it."""
+    """This operator closed the stream because it no longer needs it."""
 
 
 REFUSALS = {
@@ -75,7 +75,7 @@ class Lost:
 
     @property
     def refusal(self) -> ConnectionRefusal | None:
-        """How the host refused the connection, or None when it did not refuse it or is unreachable."""
+        """How the host refused the connection; None if it did not refuse it."""
         return REFUSALS.get(self.end)
 
 
@@ -90,10 +90,10 @@ async def follow(
     on_report: OnReport,
     on_lost: OnLost,
 ) -> None:
-    """Keep a watch stream to an agent open until this coroutine is cancelled.
+    """Keep a report stream to an agent open until this coroutine is cancelled.
 
-    Call `on_waits` each time that a stream is opened, `on_report` with each report that has news, and `on_lost`
-    whenever the stream cannot be opened, breaks, or is silent for longer than `silence` allows.
+    `on_waits` is called each time a stream is opened. `on_report` is called with each report that differs from the one
+    before. `on_lost` is called if a stream can't be opened, breaks, or sends nothing for longer than `silence` allows.
     """
     failures = 0
 
@@ -107,7 +107,7 @@ async def follow(
         metrics.AGENT_STREAM_ENDS.labels(lost.end).inc()
         try:
             on_lost(lost)
-        except Exception:  # raised by the callback; the stream is reopened regardless
+        except Exception:  # the callback raised; the stream is reopened all the same
             log.exception("%s: that could not be told", lost.sentence)
         await asyncio.sleep(backoff.seconds(failures, FIRST_SECONDS, LONGEST_SECONDS))
         failures += 1
@@ -116,10 +116,10 @@ async def follow(
 async def _stream(
     identity: ConnectionIdentity, address: str, watch: protocol.Watch, on_waits: Waits, on_report: OnReport
 ) -> Lost:
-    """Open one stream, read it to its end, and return why it ended."""
+    """Open a stream, read it until its end, and return why it ended."""
     last: protocol.Report | None = None
     before = 0
-    """Hash of the previous line. The line itself may be large and is not stored."""
+    """Hash of the previous line. The line itself is not stored, because it may be long."""
     try:
         async with (
             connection(identity, address, watch, on_waits) as opened,
@@ -128,10 +128,10 @@ async def _stream(
         ):
 
             def handle(line: bytes) -> Lost | None:
-                """Handle one line, and return the end of the stream when the line ends it."""
+                """Handle one line. Return the end of the stream if the line ends it, and None otherwise."""
                 nonlocal last, before
                 is_same, before = hash(line) == before, hash(line)
-                if is_same and not calls.wait:  # no news, the usual case
+                if is_same and not calls.wait:  # nothing has changed, which is the usual case
                     return None
                 message = parsed(line, address, identity.line_limits())
                 if calls.answered(message):
@@ -163,7 +163,8 @@ async def _stream(
     except ConnectionRefusedError:
         return Lost(f"nobody listens at {address}", StreamEnd.NOT_LISTENING)
     except ssl.SSLCertVerificationError as error:
-        # The agents' certificate and the CA with which they verify ours are in one Secret, so both are of the same CA.
+        # The agents' certificate and the CA for the operator's certificate are in the same Secret, so both come from
+        # one CA.
         return Lost(f"{address} has another master key: {error}", StreamEnd.OTHER_KEY)
     except (OSError, ssl.SSLError) as error:
         end = StreamEnd.CLOSED if isinstance(error, ConnectionResetError) else StreamEnd.UNREACHABLE
@@ -173,27 +174,28 @@ async def _stream(
     except CallError as error:
         return Lost(str(error), StreamEnd.CLOSED if isinstance(error, ClosedError) else StreamEnd.NOT_UNDERSTOOD)
     except Exception as error:
-        # Catches everything that an agent may cause: a stream that ended without a report would count as open forever.
+        # Catch all errors that an agent may cause. If the stream ended without a result, it would count as open
+        # forever.
         log.exception("the watch of %s failed", address)
         return Lost(f"the watch of {address} failed: {type(error).__name__}: {error}", StreamEnd.FAILED)
 
 
 def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
-    """Return the number of seconds without a line after which a stream counts as lost."""
+    """Return the seconds without a line after which a stream counts as lost."""
     beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
     return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat
 
 
 def is_idle(report: protocol.Report | None) -> bool:
-    """Return whether the agent has reported that it is in no round."""
+    """Return whether the agent has reported that it is not in a round."""
     return report is not None and report.state is protocol.State.IDLE
 
 
 class _Silence:
-    """Async context that raises TimeoutError in its body when the stream is silent for too long.
+    """Async context manager that raises TimeoutError in its body if a stream sends nothing for too long.
 
-    One timer that checks the time when it fires costs less than a timer that is moved for each of a thousand lines a
-    second.
+    The class uses one timer, which checks the time of the last line when it fires. That costs less than moving the
+    timer for each of a thousand lines per second.
     """
 
     def __init__(self) -> None:
@@ -217,9 +219,9 @@ class _Silence:
 
     @contextlib.contextmanager
     def broken(self) -> Iterator[None]:
-        """Count the stream as not silent for as long as a line is handled.
+        """Context manager for handling a line. While a line is handled, the stream does not count as silent.
 
-        Time that a line waits within this operator is not silence of the agent.
+        A line may wait in this operator, and that is not silence of the agent.
         """
         self._handles_line = True
         try:
@@ -229,7 +231,7 @@ class _Silence:
             self._broken_at = self._loop.time()
 
     def may_last(self, seconds: float) -> None:
-        """Set how many seconds of silence are allowed from now on."""
+        """Set the number of seconds that the stream may be silent."""
         if seconds < self._longest:
             self._timer.cancel()
             self._timer = self._loop.call_later(seconds, self._look)

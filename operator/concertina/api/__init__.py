@@ -1,7 +1,7 @@
-"""The TrainingJob as pydantic models, and the CRD that is generated from them.
+"""Data model of a TrainingJob as pydantic classes, and the CRD generated from them.
 
-`spec` and `status` are the models, `rules` has the constraints on several fields together, `parse` reads a manifest and
-describes in sentences what is wrong with it, and `crd` writes the CustomResourceDefinition.
+`spec` and `status` contain the classes. `rules` contains rules that concern several fields. `parse` reads a manifest
+and describes its errors in sentences. `crd` generates the CustomResourceDefinition.
 """
 
 GROUP = "concertina.dev"
@@ -10,9 +10,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "TrainingJob"
 PLURAL = "trainingjobs"
 MANAGER = f"{GROUP}/operator"
-"""Value of spec.managedBy for jobs that this operator runs; an absent field means the same."""
+"""Value of `spec.managedBy` for jobs that this operator runs. An absent field has the same meaning."""
 
 CHECKPOINT_NOW = "concertina.dev/checkpoint-create"
-"""Annotation of a TrainingJob: a new value requests a durable checkpoint at the next step."""
+"""Annotation of a TrainingJob. A new value requests a durable checkpoint at the next step."""
 TRAINER = "trainer"
-"""Name of the container that the workers run in."""
+"""Name of the container in which the workers run."""

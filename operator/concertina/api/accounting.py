@@ -1,4 +1,4 @@
-"""Parts of the status for accounting: the job's time by class, the cost of each incident, and the total cost."""
+"""Status classes for accounting: the job's time by class, the cost of each incident, and the total cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CAUSES, MOST_INCIDENTS = 32, 20
 
 
 class RecoveryTime(StatusModel):
-    """Recovery time by cause: the part of recoverySeconds that one cause took."""
+    """Part of recoverySeconds that one cause took."""
 
     cause: Word = Field(description="In one word, as the condition Ready and events had it; Other: rarer ones.")
     times: Count = Field(default=0, description="Number of incidents.")
@@ -78,17 +78,17 @@ class Goodput(StatusModel):
 
     @property
     def by_class(self) -> dict[str, float]:
-        """Seconds by the class's name, without its suffix."""
+        """Seconds of each class of time, by the name of the class without `_seconds`."""
         return {name.removesuffix(SUFFIX): getattr(self, name) for name in CLASSES}
 
 
 SUFFIX = "_seconds"
 CLASSES = tuple(name for name in Goodput.model_fields if name.endswith(SUFFIX))
-"""Fields of Goodput that are classes of time."""
+"""Fields of Goodput that each contain the seconds of one class of time."""
 
 
 class Incident(StatusModel):
-    """A time without training, from a failure or a planned change on, and what it cost."""
+    """A time without training that began with a failure or a planned change, and its cost."""
 
     at: Timestamp = Field(description="When training stopped.")
     round: Count = Field(default=0, description="The round that it ended.")
@@ -107,7 +107,7 @@ class Incident(StatusModel):
 
 
 class Cost(StatusModel):
-    """Cost of the job, by spec.price as it was at each time."""
+    """Cost of the job, computed with the value of spec.price at each time."""
 
     currency: Word = Field(default="", description="As in spec.price.")
     total: Money = Field(default=0.0, description="So far.")
@@ -122,7 +122,7 @@ class Cost(StatusModel):
 
 
 class RoundWaits(StatusModel):
-    """Waits that the workers of the current round had reported when time was last counted."""
+    """Waiting times that the workers of the current round had reported at the last count."""
 
     round: Count = Field(default=0, description="Round that is counted.")
     checkpoint_seconds: Seconds = Field(default=0.0, description="As in goodput.")

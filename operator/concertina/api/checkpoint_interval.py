@@ -1,4 +1,4 @@
-"""Intended time between the checkpoints of a job."""
+"""Planned time between two checkpoints of a job."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from concertina.api.status import JobStatus, unix_seconds
 
 
 def checkpoint_interval(spec: JobSpec | None, status: JobStatus) -> float | None:
-    """Return the seconds between checkpoints: the shorter of the intervals by the clock and by steps.
+    """Return the planned seconds between checkpoints: the shorter of the intervals in seconds and in steps.
 
-    The result is None without checkpoints, and if the interval is not known yet. A step is taken to be as long as the
-    last one reported, and `Auto` is the interval that training has chosen.
+    The result is None if the job has no checkpoints, or if the interval is not known yet. The length of a step is that
+    of the last reported step. For `Auto`, the interval is the one that the workers have chosen.
     """
     return min(filter(None, _intervals(spec, status)), default=None)
 
 
 def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float | None:
-    """Return the seconds for which the next checkpoint has been waited for; None without a checkpoint.
+    """Return the seconds since the newest checkpoint that count towards the next one; None without a checkpoint.
 
-    They are counted from the newest checkpoint. If steps decide when the next one is due, they are the time that the
-    steps since then took, so a job that was suspended overnight has missed none.
+    If the next checkpoint is due after a number of steps, only the time of the steps since the newest checkpoint
+    counts. Time in which the job was suspended therefore does not count.
 
     Args:
         spec: Spec of the job; None if it is invalid.
         status: Status of the job.
-        at: Time until which to count, in Unix seconds.
+        at: Time up to which to count, in Unix seconds.
 
     Raises:
-        ValueError: When the time of the newest checkpoint is not a valid time.
+        ValueError: When the time of the newest checkpoint is invalid.
     """
     newest, progress = status.last_checkpoint, status.progress
     if newest is None:
@@ -40,7 +40,10 @@ def unsaved_seconds(spec: JobSpec | None, status: JobStatus, at: float) -> float
 
 
 def _intervals(spec: JobSpec | None, status: JobStatus) -> tuple[float, float]:
-    """Return the intervals by the clock and by steps; 0 for one that is not requested, or not known."""
+    """Return the checkpoint intervals in seconds that follow from `everySeconds` and from `everySteps`.
+
+    An interval is 0 if it is not requested or not known.
+    """
     if spec is None or spec.checkpoint is None:
         return 0.0, 0.0
     checkpoint, reported, progress = spec.checkpoint, status.checkpoint_interval, status.progress

@@ -1,7 +1,7 @@
-"""GPUs that the container `trainer` gets by claims (Dynamic Resource Allocation), for `workersPerReplica: Auto`.
+"""Count the GPUs that the container `trainer` gets from resource claims (DRA), for `workersPerReplica: Auto`.
 
-A template contains only the names of its claims. Their requests are in the objects of kind ResourceClaimTemplate or
-ResourceClaim.
+DRA is Dynamic Resource Allocation. A pod template contains only the names of its claims. The requests are in objects of
+kind ResourceClaimTemplate or ResourceClaim.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import Any
 from concertina.api.spec import JobSpec
 
 GPU_DEVICE_CLASSES = ("gpu.nvidia.com", "mig.nvidia.com", "gpu.amd.com")
-"""Device classes of which `workersPerReplica: Auto` starts one worker per device.
+"""Device classes for which `workersPerReplica: Auto` starts one worker per device.
 
-Other classes, such as those of network cards, count for nothing.
+Devices of other classes, such as network cards, are not counted.
 """
 SET_A_NUMBER = "set spec.workersPerReplica to a number"
 
 
 class GpusUnknown(Exception):
-    """The number of GPUs of a claim can't be derived. The message says why and what to do."""
+    """The number of GPUs of a claim can't be determined. The message says why, and what the user can do."""
 
 
 @dataclass(frozen=True)
 class TrainerClaim:
-    """Claim that the container `trainer` uses."""
+    """Resource claim that the container `trainer` uses."""
 
     name: str
-    """Name of the claim within the pod."""
+    """Name of the claim in the pod template."""
     object_name: str
     from_template: bool
-    """Whether the object is a ResourceClaimTemplate rather than a ResourceClaim."""
+    """Whether `object_name` is that of a ResourceClaimTemplate rather than of a ResourceClaim."""
     requests: tuple[str, ...]
-    """Requests of the claim that the container uses; empty for all."""
+    """Names of the claim's requests that the container uses; empty for all requests."""
 
 
 def trainer_claims(spec: JobSpec) -> tuple[TrainerClaim, ...]:
-    """Return the claims whose GPUs count for the number of workers; none where the spec has a number."""
+    """Return the claims whose GPUs determine the number of workers; empty if the spec sets that number."""
     if spec.workers_per_replica != "Auto":
         return ()
     requests_by_claim: dict[str, list[str]] = {}
@@ -55,24 +55,24 @@ def trainer_claims(spec: JobSpec) -> tuple[TrainerClaim, ...]:
 
 
 def with_gpus(spec: JobSpec, claimed: int) -> JobSpec:
-    """Return the spec with the number of workers that Auto means, given the GPUs of claims."""
+    """Return the spec with `workersPerReplica: Auto` replaced by a number, given the number of claimed GPUs."""
     return spec.model_copy(update={"workers_per_replica": spec.limited_gpus + claimed or 1})
 
 
 def gpus_of(claim: TrainerClaim, stored: Mapping[str, Any]) -> int:
-    """Return the GPUs that a claim gives to the container.
+    """Return the number of GPUs that a claim gives to the container.
 
     Args:
         claim: The claim.
-        stored: Its ResourceClaimTemplate or ResourceClaim.
+        stored: Manifest of its ResourceClaimTemplate or ResourceClaim.
 
     Raises:
-        GpusUnknown: When the number is decided only at allocation.
+        GpusUnknown: When the number is decided only when the claim is allocated.
     """
     spec: Mapping[str, Any] = stored.get("spec") or {}
     if claim.from_template:
         spec = spec.get("spec") or {}
-    # A container may name one alternative of a request, as request/alternative.
+    # A container may name one alternative of a request in the form request/alternative.
     names = {name.partition("/")[0] for name in claim.requests}
     requests = _mappings(spec.get("devices"), "requests")
     return sum(_gpus_of_request(claim, request) for request in requests if not names or request.get("name") in names)

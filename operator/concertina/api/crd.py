@@ -1,9 +1,8 @@
-"""Generator of the CustomResourceDefinition from the models.
+"""Generate the CustomResourceDefinition (CRD) from the pydantic classes.
 
-`python -m concertina.api.crd` writes the definition, and `--check` compares it with the files.
-
-Pydantic generates JSON Schema, and Kubernetes requires a structural schema: no references, no unions, bounds as
-booleans. No library converts one into the other (decision "A custom CRD generator").
+`python -m concertina.api.crd` writes the CRD, and `--check` compares it with the files. pydantic generates JSON Schema,
+but Kubernetes requires a structural schema: no references, no unions, and booleans for exclusive bounds. No library
+converts one into the other (decision "A custom CRD generator").
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from concertina.api.status import JobStatus
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FILE = f"{GROUP}_{PLURAL}.yaml"
 POD_TEMPLATE = ROOT / "tools" / "podtemplate" / "schema.json"
-"""Schema of a pod's spec in the pinned Kubernetes version; `make pod-template` writes it."""
+"""Schema of a pod's spec in the pinned Kubernetes version. `make pod-template` writes this file."""
 KEEP = {"helm.sh/resource-policy": "keep"}
-"""Annotation by which `helm uninstall` leaves the definition, and so every TrainingJob, in the cluster."""
+"""Annotation with which `helm uninstall` does not delete the CRD. Deletion would delete every TrainingJob."""
 
 Schema = dict[str, Any]
 
@@ -47,9 +46,9 @@ WIDE_COLUMNS = (
     ("Queue", "string", r".metadata.labels['kueue\.x-k8s\.io/queue-name']", "Kueue's queue that the job waits in."),
     ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "Why the job does what it does."),
 )
-"""Columns that `kubectl get -o wide` adds."""
+"""Columns that only `kubectl get -o wide` shows."""
 SELECTABLE = (".spec.suspend", ".spec.managedBy")
-"""Fields that a field selector may name."""
+"""Fields that can be used in field selectors."""
 
 TEMPLATE_METADATA: Schema = {
     "properties": {
@@ -63,7 +62,7 @@ TEMPLATE_METADATA: Schema = {
         },
     }
 }
-"""Fields of a template's metadata: those that the model describes, and one that it ignores."""
+"""Metadata fields of a pod template: those of the model, and one that is accepted and ignored."""
 PRESERVE_UNKNOWN = "x-kubernetes-preserve-unknown-fields"
 KEPT = ("type", "description", "default", "enum", "pattern", "format", "minLength", "maxLength", "minItems", "maxItems")
 SPARSE = (
@@ -71,12 +70,12 @@ SPARSE = (
     ".spec.stepDetection",
     ".spec.warmStart",
 )  # fmt: skip
-"""Sections that the API server leaves absent if you leave them out, so that `kubectl describe` stays short."""
+"""Sections of the spec that the API server does not fill with defaults, so that `kubectl describe` stays short."""
 BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
 
 
 def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Convert a node of pydantic's JSON Schema into a structural schema of Kubernetes."""
+    """Convert a node of pydantic's JSON Schema into a structural schema for Kubernetes."""
     node = _resolved(node, definitions)
     result: Schema = {key: node[key] for key in (*KEPT, *BOUNDS) if node.get(key) is not None}
     result |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
@@ -98,7 +97,9 @@ def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schem
 
 
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the node with its reference resolved and `X or null` as X; keys beside a reference take precedence.
+    """Return the node with its reference resolved, and with `X or null` replaced by X.
+
+    Keys of the node take precedence over keys of the referenced schema.
 
     Raises:
         TypeError: When the node is a union of several types.
@@ -115,7 +116,10 @@ def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mappin
 
 
 def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Return the additional keys of an object's schema: its fields, the required ones, and whether others are kept."""
+    """Return the keys that the schema of an object has in addition to common keys.
+
+    They describe its fields, its required fields, and whether unknown fields are stored.
+    """
     result: Schema = {}
     required = node.get("required", [])
     if properties := node.get("properties"):
@@ -131,21 +135,22 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
     if isinstance(additional, Mapping):
         result["additionalProperties"] = structural(additional, definitions)
     elif additional is True:
-        # This is a part of a Kubernetes object, which has defaults of its own.
+        # This is a part of a Kubernetes object, for which Kubernetes has its own defaults.
         return _without_defaults(result) | {PRESERVE_UNKNOWN: True}
     return result
 
 
 def _all_defaults(field: Schema) -> bool:
-    """Return whether an object has no required field: the API server fills in its fields from the empty object."""
+    """Return whether all fields of an object are optional, so that an empty object is a valid default."""
     return field.get("type") == "object" and "properties" in field and "required" not in field
 
 
 def _default_of(field: Schema) -> dict[str, Any]:
-    """Return an object's default.
+    """Return the default value of an object.
 
-    It is empty, and the API server fills it in. An object with rules of its own gets its defaults here, because the
-    rules are evaluated before that.
+    The default is an empty object, into which the API server adds the defaults of the fields. If the object has
+    validation rules, the default contains these values already, because the API server checks the rules before it adds
+    defaults.
     """
     if "x-kubernetes-validations" not in field:
         return {}
@@ -153,7 +158,7 @@ def _default_of(field: Schema) -> dict[str, Any]:
 
 
 def _without_defaults(schema: Schema) -> Schema:
-    """Return the same fields without defaults, so that the API server fills in none of them."""
+    """Return the schema without default values, so that the API server adds none."""
     result = {key: value for key, value in schema.items() if key != "default"}
     if "properties" in result:
         result["properties"] = {name: _without_defaults(field) for name, field in result["properties"].items()}
@@ -163,9 +168,10 @@ def _without_defaults(schema: Schema) -> Schema:
 
 
 def _with_defaults_described(schema: Schema) -> Schema:
-    """Return the schema with each default in its field's description.
+    """Return the schema with each default value added to the field's description.
 
-    `kubectl explain` shows a field's description and not its default (decision "kubectl explain is the manual page").
+    `kubectl explain` shows the description of a field but not its default (decision "kubectl explain is the manual
+    page").
     """
     result, default = dict(schema), schema.get("default")
     if default not in (None, "", []) and not isinstance(default, Mapping):
@@ -178,9 +184,9 @@ def _with_defaults_described(schema: Schema) -> Schema:
 
 
 def with_fields_of(kubernetes: Schema, ours: Schema) -> Schema:
-    """Return the schema of Kubernetes' type with our bounds, rules and descriptions.
+    """Return Kubernetes' schema of a type with concertina's bounds, rules and descriptions added.
 
-    All fields are known then, so that the API server refuses or drops others.
+    The result lists all fields, so the API server refuses or drops unknown ones.
     """
     result = kubernetes | {key: value for key, value in ours.items() if key != PRESERVE_UNKNOWN}
     if "properties" in ours:
@@ -199,7 +205,7 @@ def job_schema() -> Schema:
     """Return the openAPIV3Schema of a TrainingJob.
 
     Raises:
-        ValueError: The schema of pods is of another version of Kubernetes than TEMPLATE_KUBERNETES.
+        ValueError: When the schema of pods is for another Kubernetes version than TEMPLATE_KUBERNETES.
     """
     spec = JobSpec.model_json_schema(by_alias=True)
     status = JobStatus.model_json_schema(by_alias=True)
@@ -213,15 +219,15 @@ def job_schema() -> Schema:
             "metadata": {"type": "object"},
             "spec": _with_defaults_described(structural(spec, spec.get("$defs", {})))
             | {"description": "Desired state."},
-            # A status is what the operator observed: the API server must not add defaults to it.
+            # A status contains what the operator observed, so the API server must not add defaults to it.
             "status": _without_defaults(structural(status, status.get("$defs", {}))),
         },
     }
     kubernetes = json.loads(POD_TEMPLATE.read_text())
     if kubernetes["kubernetes"] != TEMPLATE_KUBERNETES:
         raise ValueError(f"{POD_TEMPLATE} is of Kubernetes {kubernetes['kubernetes']}: change spec.TEMPLATE_KUBERNETES")
-    # As a whole: server-side apply takes any field below a node that keeps unknown fields, and then drops those of a
-    # typed node.
+    # Use the complete schema: below a node that keeps unknown fields, server-side apply accepts any field and then
+    # drops those of typed nodes.
     fields = schema["properties"]["spec"]["properties"]
     known = {"properties": {"metadata": TEMPLATE_METADATA, "spec": kubernetes["spec"]}}
     fields["template"] = with_fields_of(known, fields["template"])
@@ -235,7 +241,7 @@ def job_schema() -> Schema:
 
 
 def _at(schema: Schema, path: str) -> Schema:
-    """Return the schema of a field, by its path as in `.spec.elastic`; the whole schema for an empty path."""
+    """Return the schema of the field at a path such as `.spec.elastic`. An empty path returns the whole schema."""
     for name in path.split(".")[1:]:
         schema = schema["properties"][name]
     return schema
@@ -283,7 +289,7 @@ def crd() -> dict[str, Any]:
 
 
 class _Plain(yaml.CSafeDumper):
-    """YAML dumper without anchors: every node is written out."""
+    """YAML dumper that repeats equal nodes instead of using anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -299,7 +305,7 @@ def text(annotations: Mapping[str, str]) -> str:
 
 
 def files() -> dict[pathlib.Path, str]:
-    """Return the content of the files that hold the CRD: for kubectl, and for the chart, whose template includes it."""
+    """Return the paths and contents of the CRD files: one for kubectl, and one for the chart's template."""
     return {ROOT / "crds" / FILE: text({}), ROOT / "charts" / "concertina" / "crd" / FILE: text(KEEP)}
 
 

@@ -1,4 +1,4 @@
-"""status.internal: the operator's own memory, and the packed parts of the status."""
+"""status.internal: state that only the operator needs, and packed lists of the status."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Packed = Annotated[str, Field(max_length=MOST_CHARACTERS)]
 
 
 class UndoneStates(StatusModel):
-    """States that a rollback has made void."""
+    """Training states that a rollback has made invalid."""
 
-    round: Count = Field(description="In this round or an earlier one, and ...")
-    step: Count = Field(description="... beyond this step.")
+    round: Count = Field(description="The last round whose states are invalid. Those of earlier rounds are too.")
+    step: Count = Field(description="The last step whose states of these rounds are still valid.")
 
 
 class Growth(StatusModel):
-    """The last time that replicas joined the running job, and how often in a row that went wrong."""
+    """The last time that replicas joined the running job, and the number of failed attempts in a row."""
 
     round: Count = Field(default=0, description="The round that they joined in; 0 while none has.")
     joined: tuple[Name, ...] = Field(default=(), max_length=100, description="Names (the first hundred).")
@@ -34,7 +34,7 @@ class Growth(StatusModel):
 
 
 class RequeueState(StatusModel):
-    """Turns of a job among those that wait for room, and the room that it released because it could not start."""
+    """State of a job that waits for resources: its turns, and whether it has released its pods for other jobs."""
 
     count: Count = Field(default=0, description="How often in a row it released its pods or its turn.")
     since: Timestamp | None = Field(default=None, description="Since when it holds no pods. Absent: it may hold some.")
@@ -48,7 +48,7 @@ class RequeueState(StatusModel):
 
 
 class Internal(StatusModel):
-    """Memory of the operator: everything that it needs after a restart and that nobody else needs."""
+    """State of the operator about a job, which it needs after a restart."""
 
     attempts: tuple[int, ...] = Field(
         default=(), max_length=11000, description="Attempt that each replica index is on; 0 beyond the list's end."
@@ -84,11 +84,11 @@ class Internal(StatusModel):
 
 
 PACKED = ("members", "restarts")
-"""Fields of `internal` that plan() does not read: it finds all entries in world.members and restarts.recent."""
+"""Packed fields of `internal`. plan() reads the unpacked lists in world.members and restarts.recent instead."""
 
 
 def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a status with its packed lists unpacked into their fields."""
+    """Return a status with its packed lists unpacked into the fields to which they belong."""
     internal = status.get("internal")
     if not isinstance(internal, Mapping) or internal.keys().isdisjoint(PACKED):
         return status
@@ -103,7 +103,10 @@ def with_packed(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_nodes(members: tuple[Member, ...], listed: Any) -> Sequence[Member | Mapping[str, Any]]:
-    """Return the members; those with a node in the list as mappings, since the list has yet to be validated."""
+    """Return the members, with the node names from the listed members added.
+
+    Members with a node are returned as mappings, because the list has not been validated yet.
+    """
     entries = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
     node_by_replica = {str(entry.get("replica")): entry["node"] for entry in entries if "node" in entry}
     return [

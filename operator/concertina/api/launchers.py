@@ -1,12 +1,12 @@
-"""Commands that start a world of their own, which `launcher: Agent` refuses: torchrun, deepspeed, mpirun and the like.
+"""Recognize commands that start a launcher such as torchrun, deepspeed or mpirun. `launcher: Agent` refuses them.
 
-The agent starts the command once per worker. A launcher in the command starts processes with a RANK and WORLD_SIZE of
-its own, so each worker would train alone. Both checks here recognize a launcher only where the command certainly runs
-it (decision "A launcher is refused where it is certain"); the agent finds the others while they run.
+The agent starts the command once per worker. A launcher would start further processes with its own RANK and WORLD_SIZE,
+so that each worker would train separately. The checks only find a launcher if it is certain that the command runs it
+(decision "A launcher is refused where it is certain"). The agent detects other launchers while they run.
 
-The API server limits what a rule may cost before it knows any command, at the longest texts that the schema allows.
-Therefore it compares words, reads one text only (the third word, as in `bash -c TEXT`), and looks at the first
-container.
+One check is in Python and one in CEL, for the API server. The API server limits the estimated cost of a CEL rule for
+the longest commands that the schema allows. The checks therefore compare words, read the text of only one word (the
+third, as in `bash -c TEXT`), and look at the first container only.
 """
 
 from __future__ import annotations
@@ -22,41 +22,43 @@ REMEDY = (
 )
 PROGRAMS = ("torchrun", "deepspeed", "horovodrun", "mpirun", "mpiexec")
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner")
-"""Modules that launch, as in `python -m MODULE`."""
+"""Python modules that are launchers, as in `python -m MODULE`."""
 WITH_RUN = ("colossalai", "fabric")
-"""Programs that launch with the subcommand `run`."""
+"""Programs that are launchers if their subcommand is `run`."""
 ONLY_TELLS = ("--help", "-h", "--version")
-"""Arguments with which a launcher only prints information, and starts nothing."""
+"""Arguments with which a launcher only prints information and starts nothing."""
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
 WRAPPERS = (
     *PYTHONS, "env", "nice", "ionice", "numactl", "taskset", "nohup", "time", "timeout", "stdbuf", "tini", "dumb-init",
 )  # fmt: skip
-"""Programs that run the words after their own options as a command."""
+"""Programs that run the words after their own options as another command."""
 ACCELERATE, LAUNCH = ("accelerate",), "launch"
 ACCELERATE_ALONE = ("accelerate-launch", "accelerate.commands.launch")
-"""Program and module that do the same as `accelerate launch`. It leaves the ranks as they are unless it gets one of
-ACCELERATE_OPTIONS."""
+"""Program and module that are equivalent to `accelerate launch`.
+
+`accelerate launch` starts its own ranks only with one of ACCELERATE_OPTIONS.
+"""
 ACCELERATE_OPTIONS = tuple(
     option.replace("_", dash)
     for option in ("--multi_gpu", "--use_fsdp", "--use_deepspeed", "--use_megatron_lm")
     for dash in ("_", "-")
 )
 NUM_PROCESSES = ("--num_processes", "--num-processes")
-"""Options of `accelerate launch` with which it starts a world of its own unless their value is 1."""
+"""Options with which `accelerate launch` starts several processes, unless their value is 1."""
 ACCELERATE_VALUES = ("no", "bf16", "fp16")
-"""Values of other options, in addition to numbers and configuration files."""
+"""Option values of `accelerate launch` that are neither numbers nor configuration files."""
 DIGITS = tuple("0123456789")
 SHELLS = tuple(folder + shell for shell in ("bash", "sh", "dash", "zsh") for folder in ("", "/bin/", "/usr/bin/"))
 MOST_WORDS = 12
-"""Words among which a launcher and its options are looked for."""
+"""Number of words at the beginning of a command in which a launcher and its options are searched."""
 LONGEST = 4096
-"""Maximum number of characters of a shell's text that is read."""
+"""Maximum length in characters of a shell script in a command. Longer scripts are not searched for launchers."""
 
 GAP = r"[\s\\]+"
 MODULE = rf"python[0-9.]*{GAP}(?:-[a-zA-Z]+{GAP})*-m{GAP}"
 LAUNCHER = (
     rf"(?:{'|'.join(PROGRAMS)}|(?:{'|'.join(WITH_RUN)}){GAP}run|{MODULE}(?:{'|'.join(map(re.escape, MODULES))}))"
-    rf"{GAP}(?:--[^hv]|--ho|-[^-hV]|[^-\s;&|#<>)])"  # an argument that is none of ONLY_TELLS
+    rf"{GAP}(?:--[^hv]|--ho|-[^-hV]|[^-\s;&|#<>)])"  # an argument that is not in ONLY_TELLS
 )
 ACCELERATE_TEXT = (
     rf"(?:accelerate(?:-|{GAP})launch|{MODULE}accelerate\.commands\.launch){GAP}"
@@ -66,19 +68,19 @@ ACCELERATE_TEXT = (
 QUOTED = r"""'[^']*'|"(?:[^"\\]|\\.)*\""""
 COMMENT = r"#[^\n]*\n"
 BEFORE = (
-    # Other commands. Nothing is known behind a redirection or an open parenthesis: a document may follow.
+    # Other commands before the launcher. Stop at a redirection and at an open parenthesis: a here-document may follow.
     rf"^(?:(?:[^'\"\\#<(]|\\.|{QUOTED}|\$\([^()'\"]*\)|{COMMENT})*(?:[;&\n]|{COMMENT}))?[ \t]*"
     rf"(?:exec[ \t]+)?(?:\w+=(?:[^\s'\";&|()]|{QUOTED})*[ \t]+)*(?:[^\s'\"]*/)?"
 )
 CONDITIONAL = r"(?:^|[\s;&|])(?:if|case|for|while|until|select|function|test|\[\[?)\s"
-"""A text with one of these words may run a launcher or not."""
+"""Shell keywords. A script with one of them may run a launcher only under a condition, so it is not refused."""
 FLAGS = re.ASCII | re.DOTALL
 TEXTS = (BEFORE + LAUNCHER, BEFORE + ACCELERATE_TEXT)
-"""Texts of a shell that start a world of their own: regular expressions that RE2 and Python read alike."""
+"""Regular expressions for shell scripts that run a launcher. RE2 and Python interpret them in the same way."""
 
 
 def in_words(words: Sequence[str]) -> bool:
-    """Return whether a command starts a launcher: directly, through wrappers such as `env`, or through Python."""
+    """Return whether a command runs a launcher: directly, through programs such as `env`, or through Python."""
     if any(word in ONLY_TELLS for word in words):
         return False
     position = next(
@@ -88,7 +90,7 @@ def in_words(words: Sequence[str]) -> bool:
 
 
 def _leads_on(words: Sequence[str], position: int) -> bool:
-    """Return whether the program that runs comes later in the command."""
+    """Return whether the word at a position precedes the program that the command runs."""
     word = words[position]
     if _is_one(words[0], ("env",)) and "=" in word:
         return True
@@ -122,18 +124,18 @@ def _starts_several(words: Sequence[str], position: int) -> bool:
 
 
 def _is_option(word: str) -> bool:
-    """Return whether a word behind `accelerate launch` is an option or the value of one, and not the script."""
+    """Return whether a word after `accelerate launch` is an option or an option's value, and not the script."""
     is_value = _is_number(word) or word.endswith((".yaml", ".yml")) or word in (*ACCELERATE_VALUES, LAUNCH)
     return is_value or word.startswith("--")
 
 
 def _is_one(word: str, names: tuple[str, ...]) -> bool:
-    """Return whether a word is one of these programs, by its name or by its path."""
+    """Return whether a word is the name or path of one of the given programs."""
     return word in names or word.endswith(tuple(f"/{name}" for name in names))
 
 
 def in_text(words: Sequence[str], expression: str) -> bool:
-    """Return whether a command is a shell with a text that runs a launcher; `expression`: one of TEXTS."""
+    """Return whether a command is a shell with a script that runs a launcher. `expression` is one of TEXTS."""
     if len(words) < 3 or words[0] not in SHELLS or not (words[1].startswith("-") and words[1].endswith("c")):
         return False
     text = words[2]
@@ -151,7 +153,7 @@ PLACES = str(list(range(MOST_WORDS)))
 
 
 def cel_in_words() -> str:
-    """Return the rule that no command breaks for which `in_words` is false."""
+    """Return the CEL rule that corresponds to `in_words`. It accepts commands that run no launcher."""
     only_tells = " || ".join(
         f"has({words}) && {words}.exists(word, word in {list(ONLY_TELLS)})" for words in (COMMAND, ARGS)
     )
@@ -197,7 +199,7 @@ def _cel_is_option() -> str:
 
 
 def cel_in_text(expression: str) -> str:
-    """Return the rule that no command breaks for which `in_text` is false."""
+    """Return the CEL rule that corresponds to `in_text`. It accepts commands that run no launcher."""
     second = f"(size({COMMAND}) > 1 ? {COMMAND}[1] : {ARGS}[1 - size({COMMAND})])"
     text = f"(size({COMMAND}) > 2 ? {COMMAND}[2] : {ARGS}[2 - size({COMMAND})])"
     return _cel_rule(
@@ -219,6 +221,6 @@ def _cel_is_one(word: str, names: tuple[str, ...]) -> str:
 
 
 def _cel_raw(expression: str) -> str:
-    """Return an expression as a raw string of CEL; a dot matches every character, as with FLAGS."""
+    """Return a regular expression as a raw CEL string in which a dot matches every character, as with FLAGS."""
     escaped = expression.replace("'", r"\x27")
     return f"r'(?s){escaped}'"

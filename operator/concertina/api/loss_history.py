@@ -1,4 +1,7 @@
-"""History of a run: loss and members over time, with as few points as a screen shows, coarser as the run goes on."""
+"""Loss and number of members over a whole run, with at most MOST_POINTS points.
+
+The points get farther apart over time.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ from dataclasses import dataclass
 from concertina.api.packed import pack, unpack
 
 MOST_POINTS = 60
-"""Maximum number of points; an even number."""
+"""Maximum number of points. The number must be even."""
 FIRST_EVERY = 2
-"""Seconds between points at first; doubled whenever there would be more than MOST_POINTS."""
+"""Seconds between points at the start of a run.
+
+The value is doubled whenever there are more than MOST_POINTS points.
+"""
 MOST_CHARACTERS = 4096
-"""Maximum length of all points, packed: 60 points take about 700 characters."""
+"""Maximum length of the packed history in characters. A history with 60 points takes about 700."""
 
 
 @dataclass(frozen=True)
 class Point:
     at: int
-    """Unix seconds."""
+    """Time of the point in Unix seconds."""
     step: int
     loss: float | None
     replicas: int
@@ -27,20 +33,25 @@ class Point:
 
 @dataclass(frozen=True)
 class LossHistory:
-    """Loss history of a job; points are at least `every` seconds apart, the oldest first."""
+    """Loss history of a job. The oldest point comes first, and points are at least `every` seconds apart."""
 
     every: int = FIRST_EVERY
     points: tuple[Point, ...] = ()
 
     def with_point(self, new: Point) -> LossHistory:
-        """Return the history with a new point; the same object if the point comes too soon after the last one."""
+        """Return the history with a new point.
+
+        If the point comes too soon after the last one, return the same object.
+        """
         last_points = self.points
         if last_points and 0 <= new.at - last_points[-1].at < self.every:
             return self
-        # If a clock was set back, the history does not wait for the clock to reach the times of earlier points again.
+        # If the clock was set back, drop points with a later time. The history need not wait until the clock reaches
+        # that time.
         points, every = (*(point for point in last_points if point.at < new.at), new), self.every
         if len(points) == MOST_POINTS + 1:
-            # Of two neighbours the later one stays, with the smaller world: a short loss of members stays visible.
+            # Keep the later of two neighbours with the smaller number of members, so that a short loss of members stays
+            # visible.
             first, *later_points = points
             pairs = zip(later_points[::2], later_points[1::2], strict=True)  # MOST_POINTS is even
             merged = (Point(b.at, b.step, b.loss, min(a.replicas, b.replicas)) for a, b in pairs)
@@ -48,9 +59,9 @@ class LossHistory:
         return LossHistory(every, points)
 
     def packed(self) -> str:
-        """Return the packed points.
+        """Return the history as compact text.
 
-        They are packed by column, with times as differences, because similar values side by side compress well.
+        Points are packed by column, and times as differences, because similar values next to each other compress well.
         """
         times = [point.at for point in self.points]
         steps = [b - a for a, b in zip((0, *times), times, strict=False)]
@@ -63,9 +74,9 @@ class LossHistory:
 
 @functools.lru_cache(maxsize=2048)
 def unpacked(text: str) -> LossHistory:
-    """Unpack a history; an empty one if the text can't be read.
+    """Return the history from its packed text; an empty history if the text is invalid.
 
-    The history of a job is the same object until the text changes.
+    The same text always gives the same object.
     """
     try:
         every, *columns = unpack(text)

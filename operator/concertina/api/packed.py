@@ -1,4 +1,4 @@
-"""Compact text for values that grow with a job's size: zlib of JSON, as base64."""
+"""Compact text for values whose size grows with the job: JSON, compressed with zlib, in base64."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pydantic import JsonValue
 
 MOST_CHARACTERS = 262_144
 _MOST_BYTES = 32 * 1024 * 1024
-"""Maximum size after unpacking. Without it, anyone who may write a status could make one that unpacks endlessly."""
+"""Maximum size of an unpacked value.
+
+Otherwise, a client that may write a status could make the operator run out of memory.
+"""
 
 
 def pack(value: JsonValue) -> str:
@@ -20,10 +23,10 @@ def pack(value: JsonValue) -> str:
 
 
 def unpack(text: str) -> Any:
-    """Unpack a value from text.
+    """Return the value from its packed text.
 
     Raises:
-        ValueError: When the text is no packed value, is cut off, or unpacks to too much.
+        ValueError: When the text is invalid, incomplete, or larger than allowed after unpacking.
     """
     try:
         unpacking = zlib.decompressobj()

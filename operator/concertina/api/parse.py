@@ -1,6 +1,7 @@
-"""Parser of a manifest, as the API server stores it, to a JobSpec, or to sentences on what is wrong with it.
+"""Parse the manifest of a TrainingJob into a JobSpec, or describe its errors in sentences.
 
-The API server refuses all of these errors itself; a manifest that fails here was stored under another CRD.
+The API server normally refuses all manifests with such errors. If a manifest fails here, it was stored when the cluster
+had another version of the CRD.
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ from concertina.api.shapes import Shapes
 from concertina.api.spec import JobSpec
 
 MOST_SPEC_BYTES = 256 << 10
-"""Maximum size as compact JSON. Decoded, a spec takes up to 30 times as much memory. No real one has a tenth of it."""
+"""Maximum size of a spec as compact JSON. Real specs have less than a tenth of it.
+
+A decoded spec takes up to 30 times as much memory.
+"""
 MOST_OPTIONS_BYTES = 8 << 10
-"""Maximum size of trainer.model.options, also as compact JSON: the options stay decoded."""
+"""Maximum size of trainer.model.options as compact JSON. The limit is lower because options stay decoded in memory."""
 MOST_SPEC_VALUES = 10_000
-"""Maximum number of lists, mappings and their elements. The check of one costs the event loop microseconds, and more if
-it is invalid."""
+"""Maximum number of lists, mappings and elements in a spec.
+
+Validation of each takes microseconds in the event loop, and more if it is invalid.
+"""
 ADVICE = "put large values into a ConfigMap or an image, and mount it"
 
 
 class SpecError(ValueError):
-    """A spec that can't be run. `problems` has a sentence for each, with the field's path and what to do."""
+    """The spec is invalid. `problems` contains a sentence for each error, with the field's path and what to do."""
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -36,7 +42,7 @@ class SpecError(ValueError):
 
 
 def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
-    """Return the spec of a TrainingJob manifest.
+    """Return the spec from the manifest of a TrainingJob.
 
     Raises:
         SpecError: When the spec is missing, too large or invalid.
@@ -45,9 +51,9 @@ def parse_spec(manifest: Mapping[str, Any]) -> JobSpec:
 
 
 def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]:
-    """Return the spec as parse_spec does, but without fields that this version does not know, and the paths of these.
+    """Return the spec from a stored manifest without unknown fields, and the paths of the unknown fields.
 
-    The API server stores the fields of its CRD. The CRD of another version has other fields, with defaults of its own
+    The API server stores the fields of its CRD. The CRD of another version may have other fields, with default values
     (decision "Versions beside each other").
 
     Raises:
@@ -64,7 +70,7 @@ def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]
 
 
 def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec as it is written.
+    """Return the spec as a dict, after a check of its size.
 
     Raises:
         SpecError: When the spec is missing or too large.
@@ -82,21 +88,21 @@ def _spec(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_large(path: str, value: object, most_bytes: int) -> None:
-    """Refuse a value that is too large as JSON.
+    """Raise an error if a value is too large as JSON.
 
     Raises:
         SpecError: When the value has more than `most_bytes` bytes.
     """
     try:
         size = len(to_json(value))
-    except ValueError:  # half a surrogate pair, which JSON can escape
+    except ValueError:  # half of a surrogate pair, which only the json module can escape
         size = len(json.dumps(value, separators=(",", ":")))
     if size > most_bytes:
         raise SpecError((f"{path} has {-(-size // 1024)} KiB as JSON, more than {most_bytes >> 10} KiB: {ADVICE}",))
 
 
 def _refuse_many(path: str, value: object, limit: int) -> None:
-    """Refuse a value with too many elements. The count stops at the limit, however many elements there are.
+    """Raise an error if a value has too many elements. Counting stops at the limit.
 
     Raises:
         SpecError: When the value has more than `limit` elements.
@@ -114,7 +120,7 @@ def _refuse_many(path: str, value: object, limit: int) -> None:
 
 
 def _without_unknown(spec: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return a spec without the fields that this version does not know, and their paths."""
+    """Return the spec without fields that this version does not know, and the paths of these fields."""
     known_fields, unknown = copy.deepcopy(spec), []
     try:
         _checked(known_fields)
@@ -139,13 +145,14 @@ def _parsed(spec: dict[str, Any]) -> JobSpec:
 
 
 def _checked(raw: Any) -> JobSpec:
-    """Return the spec of a decoded manifest.
+    """Return the validated spec from decoded JSON or YAML.
 
     Raises:
         ValidationError: When a field is invalid.
-        SpecError: When fields that are each valid don't fit together.
+        SpecError: When fields that are valid by themselves contradict each other.
     """
-    # Through JSON, because only there do strict types accept what YAML has: lists for tuples, strings for enums.
+    # Validate as JSON: only then do strict types accept the values of YAML, such as lists for tuples and strings for
+    # enums.
     text = json.dumps(raw)
     spec = JobSpec.model_validate_json(text, strict=True)
     Shapes.model_validate_json(text, strict=True)
@@ -188,13 +195,13 @@ SENTENCES = {
 
 
 BRANCHES = ("constrained-int", "literal['Auto']", "int")
-"""Names that pydantic gives to the alternatives of numbers that may be `Auto`."""
+"""Names in pydantic's error locations for the alternatives of fields that are a number or `Auto`."""
 LARGEST = {"workersPerReplica": 1024, "everySeconds": 31536000}
-"""Maximum of each of these numbers."""
+"""Maximum value of each field that is a number or `Auto`."""
 
 
 def _sentence(detail: ErrorDetails) -> str:
-    """Return one of pydantic's errors as `path what is wrong: what to do`."""
+    """Return one of pydantic's errors as a sentence: the field's path, what is wrong, and what to do."""
     if _is_branch(detail["loc"], len(detail["loc"]) - 1):
         largest = LARGEST[str(detail["loc"][-2])]
         return (
@@ -205,7 +212,10 @@ def _sentence(detail: ErrorDetails) -> str:
 
 
 def _echo(detail: ErrorDetails, details: list[ErrorDetails]) -> bool:
-    """Return whether a list is only too short because pydantic left out an entry that has an error of its own."""
+    """Return whether a list only seems too short because pydantic left out an invalid entry.
+
+    Such an entry has an error of its own, so the error about the length is not reported.
+    """
     where = detail["loc"]
     return detail["type"] == "too_short" and any(
         entry["loc"][: len(where)] == where and entry is not detail for entry in details
@@ -218,14 +228,17 @@ def _shown(value: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Return a location as a path, without the branches of a union.
+    """Return the path of a field from pydantic's error location, without the alternatives of a union.
 
-    The location ('template', 'spec', 'containers', 0) becomes spec.template.spec.containers[0].
+    For example, ('template', 'spec', 'containers', 0) becomes spec.template.spec.containers[0].
     """
     parts = [part for index, part in enumerate(location) if not _is_branch(location, index)]
     return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
 def _is_branch(location: tuple[int | str, ...], index: int) -> bool:
-    """Return whether a part of a location is a union's branch, and not a key that a person named `int`."""
+    """Return whether a part of an error location is an alternative of a union.
+
+    A key that a user named `int`, for example, is not.
+    """
     return index > 0 and location[index] in BRANCHES and location[index - 1] in LARGEST

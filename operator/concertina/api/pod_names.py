@@ -1,4 +1,7 @@
-"""Names of a job's pods: <job>-<index>-<attempt>, and <job>-rendezvous-<round> with torchrun. Pure."""
+"""Parse and create the names of a job's pods. All functions are pure.
+
+The form is <job>-<index>-<attempt>, or <job>-rendezvous-<round> for the pod of torchrun's store.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ _NAME = re.compile("(.+)-([0-9]{1,9})-([0-9]{1,9})|(.+)-rendezvous-([0-9]{1,9})"
 class PodName:
     job: str
     index: int | None
-    """Index of the replica; None for the pod that serves torchrun's store."""
+    """Index of the replica; None for the pod that serves torchrun's TCPStore."""
     attempt: int
-    """Attempt of the replica, or number of the round for the store."""
+    """Attempt number of the replica. For the pod of torchrun's store, the number of the round."""
 
 
 def pod_name(job: str, index: int, attempt: int) -> str:
@@ -26,7 +29,7 @@ def rendezvous_name(job: str, round: int) -> str:
 
 
 def parse(name: str) -> PodName | None:
-    """Return the parts of a pod's name; None if no job's pod can have that name."""
+    """Return the parts of a pod's name; None if it is not the name of a job's pod."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Amounts of resources in a container, in the form that the CRD stores."""
+"""Read resource amounts of a container from a stored template."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from concertina_protocol.quantities import parse_quantity
 
 
 def amounts_of(container: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """Return the container's `limits` or `requests`, by resource; empty if that field is not a mapping.
+    """Return the container's `limits` or `requests` by resource; empty if that field is not a mapping.
 
-    The CRD stores the resources of a template as they were written.
+    The CRD has no types for the resources in a template, so any value may be stored there.
     """
     resources = container.get("resources")
     amounts = resources.get(kind) if isinstance(resources, Mapping) else None
@@ -19,7 +19,7 @@ def amounts_of(container: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 def bytes_of(quantity: object) -> int:
-    """Return a quantity in whole bytes, rounded down; 0 if it is absent, negative or not a quantity."""
+    """Return a Kubernetes quantity in whole bytes, rounded down; 0 if it is absent, negative or invalid."""
     try:
         return max(0, int(parse_quantity(quantity)))
     except ValueError:

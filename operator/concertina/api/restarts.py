@@ -1,4 +1,4 @@
-"""status.restarts, and the other records of failures in the status."""
+"""status.restarts, and other records of failures in the status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_MESSAGE = 200
 
 
 class Restart(StatusModel):
-    """One failure that needed a new round."""
+    """One failure that made a new round necessary."""
 
     at: Timestamp = Field(description="When it was seen.")
     replica: Name = Field(description="The replica that failed first.")
@@ -38,7 +38,7 @@ class Restart(StatusModel):
 
 
 class LastFailure(StatusModel):
-    """The last failure that ended a round, and what the worker that failed printed last."""
+    """The last failure that ended a round, and the last lines that the failed worker printed."""
 
     at: Timestamp = Field(description="When it was seen.")
     round: Count = Field(description="The round that it ended.")
@@ -55,7 +55,7 @@ class LastFailure(StatusModel):
 
 
 class RecoveryActionUse(StatusModel):
-    """Use of one recovery action."""
+    """How often one recovery action was used."""
 
     action: Annotated[str, Field(max_length=32)] = Field(
         description="RestartWorkers, ExcludeReplica, RecreatePod, RestartFromCheckpoint."
@@ -67,7 +67,7 @@ class RecoveryActionUse(StatusModel):
 
 
 class AvoidedNode(StatusModel):
-    """A node that failed this job."""
+    """A node on which this job failed repeatedly."""
 
     node: Name = Field(description="Its name.")
     until: Timestamp = Field(
@@ -94,7 +94,7 @@ class Restarts(StatusModel):
 
 
 LISTED_RESTARTS = 50
-"""Number of the newest entries that are listed; those before them are packed."""
+"""Number of entries, the newest ones, that are listed. Older entries are packed."""
 
 
 def packed_restarts(entries: Sequence[Restart]) -> str:
@@ -102,7 +102,7 @@ def packed_restarts(entries: Sequence[Restart]) -> str:
 
 
 def unpacked_restarts(text: str) -> tuple[Restart, ...]:
-    """Unpack restarts; an empty tuple if the text can't be read."""
+    """Return the entries from their packed text; empty if the text is invalid."""
     try:
         return tuple(map(Restart.model_validate, unpack(text)))
     except (ValueError, TypeError):

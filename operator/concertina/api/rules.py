@@ -1,8 +1,8 @@
-"""Constraints on several fields of a TrainingJob together: each rule for the API server and for the operator.
+"""Rules of the API that concern several fields, each for the API server (in CEL) and for the operator (in Python).
 
-The API server evaluates `cel` (with `self`, and `oldSelf` in a rule about changes). `holds` is the same check in
-Python, for manifests that got past an older CRD (decision "A rule of the API is one entry"). Only the API server has
-rules about changes. Rules within spec.trainer are with its sections, in concertina_trainer.config.
+The API server evaluates `cel`, with `self`, and with `oldSelf` for rules about changes. `holds` is the same check in
+Python, for manifests that were stored with an older CRD (decision "A rule of the API is one entry"). Rules about
+changes exist only in CEL. Rules for fields of spec.trainer are in concertina_trainer.config.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from concertina_trainer import layouts
 @dataclasses.dataclass(frozen=True)
 class SpecRule:
     at: str
-    """Path of the object that the rule is about; '' is the TrainingJob."""
+    """Path of the object to which the rule applies; '' for the TrainingJob."""
     cel: str
     message: str
     field: str | None = None
-    """Path, below `at`, of the field to name in the refusal."""
+    """Path, relative to `at`, of the field that the error message names."""
     holds: Callable[[JobSpec], bool] | None = None
     says: Callable[[JobSpec], str] | None = None
-    """Function that returns a more precise message than CEL can compute, for example with the nearest valid value."""
+    """Function that returns a more precise message than CEL can, for example with the nearest valid value."""
 
     def validation(self) -> dict[str, Any]:
-        """Return the rule as an entry of the CRD."""
+        """Return the rule as an entry of x-kubernetes-validations in the CRD."""
         entry = {"rule": self.cel, "message": self.message}
         if self.field:
             entry["fieldPath"] = self.field
         return entry
 
     def refusal(self, spec: JobSpec) -> str:
-        """Return the error message for a spec that breaks the rule."""
+        """Return the error message for a spec that violates the rule."""
         return self.says(spec) if self.says else self.message
 
     @property
     def path(self) -> str:
-        """Path of the field that a refusal names."""
+        """Path of the field that the error message names."""
         return (self.at + (self.field or "")).lstrip(".")
 
 
 STORED = "^((s3|gs|az)://[a-z0-9][a-z0-9._-]+(/.*)?|file:///.+)$"
-"""Pattern of URIs for checkpoints: a regular expression for both RE2 and Python."""
+"""Pattern for checkpoint URIs. RE2 and Python interpret it in the same way."""
 WHERE_STORED = "must be s3://bucket/folder, gs://bucket/folder, az://container/folder or file:///folder"
 
 
@@ -70,7 +70,7 @@ def _stored(uri: str) -> bool:
 
 
 DOTS = "(^|/)([.]|%2[eE]){1,2}(/|$)"
-"""Parts of a path that hide which folder the path names."""
+"""Pattern for path components . and .., which hide the folder that a path really names."""
 NO_DOTS = "has . or .. as a part of its path: write the path of the folder itself"
 
 
@@ -101,7 +101,7 @@ VARIABLES = (
     "CONCERTINA_SPEC", "CONCERTINA_PARALLELISM", "CONCERTINA_STEP_DETECTION",
 )  # fmt: skip
 PREFIX = "concertina.dev/"
-"""Prefix of the labels and annotations that the operator sets on pods. The names above are of its other additions."""
+"""Prefix of labels and annotations that the operator sets on pods. The constants above name its other additions."""
 
 
 def _trainers(spec: JobSpec) -> list[Container]:
@@ -123,13 +123,13 @@ def _no_key_of_ours(spec: JobSpec) -> bool:
 
 
 def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) -> SpecRule:
-    """Return a rule for a field that is part of every pod, so that replicas of one round must agree on it.
+    """Return a rule that a field may change only while the job is suspended. The field is part of every pod.
 
-    With `with_suspend`, the field may also change in the write that suspends the job (decision "The write that suspends
-    may change the template").
+    All replicas of a round must agree on such a field. With `with_suspend`, the field may also change in the same write
+    that suspends the job (decision "The write that suspends may change the template").
 
-    For fields that the schema preserves without knowing them, CEL detects a changed value and a changed number of them,
-    but not one that took another's place. Such a change is handled as if the job had been suspended for it (decision "A
+    In parts of the template without a schema, CEL can't detect each change: it compares values and the number of
+    fields, but not field names. The operator treats such a change as if the job had been suspended for it (decision "A
     pod says what it was made of").
     """
     is_unchanged = f"self.{field} == oldSelf.{field}"
@@ -148,9 +148,9 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
 
 
 def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
-    """Return a rule by which parallelism constrains the bundled trainer's configuration.
+    """Return a rule with which spec.parallelism restricts the configuration of the bundled trainer.
 
-    Without parallelism every configuration is valid.
+    Without spec.parallelism, every configuration is valid.
     """
 
     def holds(spec: JobSpec) -> bool:
@@ -164,7 +164,10 @@ def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
 
 
 def _no_launcher(cel: str, starts_one: Callable[[tuple[str, ...]], bool]) -> SpecRule:
-    """Return a rule that refuses a command that starts a launcher (`starts_one`): each replica would train alone."""
+    """Return a rule that refuses a command that runs a launcher, because each replica would train separately.
+
+    `starts_one` returns whether a command runs a launcher.
+    """
 
     def holds(spec: JobSpec) -> bool:
         first = spec.template.spec.containers[0]
@@ -404,5 +407,5 @@ RULES: tuple[SpecRule, ...] = (
 
 
 def broken(spec: JobSpec) -> tuple[SpecRule, ...]:
-    """Return the rules that a spec breaks."""
+    """Return the rules that a spec violates."""
     return tuple(rule for rule in RULES if rule.holds is not None and not rule.holds(spec))

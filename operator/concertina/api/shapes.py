@@ -1,7 +1,7 @@
-"""Types for the parts of a template that the operator reads although the CRD's schema has no types for them.
+"""Types for parts of the pod template that the operator reads and for which the CRD's schema has no types.
 
-The API server stores any value in these parts, and then refuses the pods. A job whose template has another shape than a
-pod's could never have a pod, and the error says so at once.
+The API server would store any value in these parts and then refuse the pods. With these types, the operator reports an
+invalid template at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Container(Verbatim):
 
 
 class _Wishes(Verbatim):
-    """Terms of podAffinity and podAntiAffinity."""
+    """Terms of podAffinity or podAntiAffinity."""
 
     required: tuple[Fields, ...] | None = Field(default=None, alias="requiredDuringSchedulingIgnoredDuringExecution")
     preferred: tuple[Fields, ...] | None = Field(default=None, alias="preferredDuringSchedulingIgnoredDuringExecution")
@@ -79,6 +79,6 @@ class _Template(Verbatim):
 
 
 class Shapes(Verbatim):
-    """Model of a valid spec's template that is only used to check whether it can be constructed."""
+    """Model with which the template of a spec is checked. Its objects are not used otherwise."""
 
     template: _Template

@@ -1,4 +1,4 @@
-"""spec of a TrainingJob. The constraints on several fields together are in `rules`."""
+"""The spec of a TrainingJob. Rules that concern several fields are in `rules`."""
 
 from __future__ import annotations
 
@@ -32,10 +32,13 @@ GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 """Resources for which `workersPerReplica: Auto` starts one worker per unit."""
 
 TEMPLATE_KUBERNETES = "1.36"
-"""Version of Kubernetes whose fields of a pod `spec.template` has: `make pod-template` reads them."""
+"""Kubernetes version whose pod fields `spec.template` has. `make pod-template` generates their schema."""
 MOST_REPLICAS, MOST_STANDBY_REPLICAS = 1024, 16
-"""Sizes that were shown to work by benchmarks/control_plane.py, with stand-ins for agents (decision "1024 replicas at
-most")."""
+"""Largest numbers of replicas and of standby replicas.
+
+benchmarks/control_plane.py has shown that the operator works at these sizes, with simulated agents (decision "1024
+replicas at most").
+"""
 
 Labels = Annotated[dict[str, Annotated[str, Field(max_length=63)]], Field(max_length=256)]
 Annotations = Annotated[dict[str, Annotated[str, Field(max_length=262144)]], Field(max_length=256)]
@@ -43,12 +46,12 @@ Argument = Annotated[str, Field(max_length=131072)]
 
 
 def keyed(field: str) -> dict[str, JsonValue]:
-    """Return schema keys for a list whose entries have distinct values of a field, as in Kubernetes' own pods."""
+    """Return schema keys for a list whose entries are identified by a field, as in Kubernetes' own pod schema."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
 def template_outdated(server_version: tuple[int, int]) -> str:
-    """Return what a user has to know of the template if the API server is newer than it, or nothing."""
+    """Return a warning for users if the API server is newer than the template's fields; empty otherwise."""
     if server_version <= tuple(map(int, TEMPLATE_KUBERNETES.split("."))):
         return ""
     return (
@@ -72,7 +75,7 @@ class Named(Verbatim):
 
 
 class VolumeMount(Verbatim):
-    """Where a container sees a volume."""
+    """Mount of a volume in a container."""
 
     mount_path: str = Field(alias="mountPath", min_length=1, max_length=1024, description="Path in the container.")
 
@@ -136,30 +139,33 @@ class TemplateMetadata(Verbatim):
 
 
 class PodTemplate(Verbatim):
-    """A PodTemplateSpec."""
+    """Template of the job's pods: a PodTemplateSpec."""
 
     metadata: TemplateMetadata = Field(default=TemplateMetadata(), description="Labels and annotations of the pods.")
     spec: PodSpec = Field(description="Specification of the pods; its fields are those of a pod's spec.")
 
     @property
     def trainer(self) -> Container:
-        """Container that the workers run in."""
+        """The container in which the workers run."""
         return next(container for container in self.spec.containers if container.name == TRAINER)
 
 
 class PackedTemplate(PodTemplate):
-    """A template as compact JSON, decoded where it is read: as objects it takes up to 30 times as much memory."""
+    """A template as compact JSON, decoded only when it is read.
+
+    As objects, it would take up to 30 times as much memory.
+    """
 
     _json: bytes = PrivateAttr()
 
     @classmethod
     def of(cls, template: PodTemplate) -> PackedTemplate:
         packed = cls.model_construct()
-        packed.__dict__.clear()  # of defaults, so that __getattr__ gives each field
+        packed.__dict__.clear()  # remove the defaults, so that __getattr__ returns each field
         packed._json = json.dumps(template.manifest(), separators=(",", ":")).encode()
         return packed
 
-    if not TYPE_CHECKING:  # with it, mypy would take any name for an attribute
+    if not TYPE_CHECKING:  # otherwise mypy would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
             if name in PodTemplate.model_fields:
@@ -183,7 +189,7 @@ class PackedTemplate(PodTemplate):
 
 @functools.lru_cache(4)
 def _decoded(template: bytes) -> PodTemplate:
-    """Return the decoded template. It is cached, because a pass of a job uses its template many times."""
+    """Return the decoded template. The result is cached, because a pass reads its job's template many times."""
     return PodTemplate.model_validate_json(template, strict=True)
 
 
@@ -200,14 +206,14 @@ class ScaleUp(Model):
 
 
 class PreemptionReaction(enum.StrEnum):
-    """Reaction of an elastic job when its queue preempts it."""
+    """What an elastic job does if Kueue preempts it."""
 
     SHRINK = "Shrink"
     SUSPEND = "Suspend"
 
 
 class Elastic(Model):
-    """Limits of shrinking, and growth back to full size."""
+    """How far the job may shrink, and how it grows back to full size."""
 
     min_replicas: int | None = Field(
         default=None,
@@ -233,7 +239,10 @@ class Elastic(Model):
 
 
 class Parallelism(ParallelismConfig):
-    """Ranks that only work together: the job's size is a whole number of such blocks."""
+    """Division of the work over ranks.
+
+    Ranks only work together in blocks, so the job's number of ranks is a multiple of the block's size.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -264,14 +273,14 @@ class Gang(enum.StrEnum):
 
     AUTO = "Auto"
     POD_GROUP = "PodGroup"
-    """PodGroup of Kubernetes itself (scheduling.k8s.io)."""
+    """Kubernetes' own PodGroup (scheduling.k8s.io)."""
     VOLCANO = "Volcano"
     COSCHEDULING = "Coscheduling"
     KAI = "KAI"
 
 
 class TopologyMode(enum.StrEnum):
-    """Strictness of a placement: a rule or a wish."""
+    """Whether a placement is required or only preferred."""
 
     REQUIRED = "Required"
     PREFERRED = "Preferred"
@@ -336,7 +345,7 @@ class Checkpoint(CheckpointConfig):
 
 
 class Reaction(enum.StrEnum):
-    """Reaction to a problem of a worker that does not end it."""
+    """What the operator does about a problem that does not end a worker."""
 
     REPLACE = "Replace"
     REPORT = "Report"
@@ -389,7 +398,7 @@ class Tracking(Model):
 
 
 class FailurePolicy(Model):
-    """When to give up."""
+    """Which failures end the job, and what the operator does about problems."""
 
     max_restarts: int = Field(
         default=10,
@@ -438,7 +447,7 @@ class CleanPodPolicy(enum.StrEnum):
 
 
 Amount = Annotated[str, Field(max_length=16, pattern=r"^[0-9]{1,7}([.][0-9]{1,6})?$")]
-"""Amount of money, as text: a number in JSON would be rounded to a binary fraction."""
+"""Amount of money as text, because a JSON number would be rounded to a binary fraction."""
 
 
 class Price(Model):
@@ -512,7 +521,7 @@ class Metrics(Model):
 
 
 class JobSpec(Model):
-    """A training job that goes on when replicas are lost and grows back when they return."""
+    """A training job that continues when replicas are lost, and grows back when replicas return."""
 
     replicas: int = Field(
         default=1,
@@ -629,21 +638,24 @@ class JobSpec(Model):
 
     @property
     def min_replicas(self) -> int:
-        """Minimum number of replicas to go on with; a job that is not elastic needs all of them."""
+        """Smallest number of replicas with which training continues.
+
+        A job that is not elastic needs all its replicas.
+        """
         return (self.elastic and self.elastic.min_replicas) or self.replicas
 
     @property
     def standby_replicas(self) -> int:
-        """Number of wanted replicas beyond those of a full world."""
+        """Number of replicas that the spec asks for beyond a full round."""
         return self.elastic.standby_replicas if self.elastic else 0
 
     def packed(self) -> JobSpec:
-        """Return a copy for long-term storage, with its template as compact JSON."""
+        """Return a copy whose template is stored as compact JSON."""
         return self.model_copy(update={"template": PackedTemplate.of(self.template)})
 
     @property
     def bundled(self) -> bool:
-        """Whether the bundled trainer runs, rather than a command of the user."""
+        """Whether the job runs the bundled trainer instead of the user's command."""
         return self.trainer is not None
 
     @property
@@ -655,20 +667,23 @@ class JobSpec(Model):
 
     @property
     def limited_gpus(self) -> int:
-        """Number of GPUs that the limits of the container `trainer` name; those of claims are in `api.claims`."""
+        """Number of GPUs in the resource limits of the container `trainer`.
+
+        GPUs from resource claims are in `api.claims`.
+        """
         return _gpus(self.template.trainer)
 
     @property
     def replica_step(self) -> int:
-        """Number of replicas of which every valid size is a multiple."""
+        """Number of which each valid number of replicas is a multiple."""
         return self._replicas_of(self.parallelism.block)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Sizes of the groups in replicas: tensor group, context group, pipeline, expert-sharing group and block.
+        """Sizes of the parallel groups in replicas: tensor, context, pipeline, expert-sharing group and block.
 
-        A size is included if it is more than one and more than the one before. For a group that ends within a replica
-        it is the number of replicas that as many whole groups fill.
+        A size is included only if it is larger than one and larger than the previous size. If the ranks of a group end
+        within a replica, the size is the smallest number of replicas that is a whole number of such groups.
         """
         degrees = self.parallelism
         inner = (degrees.tensor, degrees.context, degrees.pipeline, degrees.expert_shards)
@@ -676,12 +691,12 @@ class JobSpec(Model):
         return tuple(sorted({self._replicas_of(count) for count in ranks} - {1}))
 
     def _replicas_of(self, ranks: int) -> int:
-        """Return the smallest number of replicas that has a multiple of `ranks` ranks."""
+        """Return the smallest number of replicas whose number of ranks is a multiple of `ranks`."""
         return math.lcm(ranks, self.workers) // self.workers if ranks > 1 else 1
 
 
 def _gpus(container: Container) -> int:
-    """Return the GPUs that a container is limited to (a request alone can't exceed or differ from the limit)."""
+    """Return the number of GPUs in a container's limits. Requests of GPUs can't differ from limits."""
     fields = container.model_extra or {}
     amounts = {**amounts_of(fields, "requests"), **amounts_of(fields, "limits")}
     return sum(int(text) for name in GPU_RESOURCES if _COUNT.fullmatch(text := str(amounts.get(name))))

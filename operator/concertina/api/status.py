@@ -1,4 +1,4 @@
-"""status of a TrainingJob, and its times: RFC 3339 strings in manifests, Unix seconds in Python."""
+"""The status of a TrainingJob. Times are RFC 3339 strings in manifests and Unix seconds in Python."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RequestState(enum.StrEnum):
 
 
 class ConditionType(enum.StrEnum):
-    """The conditions that operators of this version write; a status may have others."""
+    """Types of the conditions that this version of the operator writes. A status may contain others."""
 
     READY = "Ready"
     RECONCILING = "Reconciling"
@@ -46,30 +46,33 @@ class ConditionType(enum.StrEnum):
     STALLED = "Stalled"
     DEGRADED = "Degraded"
     TEMPLATE_OUTDATED = "TemplateOutdated"
-    """The API server knows fields of pods that spec.template lacks. It is there only while it is true."""
+    """The API server supports pod fields that spec.template lacks.
+
+    The condition is removed when that is no longer so.
+    """
     RECONCILE_ERROR = "ReconcileError"
-    """A pass over the job raised an exception. The condition is true until a pass that raises none."""
+    """A pass over the job raised an exception. The condition is true until a pass succeeds."""
 
 
 ENDED = (ConditionType.COMPLETE, ConditionType.FAILED)
-"""Conditions by which the job has ended, for good."""
+"""Conditions with which a job has ended and will not run again."""
 ACTION_NEEDED = (ConditionType.STALLED, ConditionType.DEGRADED)
-"""Conditions by which a person must act: either nothing continues, or training continues in spite of a problem."""
+"""Conditions that say that a person must act. With Stalled, nothing continues; with Degraded, training continues."""
 
 
 def rfc3339(seconds: float) -> str:
-    """Return Unix seconds in the time format of Kubernetes, to the microsecond if there is a fraction."""
+    """Return a time in Unix seconds as RFC 3339 text, as in Kubernetes. Fractions have six digits."""
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return moment.isoformat(timespec="microseconds" if moment.microsecond else "seconds").replace("+00:00", "Z")
 
 
 def unix_seconds(timestamp: str) -> float:
-    """Return the Unix seconds of a time in the format of `rfc3339`."""
+    """Return the Unix seconds of an RFC 3339 time."""
     return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
 class EvaluationMark(StatusModel):
-    """The loss on documents that were set aside."""
+    """Loss of the last evaluation, on documents that are not used for training."""
 
     step: Count = Field(description="Steps after which it was measured.")
     loss: float | None = Field(default=None, description="Mean loss of its tokens.")
@@ -129,14 +132,14 @@ class SnapshotEvery(StatusModel):
 
 
 class SampleRange(StatusModel):
-    """Samples that were left out, by their position in the order of the run."""
+    """Samples that were skipped, by their position in the order of the run."""
 
     begin: Count = Field(description="The first of them.")
     end: Count = Field(description="The one after the last.")
 
 
 class RollbackMark(StatusModel):
-    """The last time that training went back because of what it had come to. States beyond `step` are not used again."""
+    """The last rollback of training to an earlier step. States beyond `step` are not used again."""
 
     round: Count = Field(description="The round that was given up.")
     step: Count = Field(description="Training continued from a state of this step or before.")
@@ -148,7 +151,7 @@ class RollbackMark(StatusModel):
 
 
 class DamagedCheckpoint(StatusModel):
-    """A checkpoint whose bytes are not those that were written, and which is passed over."""
+    """A checkpoint whose stored bytes differ from the bytes that were written. It is not used."""
 
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
     step: Count = Field(description="Its step.")
@@ -166,7 +169,7 @@ class CheckpointEvery(StatusModel):
 
 
 class CheckpointRequest(StatusModel):
-    """A checkpoint that a person asked for by the annotation concertina.dev/checkpoint-create."""
+    """A checkpoint that was requested with the annotation concertina.dev/checkpoint-create."""
 
     id: Annotated[str, Field(max_length=63)] = Field(description="The annotation's value.")
     step: Count = Field(description="A durable checkpoint of this step or a later one fulfils it.")
@@ -176,7 +179,7 @@ class CheckpointRequest(StatusModel):
 
 
 class StragglerMark(StatusModel):
-    """A rank that the others wait for in every step."""
+    """A rank for which the other ranks wait in every step."""
 
     rank: Count = Field(description="Its number in the current round.")
     replica: Name = Field(description="Its replica.")
@@ -196,8 +199,10 @@ class ShareMark(StatusModel):
 
 
 class Condition(StatusModel):
-    """One aspect of the job's state. Types: Ready, Reconciling, Running, Suspended, Complete, Failed, Stalled,
-    Degraded, and those of other controllers."""
+    """One aspect of the job's state: Ready, Reconciling, Running, Suspended, Complete, Failed, Stalled or Degraded.
+
+    Other controllers may add conditions of other types.
+    """
 
     type: Annotated[str, Field(max_length=63)] = Field(description="Which aspect.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether it is so.")
@@ -208,7 +213,7 @@ class Condition(StatusModel):
 
 
 class StandbyReplicas(StatusModel):
-    """Replicas that stand by."""
+    """Standby replicas of the job."""
 
     ready: Count = Field(default=0, description="Those that would join at once.")
     names: tuple[Name, ...] = Field(default=(), max_length=1000, description="Names of all, ready or not.")
@@ -322,9 +327,8 @@ class JobStatus(StatusModel):
     )
     warm_start_skipped_modules: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
-        description="Modules that each worker imports modules by itself although it starts warm, and why: a module of "
-        "spec.warmStart.preload that can't be imported, say. Absent: nothing but the script's own modules, or nothing "
-        "is known yet.",
+        description="Modules that each worker imports itself although it starts warm, and why: for example a module of "
+        "spec.warmStart.preload that can't be imported. Absent: only the script's own modules, or not known yet.",
     )
     world_mismatch: Annotated[str, Field(max_length=1024)] | None = Field(
         default=None,
@@ -360,10 +364,10 @@ class JobStatus(StatusModel):
         return with_packed(raw) if isinstance(raw, Mapping) else raw
 
     def manifest(self) -> dict[str, Any]:
-        """Return the manifest for the API server: lists that are too long are packed, and empty fields are absent.
+        """Return the manifest for the API server. Long lists are packed, and empty fields are left out.
 
-        Two fields are always present for readers outside of this project: `restarts.total`, which has a column, and the
-        messages of conditions, which Kubernetes' own type requires.
+        Two fields are always present for other readers: `restarts.total`, because kubectl shows it in a column, and the
+        messages of conditions, because Kubernetes requires them.
         """
         manifest = super(JobStatus, self._listed()).manifest()
         manifest.setdefault("restarts", {}).setdefault("total", 0)
@@ -387,28 +391,28 @@ class JobStatus(StatusModel):
         return self.model_copy(update={**outer, "internal": self.internal.model_copy(update=packed)})
 
     def condition(self, type: str) -> Condition | None:
-        """Return the condition of a type; None if it was never set."""
+        """Return the condition of a type; None if the status has no such condition."""
         for condition in self.conditions:
             if condition.type == type:
                 return condition
         return None
 
     def true_condition(self, type: ConditionType) -> Condition | None:
-        """Return the condition of a type if it is true, or None."""
+        """Return the condition of a type if its status is True; None otherwise."""
         condition = self.condition(type)
         return condition if condition is not None and condition.status == "True" else None
 
     def is_true(self, type: ConditionType) -> bool:
-        """Return whether there is a condition of that type that is true."""
+        """Return whether the condition of a type has the status True."""
         return self.true_condition(type) is not None
 
     @property
     def trouble(self) -> Condition | None:
-        """Condition that says why a person must act, or None."""
+        """Condition that says why a person must act; None if nobody must."""
         return next(filter(None, map(self.true_condition, ACTION_NEEDED)), None)
 
     @property
     def phase(self) -> str:
-        """Text in the column Status; empty if no operator has seen the job."""
+        """The job's phase, as in the column Status of kubectl; empty if no operator has processed the job."""
         ready = self.condition(ConditionType.READY)
         return ready.reason if ready else ""

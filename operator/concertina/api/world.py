@@ -15,15 +15,15 @@ from concertina.api.packed import pack, unpack
 
 
 class Distance(enum.StrEnum):
-    """Distance between a member and the copies of its snapshots."""
+    """Distance between a member and the copy of its snapshots."""
 
     ZONE = "Zone"
     NODE = "Node"
     SAME_NODE = "SameNode"
     NONE = "None"
-    """There is only one member."""
+    """There is no copy, because the round has only one member."""
     NO_SNAPSHOTS = ""
-    """The job has no snapshots. Operators have always written an empty string; the CRD must continue to accept it."""
+    """The job has no snapshots. Earlier operators wrote an empty string too, so the CRD must continue to accept it."""
 
 
 class Claim(StatusModel):
@@ -49,28 +49,33 @@ class Member(StatusModel):
 
     replica: Name = Field(description="Name of its pod.")
     uid: SkipJsonSchema[Name] = Field(exclude=True)
-    """The pod's uid."""
+    """Uid of the member's pod."""
     instance: SkipJsonSchema[Name] = Field(exclude=True)
-    """The agent's instance id, another one after each start of its container."""
+    """Id of the member's agent process. It changes with each start of the agent's container."""
     node: Name = Field(default="", description="The pod's node. Empty in a world that is too large to list.")
     workers: Count = Field(description="Training processes in it.")
 
     def is_pod(self, uid: str) -> bool:
-        """Return whether a uid is that of the member's pod; a large world has only the beginning of it."""
+        """Return whether the member's pod has this uid. In a large round, only the first characters are compared."""
         return _stands_for(self.uid, uid)
 
     def is_agent(self, instance: str) -> bool:
-        """Return whether an id is that of the member's agent instance; a large world has only the beginning of it."""
+        """Return whether the member's agent process has this id.
+
+        In a large round, only the first characters are compared.
+        """
         return _stands_for(self.instance, instance)
 
 
 BEGINNING, CUT = 8, "~"
-"""Length and suffix of shortened random ids, in a large world: 32 bits distinguish successive pods or agents of one
-name."""
+"""Length and suffix of shortened ids in a large round.
+
+32 bits are enough to distinguish pods or agents that had the same name one after the other.
+"""
 
 
 def shortened(id: str) -> str:
-    """Return the beginning of an id, with a suffix that marks it as such."""
+    """Return the first characters of an id, with a suffix that marks it as shortened."""
     return id if len(id) <= BEGINNING or id.endswith(CUT) else id[:BEGINNING] + CUT
 
 
@@ -79,7 +84,10 @@ def _stands_for(stored_id: str, id: str) -> bool:
 
 
 class Base(StatusModel):
-    """Starting point of the current round: snapshots of lower rounds beyond `step` are void."""
+    """State from which the current round started.
+
+    Snapshots of earlier rounds are invalid if their step is larger than `step`.
+    """
 
     round: Count = Field(description="The round that was started from this step.")
     step: Count = Field(description="Steps finished when the round started.")
@@ -89,7 +97,7 @@ class Base(StatusModel):
 
 
 class World(StatusModel):
-    """The current round and who is in it."""
+    """The current round and its members."""
 
     round: Count = Field(default=0, description="Number of the round that was last committed; 0 before the first.")
     claim: Claim | None = Field(default=None, description="The highest round claimed.")
@@ -126,14 +134,14 @@ class World(StatusModel):
 
     @property
     def latest_round(self) -> int:
-        """Round that is being formed, or else the last one; 0 before the first.
+        """Number of the round that is being formed, or else of the last round; 0 before the first.
 
-        A claim that no round follows is committed as it is made.
+        A claim that no round follows counts as committed, so it is not being formed.
         """
         return self.claim.round if self.claim and not self.claim.committed else self.round
 
     def ranks_of(self, replica: str) -> range:
-        """Return the ranks of a replica's workers; an empty range if it is no member."""
+        """Return the ranks of a replica's workers; an empty range if the replica is not a member."""
         first = 0
         for member in self.members:
             if member.replica == replica:
@@ -142,7 +150,7 @@ class World(StatusModel):
         return range(0)
 
     def replica_of(self, rank: int) -> str:
-        """Return the replica that has a rank; an empty string if there is no such rank."""
+        """Return the replica that has a rank; empty if no member has it."""
         first = 0
         for member in self.members:
             if first <= rank < first + member.workers:
@@ -152,15 +160,15 @@ class World(StatusModel):
 
 
 LISTED_MEMBERS = 64
-"""Number of members up to which they are listed (decision "A large status is packed")."""
+"""Largest number of members that are listed. More members are packed (decision "A large status is packed")."""
 
 
 @functools.lru_cache(maxsize=16)
 def packed_members(members: tuple[Member, ...]) -> str:
-    """Return the packed members.
+    """Return the members as compact text.
 
-    They are packed by column, because similar values side by side compress well. Nodes are left out: the list has
-    those of a small world, and the pods those of a large one. Ids are shortened in a large world.
+    Members are packed by column, because similar values next to each other compress well. Nodes are left out: in a
+    small round, the member list has them, and in a large one, the pods have them. Ids are shortened in a large round.
     """
     cut = shortened if len(members) > LISTED_MEMBERS else str
     rows = ((member.replica, cut(member.uid), cut(member.instance), member.workers) for member in members)
@@ -169,9 +177,9 @@ def packed_members(members: tuple[Member, ...]) -> str:
 
 @functools.lru_cache(maxsize=16)
 def unpacked_members(text: str) -> tuple[Member, ...]:
-    """Unpack members; an empty tuple if the text can't be read.
+    """Return the members from their packed text; empty if the text is invalid.
 
-    The members of one world are the same objects, however often they are read.
+    The same text gives the same objects.
     """
     try:
         return tuple(

@@ -1,1 +1,1 @@
-"""The concertina command."""
+"""The `concertina` command."""

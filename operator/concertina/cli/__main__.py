@@ -1,4 +1,4 @@
-"""`python -m concertina.cli` is the command `concertina`."""
+"""`python -m concertina.cli` runs the command `concertina`."""
 
 from concertina.cli.main import app
 

@@ -1,4 +1,4 @@
-"""Reports of agents, requested from within their pods, which have a certificate of the job."""
+"""Get an agent's report by running a command in the agent's pod, which has a certificate of the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concertina_protocol import Report, decode
 
 
 def agent_command(pod: Raw) -> list[str]:
-    """Return the command that calls `concertina-agent` in the pod's trainer container.
+    """Return the command that runs `concertina-agent` in the pod's trainer container.
 
     Raises:
         UserError: When the pod has no agent (launcher: Torchrun).
@@ -24,7 +24,7 @@ def agent_command(pod: Raw) -> list[str]:
 
 
 async def report_of(client: Client, namespace: str, pod: Raw) -> Report | None:
-    """Return the report of the pod's agent, or None if its answer is not a report.
+    """Return the report of the pod's agent; None if the answer is something else.
 
     Raises:
         ApiError: When the command can't be run in the pod.

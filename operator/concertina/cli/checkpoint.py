@@ -1,6 +1,6 @@
 """`concertina checkpoint`: commands for checkpoints in durable storage.
 
-Only `create`, which asks a running job for a checkpoint, needs a cluster.
+Only `create`, which requests a checkpoint from a running job, needs a cluster.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Run = Annotated[str, typer.Argument(help="A run's folder, as spec.checkpoint.uri
 
 @contextlib.contextmanager
 def sentences(extra: Extra = Extra.STORAGE) -> Iterator[None]:
-    """Print expected errors as sentences, and exit with status 1.
+    """Context manager that prints expected errors as sentences and exits with status 1.
 
     Raises:
-        typer.Exit: When the block fails with an expected error, or when it needs an extra that is not installed.
+        typer.Exit: When the block fails with an expected error, or needs an extra that is not installed.
     """
     from concertina_state.errors import InvalidInput
 
@@ -55,10 +55,7 @@ def sentences(extra: Extra = Extra.STORAGE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar over bytes if stderr is a terminal.
-
-    Yields a function that advances the bar by a number of bytes.
-    """
+    """Show a progress bar if stderr is a terminal. Yield a function that advances the bar by a number of bytes."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     progress = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), disable=not sys.stderr.isatty())
     with progress:
@@ -97,7 +94,7 @@ def show(
     step: Annotated[int | None, typer.Option(help="Of a run's checkpoints that of this step.")] = None,
     output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "",
 ) -> None:
-    """Show what went into a checkpoint: samples, code, configuration, rounds, and the checkpoint before it."""
+    """Show what went into a checkpoint: samples, code, configuration, rounds, and the previous checkpoint."""
     with sentences():
         from concertina.cli.checkpoint_rows import rows
         from concertina_state.checkpoints import catalogue
@@ -113,7 +110,7 @@ def show(
 
 @app.command()
 def verify(uri: Uri) -> None:
-    """Read a whole checkpoint and compare it with its checksums. Exit status 1 names what is bad.
+    """Read a whole checkpoint and compare it with its checksums. Exit status 1: something is damaged.
 
     \f
 
@@ -143,7 +140,7 @@ def export(
         str, typer.Option(help="Where the run's data lie now, for the tokenizer. Default: where they lay in the run.")
     ] = "",
 ) -> None:
-    """Write a checkpoint's weights as a Hugging Face model: sharded safetensors, config and tokenizer."""
+    """Write the weights of a checkpoint as a Hugging Face model: sharded safetensors, config and tokenizer."""
     with sentences(Extra.DATA):  # low-rank adapters are merged by numpy
         from concertina_state.checkpoints.reader import opened, resolve
         from concertina_state.objects.prefix import ObjectPrefix
@@ -162,7 +159,7 @@ def copy_(
     uri: Uri,
     to: Annotated[str, typer.Argument(help="Folder of a run, at any URI; it gets a LATEST where it has none.")],
 ) -> None:
-    """Copy a checkpoint between any two URIs, and verify the copy by reading it back."""
+    """Copy a checkpoint to another URI, and verify the copy by reading it."""
     with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.checkpoints.reader import opened, resolve
@@ -180,7 +177,10 @@ def prune(
     keep_every_steps: Annotated[int | None, typer.Option(min=1, help="Of every so many steps the first stays.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it nothing is deleted, only shown.")] = False,
 ) -> None:
-    """Delete old checkpoints, and leftovers of unfinished ones. What LATEST names and what is being read stays."""
+    """Delete old checkpoints and the files of unfinished ones.
+
+    The checkpoint that LATEST names and checkpoints that are being read are not deleted.
+    """
     with sentences():
         from concertina_state.checkpoints import catalogue
         from concertina_state.objects.prefix import ObjectPrefix
@@ -205,7 +205,7 @@ def create(
     kubeconfig: Annotated[Path | None, typer.Option("--kubeconfig", help="Path.")] = None,
     context: Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")] = None,
 ) -> None:
-    """Have a running job make a durable checkpoint at its next step. It goes on training meanwhile."""
+    """Request a durable checkpoint of a running job at its next step. Training continues meanwhile."""
     from concertina.cli.checkpoint_create import ask
     from concertina.terminal.cluster_connection import Target, call
 

@@ -1,4 +1,4 @@
-"""`concertina checkpoint create`: request a checkpoint by an annotation, and wait for the operator's answer."""
+"""`concertina checkpoint create`: request a checkpoint with an annotation, and wait for the operator's answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_SECONDS = 0.5
 
 
 async def ask(target: Target, job: str, wait: bool) -> None:
-    """Ask a job for a checkpoint, and wait until it is in storage if `wait` is true.
+    """Request a checkpoint of a job. If `wait` is true, wait until the checkpoint is in storage.
 
     Raises:
         UserError: When the job can't make the checkpoint.
@@ -32,12 +32,12 @@ async def ask(target: Target, job: str, wait: bool) -> None:
 
 
 def _finished_message(job: Raw, request: str) -> str:
-    """Return the operator's message about the finished checkpoint, or an empty string while there is none.
+    """Return the operator's message about the finished checkpoint; empty while the checkpoint is not finished.
 
-    A later request replaces this one, and any later checkpoint serves as well.
+    If there is a later request, that request's checkpoint is accepted too.
 
     Raises:
-        UserError: When the operator refuses the request, or when the annotation was removed.
+        UserError: When the operator refuses the request, or the annotation was removed.
     """
     current_request = checkpoint_asked(job)
     request_status = (job.get("status") or {}).get("checkpointRequest") or {}

@@ -1,4 +1,4 @@
-"""Rows of `concertina checkpoint show`, one for each fact."""
+"""Rows of the output of `concertina checkpoint show`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str]
 MOST_ROUNDS = 12
-"""Maximum number of rounds in the table. `-o json` shows all of them."""
+"""Largest number of rounds in the table. `-o json` shows all rounds."""
 
 
 def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
@@ -54,7 +54,7 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
     ends = [(trained_round.step, trained_round.position) for trained_round in rounds[1:]]
     if rounds:
         ends.append((manifest.id.step, manifest.position))
-    else:  # A job that continued from the last step of another run.
+    else:  # The job continued from the last step of another run.
         yield "Rounds", "none has trained it further"
     for number, (trained_round, (last_step, end)) in enumerate(zip(rounds, ends, strict=True)):
         begin, first = max((trained_round.step, trained_round.position), (step, position))
@@ -72,9 +72,9 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
 
 
 def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
-    """Yield the samples consumed since the parent checkpoint.
+    """Yield the rows for the samples that were used since the parent checkpoint.
 
-    The data, the seed and the samples left out determine their order.
+    The data, the seed and the skipped samples determine which samples these are.
     """
     from concertina_protocol.messages.ranges import united
     from concertina_state.lineage import digest
@@ -89,7 +89,7 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
         return
     try:
         config = TrainerConfig.model_validate(manifest.trainer)
-    except ValueError:  # For example, a configuration of a newer version.
+    except ValueError:  # For example, the configuration is of a newer version.
         yield "Samples", f"{begin:,} to {manifest.position:,}, of an order that this version does not know"
         return
     first, last = positions(begin, manifest.position, manifest.skipped)

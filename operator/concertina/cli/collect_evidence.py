@@ -1,4 +1,4 @@
-"""Evidence for a diagnosis, collected from a cluster or read from a file."""
+"""Collect evidence for a diagnosis from a cluster, or read it from a file."""
 
 from __future__ import annotations
 
@@ -32,18 +32,21 @@ from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDoneLine
 
 LOOKS = 5
-"""Number of readings of the agents' metrics. Memory that grows from each reading to the next is hardly noise."""
-MOST_PODS = 16
-"""Maximum number of pods whose metrics are read, the coordinator first.
+"""Number of times that the agents' metrics are read.
 
-If one of a thousand replicas has a problem, the status names it.
+Memory that grows from each reading to the next is hardly noise.
+"""
+MOST_PODS = 16
+"""Largest number of pods whose metrics are read. The coordinator's pod is the first.
+
+If one of a thousand replicas has a problem, the job's status names that replica.
 """
 LATE_SECONDS = 60.0
-"""Maximum wait for the operator's next status update, in seconds. With a thousand jobs, one comes every 50 s."""
+"""Longest time in seconds to wait for the operator's next status update. With a thousand jobs, it takes up to 50 s."""
 LOG_LINES, LOG_BYTES = 2000, 8 << 20
 LARGEST_FILE = 16 << 20
 
-# Runs in the container, which knows the port and the token. No network policy has to admit the caller (decision "Agents
+# Runs in the container, which has the port and the token. No network policy needs to admit the caller (decision "Agents
 # are asked from within").
 _ASK = """
 import json, os, urllib.request
@@ -59,19 +62,19 @@ if settings.get("port"):
 
 
 class EvidenceRecord(StatusModel):
-    """Everything that was observed of a job, as `concertina diagnose --json` writes it and reads it again."""
+    """All observations of a job. `concertina diagnose --json` writes them and can read them again."""
 
     job: dict[str, Any]
-    """The TrainingJob with its status."""
+    """Manifest of the TrainingJob with its status."""
     at: float
-    """Unix time at which the job was read, in seconds."""
+    """Time at which the job was read, in Unix seconds."""
     live: bool = False
     earlier: dict[str, Any] | None = None
-    """The TrainingJob some seconds earlier, or None if it was read once."""
+    """Manifest of the TrainingJob some seconds earlier; None if the job was read once."""
     agents: tuple[AgentFigures, ...] = ()
     steps: tuple[StepLine, ...] = ()
     unseen: tuple[str, ...] = ()
-    """Sentences that say what could not be read, and why."""
+    """Sentences about what could not be read, and why."""
 
     @property
     def name(self) -> str:
@@ -104,10 +107,10 @@ class EvidenceRecord(StatusModel):
 
 
 async def look(client: Client, namespace: str, name: str, seconds: float) -> EvidenceRecord:
-    """Read a job's status twice, with its agents' metrics between the readings.
+    """Read a job's status twice, and its agents' metrics in between.
 
-    The readings are `seconds` apart by the operator's own clock. A job that is over, is suspended or has no status is
-    read once.
+    The two readings are `seconds` apart by the operator's clock. A job that has ended, is suspended or has no status is
+    read only once.
     """
     earlier = await client.get(TRAINING_JOBS, namespace, name)
     if not earlier.get("status") or _is_over(earlier):
@@ -141,9 +144,9 @@ async def look(client: Client, namespace: str, name: str, seconds: float) -> Evi
 
 
 async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, seconds: float) -> Raw:
-    """Return the job once the operator has counted `seconds` more of its time.
+    """Return the job once the operator has counted `seconds` more of the job's time.
 
-    The job is returned as it is if it is over, or after LATE_SECONDS.
+    If the job ends meanwhile, or if LATE_SECONDS have passed, return the job as it is then.
     """
     deadline = time.monotonic() + LATE_SECONDS
     while True:
@@ -156,7 +159,7 @@ async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, se
 
 
 def _is_over(job: Raw) -> bool:
-    """Return whether the job has ended, is suspended or is queued, so that one reading is enough."""
+    """Return whether the job has ended, is suspended or is queued. A single reading is then enough."""
     status = status_of(job)
     return ended(status) is not None or word(status) in ("Suspended", "Queued")
 
@@ -164,7 +167,7 @@ def _is_over(job: Raw) -> bool:
 async def _pods_to_read(
     client: Client, namespace: str, name: str, coordinator: str | None
 ) -> tuple[list[Raw], list[str]]:
-    """Return the running pods whose metrics are read, and sentences that say why others are not."""
+    """Return the running pods whose metrics to read, and sentences about pods that are not read."""
     try:
         pods, _ = await client.list_all(PODS, namespace, f"{JOB}={name}")
     except ApiError as error:
@@ -176,7 +179,7 @@ async def _pods_to_read(
 
 
 async def _read_figures(client: Client, namespace: str, pod: Raw) -> AgentFigures | str:
-    """Return the figures in the metrics of the pod's agent, or a sentence that says why they are not known."""
+    """Return the values from the metrics of the pod's agent, or a sentence that says why they are unknown."""
     name = pod["metadata"]["name"]
     try:
         python, _ = agent_command(pod)
@@ -187,11 +190,11 @@ async def _read_figures(client: Client, namespace: str, pod: Raw) -> AgentFigure
 
 
 Steps = tuple[tuple[StepLine, ...], tuple[str, ...]]
-"""Lines of steps, and sentences that say what could not be read."""
+"""Logged steps, and sentences about what could not be read."""
 
 
 async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
-    """Return the last steps in the coordinator's log."""
+    """Return the last steps from the coordinator's log."""
     pod, steps = status.world.coordinator, []
     if not pod:
         return (), ()
@@ -214,7 +217,7 @@ def read(file: Path) -> EvidenceRecord:
     The file is the output of `kubectl get tj NAME -o yaml` or of `concertina diagnose --json`.
 
     Raises:
-        UserError: When the file can't be read or holds no TrainingJob.
+        UserError: When the file can't be read or does not contain a TrainingJob.
     """
     source = "standard input" if str(file) == "-" else str(file)
     try:
@@ -249,8 +252,8 @@ def read(file: Path) -> EvidenceRecord:
 
 
 def _has_parts(job: Raw) -> bool:
-    """Return whether metadata and status are objects if they are present.
+    """Return whether metadata and status of a manifest are objects, if they are present.
 
-    The readers of a job rely on that, since the API server accepts nothing else.
+    The code that reads a manifest relies on that, because the API server accepts nothing else.
     """
     return all(isinstance(job.get(part) or {}, dict) for part in ("metadata", "status"))

@@ -1,6 +1,6 @@
-"""`concertina dashboard`: pages of all jobs and of each job, served to the browser on this machine.
+"""`concertina dashboard`: web pages about all jobs and about each job, served to browsers on this machine.
 
-The dashboard reads with the caller's permissions and writes nothing.
+The dashboard has the permissions of the caller and only reads.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from concertina.terminal.job_table import JobRow, RowOrder, ordered, row
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")
-"""Names by which a browser may address the dashboard.
+"""Host names that a browser may use for the dashboard.
 
-A page of another site whose name was made to resolve to this address has another name.
+If another site's name resolves to this address (DNS rebinding), the request has that other name and is refused.
 """
 AT_ONCE = 4
-"""Maximum number of jobs that are read at the same time."""
+"""Largest number of jobs that are read at the same time."""
 MOST_KEY = 317
-"""Maximum length of a label's key, in characters."""
+"""Maximum length of a label key in characters."""
 WINDOW_SECONDS, MOST_SECONDS, MOST_READINGS = 30.0, 600.0, 64
 NOT_ASKED = "agents and logs are not asked every few seconds: `concertina diagnose` and `concertina report` ask them"
 _NAME = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 Page = Callable[[str], str]
-"""Function that renders a page, given the nonce of its style and script."""
+"""Function that renders a page, given the nonce for its style and script."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Readings:
-    """Earlier readings of the jobs that are looked at, one for each job.
+    """Earlier readings of the jobs whose pages are open, one for each job.
 
-    A diagnosis uses what has changed since the earlier reading.
+    A diagnosis compares the present reading with the earlier one.
     """
 
     def __init__(self) -> None:
         self._pairs: OrderedDict[str, tuple[tuple[float, Raw], tuple[float, Raw]]] = OrderedDict()
 
     def earlier(self, job: Raw, now: float) -> Raw | None:
-        """Return the reading to compare with `job`, or None at first and after a long time.
+        """Return the earlier reading to compare with `job`; None for the first reading and after a long pause.
 
         Args:
             job: Present reading.
@@ -75,15 +75,15 @@ class Readings:
 
 
 class Dashboard:
-    """Server of the pages, and the watch of the jobs that they show."""
+    """Web server for the pages, and a watch of the jobs that they show."""
 
     def __init__(self, client: Client, namespace: str | None, by: str) -> None:
-        """Create a dashboard that is not served yet.
+        """Create a dashboard that does not serve pages yet.
 
         Args:
             client: Client with the caller's permissions.
-            namespace: Namespace of the jobs, or None for all namespaces.
-            by: What the jobs are grouped by, as in `job_table.group`.
+            namespace: Namespace of the jobs; None for all namespaces.
+            by: How to group jobs, as in `job_table.group`.
         """
         self._client, self._namespace, self._by = client, namespace, by
         self.jobs: Reflector[JobRow] = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
@@ -92,9 +92,7 @@ class Dashboard:
 
     @contextlib.asynccontextmanager
     async def served(self, port: int) -> AsyncIterator[str]:
-        """Serve the pages for as long as the block runs.
-
-        Yields the address of the dashboard.
+        """Context manager that serves the pages. Yield the address of the dashboard.
 
         Raises:
             UserError: When the port can't be used.
@@ -117,9 +115,7 @@ class Dashboard:
             await runner.cleanup()
 
     async def reach(self) -> None:
-        """Check that jobs can be listed now.
-
-        The request is for one object, since the watch has the others.
+        """Check that jobs can be listed now, with a request for a single object.
 
         Raises:
             ApiError: When jobs can't be listed.
@@ -188,7 +184,7 @@ def _page(render: Page, status: int = 200) -> web.Response:
 
 @web.middleware
 async def _as_page(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse requests for another host name, and answer HTTP errors with a page."""
+    """Refuse requests for other host names, and show HTTP errors as a page."""
     if request.host.rpartition(":")[0] not in HOSTS and request.host not in HOSTS:
         sentence = f"This is concertina dashboard, for http://{ADDRESS} alone."
         return _page(lambda nonce: trouble_page("Not here", sentence, nonce), 421)

@@ -1,6 +1,6 @@
-"""`concertina data`: the command of the trainer package.
+"""`concertina data`: run the data command of the trainer package.
 
-With `--cluster`, its build runs as an Indexed Job.
+With `--cluster`, `concertina data build` runs as an Indexed Job in a cluster.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Builds of data in the pods of an Indexed Job.
+"""Build training data in the pods of an Indexed Job.
 
-Each pod builds its share, and the pod that finishes last writes the manifest.
+Each pod builds its share, and the last pod to finish writes the manifest.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from concertina.terminal.characters import harmless
 from concertina.terminal.cluster_connection import Target, UserError
 
 HOPELESS_EXITS = (2, 78)
-"""Exit statuses of the build after which a retry can't help: options that can't be parsed, and invalid input."""
+"""Exit statuses after which a retry of the build can't succeed: wrong options, and invalid input."""
 _LOOK_SECONDS = 1.0
 _LAST_LINES = 40
-"""Number of last lines read from a pod's log: what the pod read and left out, and how it ended."""
+"""Number of lines to read from the end of a pod's log: what the pod read and left out, and how the build ended."""
 
 
 @dataclass(frozen=True)
 class DataJobOptions:
-    """Options of the Job."""
+    """Options for the Job."""
 
     arguments: tuple[str, ...]
-    """Arguments of `concertina data build`."""
+    """Arguments for `concertina data build`."""
     pods: int
     image: str
     secret: str = ""
@@ -47,7 +47,7 @@ def default_image() -> str:
 def manifest(options: DataJobOptions) -> Raw:
     """Return the manifest of the Job.
 
-    The same work has the same name, so that the same command follows a Job that is already running.
+    Its name is derived from the options. If the same command is run again, it therefore follows the running Job.
     """
     digest = hashlib.sha256(repr(options).encode()).hexdigest()[:10]
     labels = {"app.kubernetes.io/managed-by": "concertina", "app.kubernetes.io/component": "data-build"}
@@ -94,10 +94,10 @@ def manifest(options: DataJobOptions) -> Raw:
 
 
 def _claim(text: str, index: int) -> tuple[str, str, str]:
-    """Return the volume, the claim and the path of an option NAME=PATH.
+    """Return volume name, claim name and mount path from an option NAME=PATH.
 
     Raises:
-        UserError: When the option is not of that form.
+        UserError: When the option does not have that form.
     """
     name, separator, path = text.partition("=")
     if not (name and separator and path.startswith("/")):
@@ -110,7 +110,7 @@ def text(options: DataJobOptions) -> str:
 
 
 async def run(target: Target, options: DataJobOptions) -> int:
-    """Create the Job, or find the one that is running, and follow it until it ends."""
+    """Create the Job, unless the same Job is running already, and follow it until it ends."""
     job = manifest(options)
     name = job["metadata"]["name"]
     async with target.connect() as (client, namespace):
@@ -130,7 +130,7 @@ async def run(target: Target, options: DataJobOptions) -> int:
 
 
 async def _delete_ended_job(client: Client, namespace: str, name: str) -> None:
-    """Delete a Job of this name that has ended, since its sources may have changed."""
+    """Delete an earlier Job of this name that has ended, because its sources may have changed since."""
     while True:
         try:
             job = await client.get(JOBS, namespace, name)
@@ -143,15 +143,15 @@ async def _delete_ended_job(client: Client, namespace: str, name: str) -> None:
 
 
 def _ended(job: Raw) -> Raw | None:
-    """Return the condition that says how the Job ended, or None while it runs."""
+    """Return the condition that says how the Job ended; None while it runs."""
     conditions = job.get("status", {}).get("conditions") or []
     return next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), None)
 
 
 async def _print_ending(client: Client, namespace: str, name: str, ending: Raw) -> int:
-    """Print the last lines of the pods' logs, and return exit status 0 if the Job is complete.
+    """Print the end of the pods' logs, and return exit status 0 if the Job is complete.
 
-    After a success, the lines of the pods that succeeded say what was built. Otherwise, the lines of the other pods say
+    After a success, the logs of successful pods say what was built. After a failure, the logs of the other pods say
     what went wrong.
 
     Raises:
@@ -175,4 +175,4 @@ async def _last_lines(client: Client, namespace: str, pod: str) -> list[str]:
     try:
         return [line async for line in client.logs(namespace, pod, tail=_LAST_LINES)]
     except ApiError:
-        return []  # The log of a pod is gone with its node.
+        return []  # If a node is gone, so are the logs of its pods.

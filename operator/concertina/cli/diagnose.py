@@ -1,4 +1,4 @@
-"""`concertina diagnose`: problems of a job, and the next thing to try."""
+"""`concertina diagnose`: name the problems of a job, and what to try next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from concertina.terminal.console import plain
 from concertina.terminal.show import said
 
 FOUND = 3
-"""Exit status if something is wrong. 1: the job could not be read. 2: the command line was not understood."""
+"""Exit status if a problem was found. Status 1: the job could not be read. Status 2: invalid command line."""
 
 
 async def run(target: Target, source: str, seconds: float, as_json: bool) -> int:
@@ -26,8 +26,8 @@ async def run(target: Target, source: str, seconds: float, as_json: bool) -> int
 
     Args:
         target: Cluster and namespace of the job.
-        source: Name of a job, or a file: a text with a slash or with the suffix of a YAML or JSON file, or `-`.
-        seconds: Time between the two readings of the job.
+        source: Name of a job, or a file: `-`, a path with a slash, or a name with the suffix of a YAML or JSON file.
+        seconds: Seconds between the two readings of the job.
         as_json: Whether to print JSON.
     """
     if _is_file(source):
@@ -44,10 +44,10 @@ async def run(target: Target, source: str, seconds: float, as_json: bool) -> int
 
 
 def judge(record: EvidenceRecord) -> tuple[JobEvidence, Diagnosis]:
-    """Return the evidence in a record, and its diagnosis.
+    """Return the evidence from a record, and the diagnosis.
 
     Raises:
-        UserError: When a time can't be read. The writer of a status or of a file may put anything in its place.
+        UserError: When a time in the record is invalid. The status or the file may contain anything.
     """
     try:
         rfc3339(record.at)
@@ -64,7 +64,7 @@ def _is_file(source: str) -> bool:
 def as_object(record: EvidenceRecord, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the diagnosis as a JSON object.
 
-    The object contains the record, so that the job can be diagnosed again elsewhere.
+    The object contains the record too, so that the job can be diagnosed again elsewhere.
     """
     return {
         "job": record.name,

@@ -1,4 +1,4 @@
-"""Dry run of a job's pod, which reports errors in the template before the job is applied."""
+"""Dry run of a job and of one of its pods, to find errors in the pod template before the job is applied."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from concertina.plan.state import snapshot_memory
 from concertina.terminal.cluster_connection import UserError
 
 ANY_AGENT = PodSettings("concertina/agent")
-"""Settings of the pod. Only the operator knows the agent's image, and the API server does not check it."""
+"""Settings of the operator for the pod.
+
+Only the operator knows the real agent image, which a dry run does not check.
+"""
 
 
 async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
     """Check that the API server would accept the job and one of its pods.
 
     Raises:
-        UserError: When no operator could create the pod.
+        UserError: When the API server would refuse the pod from any operator.
         ApiError: When the API server would refuse the job.
     """
     view = job_view(await client.apply(TRAINING_JOBS, namespace, name, job, dry_run=True))
     if view.spec is None:
-        return  # The operator reports what is invalid.
+        return  # The operator will report what is invalid.
     torchrun = view.spec.launcher is Launcher.TORCHRUN
     create = CreatePod(
         0, 0,
@@ -37,11 +40,11 @@ async def try_pod(client: Client, namespace: str, name: str, job: Raw) -> None:
     pod = pod_manifest(view, view.spec, create, ANY_AGENT)
     pod["metadata"]["generateName"] = (
         pod["metadata"].pop("name") + "-"
-    )  # If the job was applied before, the name is taken.
+    )  # Pods of this name exist if the job was applied before.
     try:
         await client.create(PODS, namespace, pod, strict=True, dry_run=True)
     except ApiError as error:
-        # Quotas, policies and permissions of the operator may differ from those of the caller (decision "concertina run
+        # Quotas, policies and permissions may differ between the operator and the caller (decision "concertina run
         # tries a pod first").
         if error.message.startswith("Pod "):
             raise UserError(f"the pods of this job would be refused. The API server says: {error.message}") from error

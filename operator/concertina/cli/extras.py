@@ -1,4 +1,4 @@
-"""Extras of the distribution concertina-cli, and the command that installs the one that is missing."""
+"""Optional dependencies (extras) of concertina-cli, and the error that says how to install a missing one."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 
 
 class Extra(enum.Enum):
-    """Packages that a part of the commands needs beside the base install."""
+    """Names of the extras that some commands need."""
 
     STORAGE = "storage"
     DATA = "data"
 
 
 class ExtraMissing(Exception):
-    """A package is not installed. The message has the command that installs it."""
+    """A package is not installed. The message contains the command that installs it."""
 
 
 @contextlib.contextmanager
 def needing(extra: Extra) -> Iterator[None]:
-    """Name the extra if the block lacks a package.
+    """Context manager that names the extra to install if a package is missing.
 
     Raises:
-        ExtraMissing: When the package is not installed.
+        ExtraMissing: When a package is not installed.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Commands for jobs: each one sends a request to the API server, or follows a job."""
+"""Commands for jobs. Each command sends a request to the API server, or follows a job."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ console = plain()
 
 
 def read_manifest(file: Path) -> Raw:
-    """Return the TrainingJob in a file.
+    """Return the manifest of the TrainingJob in a file.
 
     Raises:
-        UserError: When the file can't be read, or does not hold exactly one TrainingJob with a name.
+        UserError: When the file can't be read, or does not contain exactly one TrainingJob with a name.
     """
     source = "standard input" if str(file) == "-" else str(file)
     try:
@@ -39,7 +39,7 @@ def read_manifest(file: Path) -> Raw:
         documents: list[Any] = [document for document in yaml.safe_load_all(text) if document]
     except OSError as error:
         raise UserError(f"{source} can't be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # Invalid bytes, dates and nesting depths.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # invalid bytes, invalid dates, or deep nesting
         raise UserError(f"{source} is not YAML: {error}") from error
     kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
     if kinds != [KIND]:
@@ -61,7 +61,7 @@ async def run(target: Target, file: Path, detach: bool) -> int:
         await try_pod(client, namespace, name, job)
         applied = await client.apply(TRAINING_JOBS, namespace, name, job)
         console.print(f"TrainingJob {namespace}/{name} is applied, generation {applied['metadata']['generation']}.")
-        with contextlib.suppress(ApiError):  # the job is applied even if you may not read the version
+        with contextlib.suppress(ApiError):  # the job is applied even if the caller may not read the version
             if outdated := template_outdated(await client.server_version()):
                 console.print(f"{outdated}.")
         if detach:

@@ -1,4 +1,4 @@
-"""`concertina local`: a Kubernetes cluster on this machine, with nodes that can be disturbed."""
+"""`concertina local`: a Kubernetes cluster on this machine, with nodes that can be made to fail."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NodeName = Annotated[str, typer.Argument(help="Name of the node, as in `concerti
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Print an error as a sentence on stderr, and exit with status 1.
+    """Context manager that prints an error as a sentence on stderr and exits with status 1.
 
     Raises:
-        typer.Exit: When the block fails.
+        typer.Exit: When the block fails with an expected error.
     """
     from concertina.local.errors import LocalClusterError
 
@@ -68,7 +68,7 @@ def up(
     s3: Annotated[bool, typer.Option("--s3", help="An S3 server (SeaweedFS) beside it.")] = False,
     name: Name = "",
 ) -> None:
-    """Start the cluster; it stays up until `down`. What is up already is left as it is."""
+    """Start the cluster, which runs until `down`. Parts that already run are left unchanged."""
     from concertina.local import cluster
     from concertina.local.host import progress_lines
     from concertina.local.node import images
@@ -88,7 +88,7 @@ def up(
 
 @app.command()
 def down(name: Name = "") -> None:
-    """Stop the cluster and delete all of it but the logs."""
+    """Stop the cluster and delete everything except the logs."""
     from concertina.local import cluster
 
     with _plain_errors():
@@ -98,7 +98,7 @@ def down(name: Name = "") -> None:
 
 @app.command()
 def status(name: Name = "") -> None:
-    """Show what runs and what does not; exit status 1 unless all does.
+    """Show which parts of the cluster run. Exit status 1: a part does not run.
 
     \f
 
@@ -134,7 +134,7 @@ def logs(name: Name = "") -> None:
 
 @node.command("list")
 def list_nodes(name: Name = "") -> None:
-    """Show the nodes: the process, and what the API server thinks of it."""
+    """Show the nodes with their processes, and their status in the API server."""
     with _plain_errors():
         running = _attach(name)
         nodes_by_name = {item["metadata"]["name"]: item for item in running.api.call("GET", "/api/v1/nodes")["items"]}
@@ -149,28 +149,28 @@ def list_nodes(name: Name = "") -> None:
 
 @node.command()
 def kill(node_name: NodeName, name: Name = "") -> None:
-    """SIGKILL to all processes of the node and its pods at once; nobody is told."""
+    """Send SIGKILL to all processes of the node and its pods at the same time, as in a power failure."""
     with _plain_errors():
         _attach(name).kill_node(node_name)
 
 
 @node.command()
 def stop(node_name: NodeName, name: Name = "") -> None:
-    """SIGSTOP to all processes of the node and its pods: it falls silent."""
+    """Send SIGSTOP to all processes of the node and its pods, so that the node stops responding."""
     with _plain_errors():
         _attach(name).stop_node(node_name)
 
 
 @node.command()
 def cont(node_name: NodeName, name: Name = "") -> None:
-    """SIGCONT after `stop`."""
+    """Send SIGCONT to all processes of a node after `stop`."""
     with _plain_errors():
         _attach(name).cont_node(node_name)
 
 
 @node.command()
 def start(node_name: NodeName, name: Name = "") -> None:
-    """Boot a node that was killed, and make it schedulable again; waits until it is Ready."""
+    """Boot a node that was killed, make it schedulable again, and wait until it is Ready."""
     with _plain_errors():
         running = _attach(name)
         running.start_node(node_name)
@@ -179,7 +179,7 @@ def start(node_name: NodeName, name: Name = "") -> None:
 
 @node.command()
 def drain(node_name: NodeName, name: Name = "") -> None:
-    """Cordon the node and evict its pods, with their grace. `node uncordon` undoes the first."""
+    """Cordon the node and evict its pods with their grace period. `node uncordon` makes it schedulable again."""
     with _plain_errors():
         _attach(name).drain_node(node_name)
 
@@ -197,13 +197,13 @@ def taint(
     taints: Annotated[list[str], typer.Argument(help="KEY[=VALUE]:EFFECT, or KEY[:EFFECT]- to remove it.")],
     name: Name = "",
 ) -> None:
-    """Taint a node, or remove taints."""
+    """Add taints to a node, or remove taints."""
     with _plain_errors():
         _attach(name).taint_node(node_name, *taints)
 
 
 def _ready(item: dict[str, Any]) -> str:
-    """Return the status of a node as in the column STATUS of `kubectl get nodes`."""
+    """Return the text for a node's status, similar to the column STATUS of `kubectl get nodes`."""
     conditions = item.get("status", {}).get("conditions", [])
     status = next((condition["status"] for condition in conditions if condition["type"] == "Ready"), "Unknown")
     word = {"True": "Ready", "False": "NotReady"}.get(status, "NotReady (silent)")

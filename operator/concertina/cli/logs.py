@@ -1,6 +1,6 @@
-"""`concertina logs`: the logs of a job's containers 'trainer', merged by time.
+"""`concertina logs`: print the logs of a job's containers `trainer`, merged by time.
 
-Each line follows the name of its replica and its rank.
+Each line begins with the name of the replica and the rank.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from concertina.terminal.log_entries import LogEntry, LogFilter, LogReader, spli
 from concertina.terminal.show import ended
 
 MOST_STREAMS = 64
-"""Maximum number of logs that are read at the same time.
+"""Largest number of logs that are read at the same time.
 
-A job may have a thousand replicas, and each log is a connection through the API server.
+A job may have a thousand replicas, and each log needs a connection through the API server.
 """
 WATCH_AGAIN_SECONDS = 1.0
-"""Delay before a watch that failed is opened again, in seconds."""
+"""Seconds before a broken watch is opened again."""
 BEFORE_FAILURE = 10.0
-"""Seconds before a failure from which on the log is shown."""
+"""With `--since-failure`, the number of seconds before the failure at which the log begins."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class LogOptions:
     """Options of `concertina logs`."""
 
     replica: int | None
-    """Index of the replica to print, or None for all replicas."""
+    """Index of the replica whose log to print; None for all replicas."""
     wanted: LogFilter
     tail: int | None
-    """Number of lines of each replica to begin with, or None for all lines."""
+    """Number of lines at the end of each log to begin with; None for all lines."""
     since_failure: bool
     as_json: bool
 
@@ -56,13 +56,13 @@ async def print_logs(target: Target, job: str, options: LogOptions, follow: bool
 
 
 class Logs:
-    """Printer of a job's logs."""
+    """Prints the logs of a job."""
 
     def __init__(self, client: Client, namespace: str, job: str, options: LogOptions, status: JobStatus) -> None:
         """Prepare to print the logs of a job.
 
         Raises:
-            UserError: When `--since-failure` is given and the job has had no failure.
+            UserError: When `--since-failure` is given but the job has had no failure.
         """
         self._client, self._namespace, self._job, self._options = client, namespace, job, options
         self._world, self._failure = status.world, status.last_failure
@@ -73,7 +73,7 @@ class Logs:
         self._labels = f"{JOB}={job}" + (f",{INDEX}={options.replica}" if options.replica is not None else "")
 
     async def print_all(self) -> None:
-        """Print the logs as they are now.
+        """Print the present logs.
 
         Raises:
             UserError: When no replica has a log yet.
@@ -88,9 +88,9 @@ class Logs:
             self._print(entry)
 
     async def follow(self) -> None:
-        """Print the logs until the job is over and all lines are printed.
+        """Print the logs until the job has ended and all lines are printed.
 
-        A pod that is created later, and a container that is started again, is printed from its start.
+        Pods that are created later and containers that are restarted are printed from their start.
         """
         streams: set[asyncio.Task[None]] = set()
 
@@ -117,9 +117,9 @@ class Logs:
             pods.cancel()
 
     def _select(self, pods: list[Raw]) -> list[Raw]:
-        """Return the pods to read.
+        """Return the pods whose logs to read, at most MOST_STREAMS.
 
-        If there are too many, the pod with the requested rank, the pod that failed and the coordinator are among them.
+        The pod with the requested rank, the pod that failed and the coordinator's pod are always included.
         """
         rank = self._options.wanted.rank
         rank_replica = "" if rank is None else self._world.replica_of(rank)
@@ -129,9 +129,9 @@ class Logs:
         return chosen(pods, preferred)
 
     def _print_lost_log(self, present_pods: Iterable[str]) -> None:
-        """Print the last lines of the replica that failed if its pod is gone.
+        """Print the last lines of the replica that failed if its pod no longer exists.
 
-        A pod that failed is often deleted, and its log with it. The status keeps the last lines.
+        A failed pod is often deleted together with its log, but the job's status contains the last lines.
         """
         failure = self._failure
         if not self._options.since_failure or failure is None or not failure.replica or failure.replica in present_pods:
@@ -147,9 +147,9 @@ class Logs:
             sys.stdout.flush()
 
     async def _pod_entries(self, pod: Raw) -> AsyncIterator[LogEntry]:
-        """Yield the log of a pod.
+        """Yield the log entries of a pod.
 
-        With `--since-failure`, the log of the container before its last restart comes first.
+        With `--since-failure`, the log from before the container's last restart comes first.
         """
         name = pod["metadata"]["name"]
         if self._options.since_failure and _restarts(pod):
@@ -161,9 +161,9 @@ class Logs:
     async def _entries(
         self, pod: str, follow: bool, tail: int | None, previous: bool = False
     ) -> AsyncIterator[LogEntry]:
-        """Yield the entries in a container's log.
+        """Yield the entries of a container's log.
 
-        If the log breaks off, it ends there and a sentence on stderr says so.
+        If reading fails, the log ends there, and a sentence on stderr says so.
         """
         reader, since = LogReader(pod, self._world), self._since
         try:
@@ -175,11 +175,11 @@ class Logs:
             say(f"{pod}: its log ends here: {error}")
 
     async def _started_pods(self) -> AsyncIterator[tuple[str, int | None]]:
-        """Yield each pod whose container 'trainer' has started, and the number of lines to begin with.
+        """Yield each pod whose container `trainer` has started, and the number of last lines to begin with.
 
-        A pod is yielded once for each start of the container. The number is None for all lines since the start.
+        A pod is yielded again after each restart of that container. The number is None for all lines since the start.
         """
-        restarts_by_uid: dict[str, int] = {}  # Restarts of the container by the pod's uid.
+        restarts_by_uid: dict[str, int] = {}  # restarts of the container, by the pod's uid
 
         def has_started(pod: Raw) -> bool:
             return _has_log(pod) and restarts_by_uid.get(pod["metadata"]["uid"], -1) < _restarts(pod)
@@ -206,7 +206,7 @@ class Logs:
 def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
     """Return at most MOST_STREAMS pods in order of index.
 
-    Pods in `first` are chosen before others, and then pods with the lowest indexes.
+    Pods in `first` are preferred, then pods with low indexes.
     """
     ranked = sorted(pods, key=lambda pod: (pod["metadata"]["name"] not in first, _index(pod)))
     return sorted(ranked[:MOST_STREAMS], key=_index)
@@ -215,7 +215,7 @@ def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
 async def merged(logs: list[AsyncIterator[LogEntry]]) -> AsyncIterator[LogEntry]:
     """Merge logs in order of time.
 
-    Each log stays in its own order, and one line of each log is held in memory.
+    The order within each log stays the same. Only one line of each log is in memory.
     """
     heads: list[tuple[float, int, LogEntry]] = []
 
@@ -232,18 +232,18 @@ async def merged(logs: list[AsyncIterator[LogEntry]]) -> AsyncIterator[LogEntry]
 
 
 def say(sentence: str) -> None:
-    """Write a sentence to stderr, beside what is printed to stdout."""
+    """Write a sentence to stderr."""
     sys.stderr.write(f"{harmless(sentence)}\n")
 
 
 def _has_log(pod: Raw) -> bool:
-    """Return whether the container 'trainer' has started. Before that, the API server refuses to read a log."""
+    """Return whether the container `trainer` has started. The API server refuses to read a log before that."""
     containers = pod.get("status", {}).get("containerStatuses") or []
     return any(c["name"] == TRAINER and "waiting" not in c["state"] for c in containers)
 
 
 def _restarts(pod: Raw) -> int:
-    """Return how often the container 'trainer' was started again in its pod."""
+    """Return the number of restarts of the container `trainer` in its pod."""
     containers = pod.get("status", {}).get("containerStatuses") or []
     return next((int(c.get("restartCount") or 0) for c in containers if c["name"] == TRAINER), 0)
 

@@ -1,6 +1,6 @@
 """The `concertina` command.
 
-Only typer is imported here, so that `--help` is quick. Each command imports what it needs.
+Only typer is imported here, so that `--help` is fast. Each command imports what it needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Context settings of a command that passes its arguments to an app, which is imported only then."""
+"""Settings for a command that passes all its arguments to another typer app, which is only then imported."""
 JOBS, CLUSTER = "Jobs", "Clusters"
 
 Namespace = Annotated[
@@ -96,7 +96,7 @@ def status(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Show all jobs, or how one is: what it does and why, its world, how far it is, where its time went."""
+    """Show all jobs, or one job: its state and the reason, its members, its progress and where its time went."""
     from concertina.cli import jobs
 
     target = Target(kubeconfig, context, namespace)
@@ -121,7 +121,7 @@ def top(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Watch all jobs, those first that wait, stall or lose time. Ctrl-C ends it."""
+    """Watch all jobs. Jobs that wait, stall or lose time come first. Ctrl-C ends the command."""
     from concertina.cli import top
 
     call(top.top(Target(kubeconfig, context, namespace), all_namespaces, by, sort, once, output))
@@ -138,7 +138,7 @@ def dashboard(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Serve pages of all jobs and of each job to a browser on this machine, read-only. Ctrl-C ends it."""
+    """Serve read-only web pages about all jobs and each job on this machine. Ctrl-C ends the command."""
     from concertina.cli.dashboard import run
 
     call(run(Target(kubeconfig, context, namespace), all_namespaces, by, port))
@@ -160,7 +160,7 @@ def logs(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Print the replicas' logs, merged by time, each line after its replica and rank."""
+    """Print the logs of all replicas, merged by time. Each line begins with replica and rank."""
     from concertina.cli import logs
     from concertina.terminal.log_entries import LogFilter
 
@@ -178,7 +178,7 @@ def trace(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Trace some steps by torch.profiler and the flight recorder, into one file for ui.perfetto.dev."""
+    """Trace some steps with torch.profiler and the flight recorder, into one file for ui.perfetto.dev."""
     from concertina.cli.trace import trace
 
     call(trace(Target(kubeconfig, context, namespace), job, steps, ranks, out))
@@ -195,7 +195,7 @@ def diagnose(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Name what is wrong with a job and what to try next. Exit status 0: nothing; 3: something was found."""
+    """Name the problems of a job and what to try next. Exit status: 0 without problems, 3 with problems."""
     from concertina.cli.diagnose import run
 
     call(run(Target(kubeconfig, context, namespace), what, seconds, as_json))
@@ -210,7 +210,7 @@ def report(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Write a page of HTML about a run: time, world, loss, incidents, checkpoints, and what `diagnose` finds."""
+    """Write an HTML page about a run: time, members, loss, incidents, checkpoints, and the findings of `diagnose`."""
     from concertina.cli.report import run
 
     call(run(Target(kubeconfig, context, namespace), job, out, seconds))
@@ -240,7 +240,7 @@ def scale(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> None:
-    """Set how many replicas a job wants. No step is lost."""
+    """Set the number of replicas of a job. No step is lost."""
     from concertina.cli import jobs
 
     call(jobs.scale(Target(kubeconfig, context, namespace), job, replicas))
@@ -291,7 +291,7 @@ def reproduce(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: standard output.")] = None,
 ) -> None:
-    """Write the manifest that trains a checkpoint again from the one before it, and say how closely both agree."""
+    """Write the manifest of a job that trains a checkpoint again, and say how closely the result agrees."""
     from concertina.cli.checkpoint import sentences
 
     with sentences():
@@ -319,7 +319,7 @@ def version() -> None:
 
 @app.command(rich_help_panel=CLUSTER, add_help_option=False, context_settings=FORWARD)
 def local(context: typer.Context) -> None:
-    """Start, stop and disturb a Kubernetes cluster on this machine: see `concertina local --help`."""
+    """Start and stop a Kubernetes cluster on this machine, and make its nodes fail: see `concertina local --help`."""
     from concertina.cli.local import app
 
     app(args=context.args, prog_name="concertina local")
@@ -327,7 +327,7 @@ def local(context: typer.Context) -> None:
 
 @app.command(rich_help_panel=CLUSTER, add_help_option=False, context_settings=FORWARD)
 def demo(context: typer.Context) -> None:
-    """Show a job that loses a node, continues, grows back and finishes, on a cluster of its own on this machine."""
+    """Show a job that loses a node, continues, scales back up and completes, in a local cluster of its own."""
     from concertina.demo.main import app
 
     app(args=context.args, prog_name="concertina demo")

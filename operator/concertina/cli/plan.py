@@ -1,4 +1,4 @@
-"""`concertina plan`: an estimate of a job's needs and speed before anything runs."""
+"""`concertina plan`: estimate the memory, speed and cost of a job before it runs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from concertina.terminal.console import plain
 from concertina_trainer.layouts import problems
 
 MOST_QUOTED = 1000
-"""Maximum length of a quoted error or answer, in characters."""
+"""Largest number of characters that an error message quotes."""
 MOST_MEASURED = 4
-"""Number of layouts that a search measures for each one that it shows."""
+"""Number of layouts that a search measures for each layout that it shows."""
 WITHOUT_TORCH = (
     "Memory is not measured: that needs torch, which is not installed here. Install it, or use the trainer's image:\n"
     "  pip install 'concertina-cli[torch]'\n"
@@ -53,20 +53,20 @@ class PlanOptions:
     fabric: FabricName
     tokens: float | None
     search: int
-    """Number of layouts to show, or 0 for no search."""
+    """Number of layouts to show; 0 to search for none."""
     memory: bool
     vocab_size: int | None
-    """Vocabulary size in the data of a custom model, if its manifests can't be read."""
+    """Vocabulary size in the data of a custom model, for data whose manifests can't be read."""
     width: int | None
-    """Width of the frames in the data of a custom model, if its manifests can't be read."""
+    """Width of the frames in the data of a custom model, for data whose manifests can't be read."""
     python: str
-    """Command of a Python that has torch. Empty for this Python."""
+    """Command that runs a Python with torch; empty for the present Python."""
     picture: Path | None
     json: bool
 
 
 def asked_hardware(gpu: str, fabric: str) -> tuple[GpuName, FabricName]:
-    """Return the names of the GPU and of the fabric.
+    """Return the GPU and the fabric with the given names.
 
     Raises:
         UserError: When a name is not known.
@@ -91,7 +91,7 @@ def run(file: Path, options: PlanOptions) -> None:
     replicas = options.replicas or sizes.most(spec)
     has_torch = bool(options.python or _has_torch())
     measure = options.memory and has_torch
-    _layout(spec, replicas)  # Refuses an invalid layout before anything runs.
+    _layout(spec, replicas)  # refuses an invalid layout before anything runs
     own = _own_model(file, spec, options, has_torch)
     layout = _layout(spec, replicas, own)
     if options.search:
@@ -132,16 +132,16 @@ def _read(file: Path) -> tuple[str, JobSpec]:
 
 
 def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool) -> OwnDescription | None:
-    """Return the description of a custom model, or None if the job trains the bundled decoder.
+    """Return the description of a custom model; None if the job trains the bundled decoder.
 
     Args:
         file: Manifest of the job.
         spec: Spec of the job.
         options: Options of the command.
-        has_torch: Whether a Python with torch can be used.
+        has_torch: Whether a Python with torch is available.
 
     Raises:
-        UserError: When the model can't be described, or when options for its data are given without a custom model.
+        UserError: When the model can't be described, or when options for a custom model are given without one.
     """
     trainer = spec.trainer
     if trainer is None or not trainer.model.entrypoint:
@@ -163,7 +163,7 @@ def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool)
 
 
 def _data(options: PlanOptions) -> Mapping[str, Any] | None:
-    """Return the data as the options describe them, or None if the manifests of the data describe them."""
+    """Return the description of the data from the options; None to use the manifests of the data instead."""
     if options.vocab_size is None and options.width is None:
         return None
     vocab_size = options.vocab_size or 0
@@ -215,7 +215,7 @@ def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimat
     """Measure the memory of the ranks of a layout.
 
     Raises:
-        UserError: When the layout can't be measured.
+        UserError: When the memory can't be measured.
     """
     request = {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
@@ -230,9 +230,9 @@ def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimat
 
 
 def _run_planning(request: Mapping[str, Any], python: str) -> Any:
-    """Run `concertina_trainer.planning` with a request, and return its answer.
+    """Run `concertina_trainer.planning` in a process with a request, and return the answer.
 
-    It runs in a process of its own, since the operator's package needs neither torch nor the code of a custom model.
+    A process of its own is needed, because the operator's package has neither torch nor the code of a custom model.
 
     Raises:
         UserError: When the process fails, or its answer is not JSON.
@@ -252,9 +252,9 @@ def _run_planning(request: Mapping[str, Any], python: str) -> Any:
 
 
 def _unexpected_answer(python: str, answer: str) -> str:
-    """Return the error message about a command that does not answer as expected.
+    """Return the error message about a `--python` command with an unexpected answer.
 
-    Such a command runs another program beside the Python or instead of it, or another version of concertina.
+    Such a command runs a different program, prints something else, or has another version of concertina.
     """
     return (
         f"`{python or sys.executable}` did not answer as concertina_trainer.planning of this version does: {answer}. "
@@ -369,7 +369,7 @@ def _traffic_table(estimate: Estimate) -> Table:
 
 
 def _unit(most: float) -> tuple[str, float]:
-    """Return the unit for sizes up to `most` bytes, and its size in bytes."""
+    """Return the unit for sizes of up to `most` bytes, and the number of bytes in the unit."""
     return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20)
 
 

@@ -1,4 +1,4 @@
-"""`concertina report`: a page about a run, for a browser without a network."""
+"""`concertina report`: write an HTML page about a run, which needs no network to be shown."""
 
 from __future__ import annotations
 

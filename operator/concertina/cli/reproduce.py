@@ -1,4 +1,4 @@
-"""`concertina reproduce`: the manifest that trains a checkpoint in storage again."""
+"""`concertina reproduce`: write the manifest of a job that trains a stored checkpoint again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 
 
 def reproduced(uri: str, step: int, options: ReproductionOptions) -> Reproduction:
-    """Return the manifest that trains the checkpoint of a step again.
+    """Return the manifest of a job that trains the checkpoint of a step again.
 
     Raises:
         InvalidInput: When the checkpoint or its data can't be read.
@@ -44,9 +44,9 @@ def reproduced(uri: str, step: int, options: ReproductionOptions) -> Reproductio
 
 
 def _find_beginning(checkpoint: StoredCheckpoint) -> Beginning:
-    """Return the newest earlier checkpoint that is left of those that this checkpoint was trained from.
+    """Return the newest stored checkpoint from which this checkpoint was trained.
 
-    If there is none, training begins where the job began.
+    If there is none left, return the state from which the job began.
     """
     manifest, folder = checkpoint.manifest, ObjectPrefix(catalogue.run_of(checkpoint.uri))
     locations = found(folder.entries(manifest.uid))[1]
@@ -61,7 +61,7 @@ def _find_beginning(checkpoint: StoredCheckpoint) -> Beginning:
 
 
 def _check_data(manifest: Manifest) -> None:
-    """Check that the data sets of the bundled trainer have the digests that the checkpoint records.
+    """Check that the data sets of the bundled trainer still have the digests that the checkpoint records.
 
     Raises:
         Irreproducible: When the data have changed, or the trainer's configuration can't be read.
@@ -92,7 +92,7 @@ def _check_data(manifest: Manifest) -> None:
 
 
 def words(reproduction: Reproduction) -> Sequence[str]:
-    """Return the sentences that tell a person how closely the result will match."""
+    """Return sentences about how closely the result will match the checkpoint."""
     if reproduction.differences:
         first = "The same samples in the same order, and the same curve but for rounding; not to the bit:"
         return [first, *(f"- {sentence}." for sentence in (*reproduction.differences, *reproduction.conditions))]
@@ -100,13 +100,13 @@ def words(reproduction: Reproduction) -> Sequence[str]:
 
 
 def text(reproduction: Reproduction) -> str:
-    """Return the manifest as YAML, after comments that say how closely the result will match."""
+    """Return the manifest as YAML, with comments about how closely the result will match the checkpoint."""
     comments = "".join(f"# {line}\n" for line in words(reproduction))
     return comments + yaml.safe_dump(json.loads(json.dumps(reproduction.manifest)), sort_keys=False)
 
 
 def variables(options: Sequence[str]) -> Mapping[str, str]:
-    """Return the values of options of the form NAME=VALUE.
+    """Return the values of options in the form NAME=VALUE.
 
     Raises:
         InvalidInput: When an option has no name or no value.

@@ -1,6 +1,6 @@
-"""`concertina top`: all jobs, listed once and watched from then on.
+"""`concertina top`: a table of all jobs, which is updated continuously.
 
-A thousand jobs therefore cost the API server little.
+Jobs are listed once and then watched, so a thousand jobs cause little load on the API server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ console = plain()
 
 @dataclass(frozen=True)
 class TopView:
-    """Selection, groups and order of the jobs that are shown."""
+    """Which jobs to show, how to group them, and in which order."""
 
     all_namespaces: bool
     by: str
@@ -54,7 +54,7 @@ async def top(target: Target, all_namespaces: bool, by: str, sort: str, once: bo
 
 
 async def _follow(client: Client, namespace: str | None, view: TopView) -> None:
-    """Show the table until Ctrl-C."""
+    """Show the table and update it until Ctrl-C."""
     jobs = Reflector(client, TRAINING_JOBS, row, lambda old, new: None, namespace)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(jobs.run())

@@ -1,7 +1,7 @@
-"""`concertina trace`: traces of a few steps, requested from the agents from within their pods.
+"""`concertina trace`: trace a few steps of some ranks, by running a command in the agents' pods.
 
-`status --members` requests reports in the same way. The operator takes no part (decision "A trace is fetched where it
-is made").
+`concertina status --members` gets reports in the same way. The operator is not involved (decision "A trace is fetched
+where it is made").
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from concertina_protocol.step_traces import MOST_BYTES, MOST_STEPS
 
 MOST_RANKS = 16
 AHEAD_SECONDS = 3.0
-"""Time between the first request and the first traced step, in seconds.
+"""Seconds between the first request and the first traced step.
 
-All ranks trace the same steps, which must not have begun when the last rank is asked.
+All ranks trace the same steps. The first of these must not have begun when the last rank receives its request.
 """
 LONGEST_SECONDS = 600.0
 _MOST_UNPACKED = 1 << 30
@@ -67,7 +67,7 @@ def _ranks(text: str) -> list[int]:
     """Return the ranks in a comma-separated list, sorted and without duplicates.
 
     Raises:
-        UserError: When the list is not valid or too long.
+        UserError: When the list is invalid or too long.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 8 for word in words) or len(words) > MOST_RANKS:
@@ -87,9 +87,9 @@ async def _pods(client: Client, namespace: str, job: str, world: World, ranks: l
 
 
 async def _first_step(client: Client, namespace: str, status: JobStatus) -> tuple[int, float]:
-    """Return the first step to trace, and the duration of a step in seconds, as the coordinator reports them.
+    """Return the first step to trace and the duration of a step in seconds, from the coordinator's report.
 
-    The step is 0 if the coordinator does not know the duration. The trace then begins with the next step.
+    If the duration is unknown, the step is 0, and the trace begins with the next step.
     """
     try:
         coordinator = await client.get(PODS, namespace, status.world.coordinator or "")

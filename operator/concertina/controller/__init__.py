@@ -1,1 +1,1 @@
-"""Observe, plan, apply: the passes of a job run one after the other."""
+"""Controller of TrainingJobs. Each pass over a job observes the job, plans, and applies the plan."""

@@ -1,4 +1,4 @@
-"""Reader of the claims by which a job's workers get their GPUs (`api/claims.py`)."""
+"""Read the resource claims that give GPUs to a job's workers (`api/claims.py`)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from concertina_protocol.log import log_event
 
 
 def unread(view: JobView) -> bool:
-    """Return whether the job's number of workers depends on claims that were not read since its spec changed."""
+    """Return whether the job's number of workers depends on resource claims that are not read yet."""
     return view.spec is not None and not view.claims_error and bool(trainer_claims(view.spec))
 
 
 async def count_gpus(client: Client, job: CachedJob) -> None:
-    """Put the number of workers that Auto means into the view of a job with claims, or the reason why it is unknown.
+    """Read the job's resource claims and set its number of workers for `workersPerReplica: Auto`.
 
-    The claims are read once for each generation of the job, and again in each pass while something is wrong with them.
-    A job that has a round keeps the number of workers of that round then.
+    If the claims can't be read, the reason is set instead. The claims are read once for each generation of the job, and
+    in each pass while there is a problem. In the case of a problem, a job with a round keeps that round's number of
+    workers.
 
     Raises:
         ApiError: When the API server is unreachable.
@@ -42,7 +43,7 @@ async def count_gpus(client: Client, job: CachedJob) -> None:
             error = f"claim {claim.name} names {claim.object_name}, which does not exist: create it, or {SET_A_NUMBER}"
         except Forbidden as forbidden:
             error = f"the operator may not read claim {claim.name} ({forbidden.message}): {SET_A_NUMBER}"
-    if job.view.generation != view.generation:  # the spec has changed meanwhile, and the next pass reads its claims
+    if job.view.generation != view.generation:  # the spec has changed meanwhile: the next pass reads its claims
         return
     spec, world = view.spec if error else with_gpus(view.spec, claimed), view.status.world
     if error and world.members:

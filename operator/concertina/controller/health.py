@@ -1,4 +1,4 @@
-"""HTTP endpoints for the kubelet: whether this process lives, whether it can serve, and which process leads."""
+"""HTTP endpoints for the kubelet: liveness, readiness, and the name of the leader."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from concertina.kube.watch.lease import Lease
 
 
 class Path(enum.StrEnum):
-    """Endpoints."""
+    """Paths of the endpoints."""
 
     LIVE = "/healthz"
-    """Liveness: the event loop runs. Only a restart can help a process that does not answer."""
+    """Liveness: whether the event loop runs. If it does not, only a restart helps."""
     READY = "/readyz"
-    """Readiness: this process acts, or can act as soon as it gets the Lease."""
+    """Readiness: whether this process works, or could work as soon as it gets the Lease."""
     LEADER = "/leaderz"
-    """Name of the process that leads, as this process knows it, in JSON."""
+    """Name of the leader, as far as this process knows, as JSON."""
 
 
 class ProcessHealth:
-    """Health of this process."""
+    """Health of this operator process."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self.synced = asyncio.Event()
-        """Set once a leader knows everything that existed before it."""
+        """Event that is set once the leader has listed everything that existed before it started."""
 
     def unready(self) -> str:
-        """Return the reason why this process cannot serve, or an empty string."""
+        """Return why this process is not ready; empty if it is ready."""
         if not self._lease.answered_lately:
             return "the API server does not answer requests for the Lease"
         if self._lease.held and not self.synced.is_set():
@@ -40,20 +40,20 @@ class ProcessHealth:
         return ""
 
     async def live(self, _: web.Request) -> web.Response:
-        """Answer in the event loop, which is all that liveness means."""
+        """Answer 200. The answer itself proves that the event loop runs."""
         return web.Response(text="ok\n")
 
     async def ready(self, _: web.Request) -> web.Response:
-        """Answer 503 with the reason when this process cannot serve."""
+        """Answer 200 if this process is ready, and 503 with the reason otherwise."""
         reason = self.unready()
         return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
 
     async def leader(self, _: web.Request) -> web.Response:
-        """Name the leader. A standby answers 200 too: it is as healthy as the leader."""
+        """Answer with the name of the leader. A standby process answers 200 too, because it is healthy."""
         return web.json_response({"leads": self._lease.held, "leader": self._lease.holder})
 
 
 def served(address: tuple[str, int] | None, health: ProcessHealth) -> AbstractAsyncContextManager[None]:
-    """Serve the endpoints on that address, or nothing when there is none."""
+    """Serve the health endpoints on an address; serve nothing if the address is None."""
     answers: dict[str, Answer] = {Path.LIVE: health.live, Path.READY: health.ready, Path.LEADER: health.leader}
     return listening(address, answers)

@@ -1,6 +1,6 @@
-"""Check of an installation, as `helm test` runs it: an operator leads, and TrainingJobs can be listed.
+"""Check of an installation for `helm test`: an operator is the leader, and TrainingJobs can be listed.
 
-It has the operator's permissions and no others, so a permission that is missing fails the check too.
+The check has exactly the operator's permissions, so it fails if one of these permissions is missing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import os
 import sys
 
 from concertina.controller.settings import OperatorSettings, OperatorSettingsError, from_environment
-from concertina.kube.access import NoAccess, load
+from concertina.kube.access import NoAccess
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, NotFound
 from concertina.kube.resources import LEASES, TRAINING_JOBS
 from concertina.kube.watch.lease import RENEW_SECONDS
+from concertina.kube.watch.service_account import operator_access
 
 LIMIT_SECONDS = 60.0
-"""Time in seconds within which the leader must renew its Lease."""
+"""Seconds within which the leader must renew its Lease."""
 
 
 async def check(settings: OperatorSettings, client: Client) -> list[str]:
@@ -25,7 +26,7 @@ async def check(settings: OperatorSettings, client: Client) -> list[str]:
 
     Raises:
         TimeoutError: When no operator renews the Lease in time.
-        ApiError: When a request is refused, or TrainingJobs are not known.
+        ApiError: When a request is refused, or the API server does not serve TrainingJobs.
     """
     async with asyncio.timeout(LIMIT_SECONDS):
         leader = await _leader(settings, client)
@@ -38,7 +39,7 @@ async def check(settings: OperatorSettings, client: Client) -> list[str]:
 
 
 async def _leader(settings: OperatorSettings, client: Client) -> str:
-    """Return the identity of the operator that is seen to renew the Lease."""
+    """Wait until an operator renews the Lease, and return the operator's identity."""
     first = None
     while True:
         try:
@@ -55,13 +56,13 @@ async def _leader(settings: OperatorSettings, client: Client) -> str:
 
 async def _main() -> None:
     settings = from_environment()
-    async with Client(await load(), give_up_after=LIMIT_SECONDS) as client:
+    async with Client(await operator_access(), give_up_after=LIMIT_SECONDS) as client:
         for sentence in await check(settings, client):
             print(sentence)
 
 
 def main() -> None:
-    """Print what works, and exit with 1 and a sentence where something does not."""
+    """Print which parts work. Exit with 1 and an error message if one does not."""
     try:
         asyncio.run(_main())
     except TimeoutError:

@@ -1,6 +1,6 @@
-"""Metrics of each job, computed from its status when they are collected.
+"""Prometheus metrics of each job, computed from the job's status at each scrape.
 
-Nothing is stored, so a job's series disappear with the job. docs/reference/metrics.md lists each metric.
+No values are stored, so the series of a job disappear with the job. docs/reference/metrics.md lists all metrics.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from concertina.plan.observed import JobView
 
 JOB_LABELS = ("namespace", "trainingjob")
 MOST_REASONS = 16
-"""Largest number of reasons by which the failures of one job are labelled. The rarest others share one label."""
+"""Largest number of failure reasons with a series of their own in one job. Rarer reasons share one label."""
 OTHER = "Other"
 Values = Iterator[tuple[tuple[str, ...], float]]
-"""Values of a metric: the values of its own labels, and its value."""
+"""Samples of a metric for one job: values of the metric's own labels, and the sample's value."""
 
 
 @dataclass(frozen=True)
 class JobFamily:
-    """Metric that has series for each job."""
+    """A metric with series for each job."""
 
     name: str
-    """Name of the metric. A counter's name has no _total, as prometheus_client expects."""
+    """Name of the metric. For a counter, the suffix _total is left out, as prometheus_client expects."""
     help: str
     values: Callable[[JobView, float], Values]
-    """Function that returns the values for a job at a time in Unix seconds."""
+    """Function that returns the samples for a job, given the time in Unix seconds."""
     labels: tuple[str, ...] = ()
     counter: bool = False
 
     @property
     def asked_for(self) -> str:
-        """Name in Prometheus queries."""
+        """Name of the metric in Prometheus queries."""
         return f"{self.name}_total" if self.counter else self.name
 
     def metric(self) -> CounterMetricFamily | GaugeMetricFamily:
-        """Return an empty family of the metric."""
+        """Return a metric family of prometheus_client without samples."""
         kind = CounterMetricFamily if self.counter else GaugeMetricFamily
         return kind(self.name, self.help, labels=[*JOB_LABELS, *self.labels])
 
@@ -62,7 +62,7 @@ def _phase(job: JobView, _: float) -> Values:
 
 
 def phase_of(status: JobStatus) -> str:
-    """Return the value of the column Status."""
+    """Return the job's phase, which kubectl shows in the column Status."""
     return status.phase or Phase.WAITING.value
 
 
@@ -119,7 +119,7 @@ def _avoided(job: JobView, now: float) -> Values:
 
 
 def _one(value: Callable[[JobView, float], float | None]) -> Callable[[JobView, float], Values]:
-    """Return the values of a single series, or of none when the value is None."""
+    """Return a function that yields a single sample, or no sample if the value is None."""
 
     def values(job: JobView, now: float) -> Values:
         number = value(job, now)
@@ -138,7 +138,7 @@ def _gauge(name: str, help: str, value: Callable[[JobView, float], float | None]
 
 
 def _progress(name: str, help: str, value: Callable[[JobProgress], float | None]) -> JobFamily:
-    """Return a family that has no series for a job that has reported no step."""
+    """Return a metric family without a series for jobs that have reported no step."""
     return _gauge(name, help, lambda job, _: value(job.status.progress) if job.status.progress else None)
 
 
@@ -300,13 +300,14 @@ FAMILIES = (
 
 
 class JobCollector(Collector):
-    """Collector of the metrics of jobs as they were when it was created. Any thread may collect it."""
+    """Collector for the metrics of a fixed list of jobs. It may be used in any thread."""
 
     def __init__(self, jobs: Sequence[JobView], now: float | None = None) -> None:
-        """Take the jobs.
+        """Store the jobs.
 
         Args:
-            now: Time in Unix seconds, by default the current one.
+            jobs: Jobs to report.
+            now: Time in Unix seconds; the current time by default.
         """
         self._jobs, self._now = jobs, time.time() if now is None else now
 
@@ -314,7 +315,7 @@ class JobCollector(Collector):
         for family in FAMILIES:
             metric = family.metric()
             for job in self._jobs:
-                with contextlib.suppress(ValueError):  # an unreadable time drops one series, not all
+                with contextlib.suppress(ValueError):  # an invalid timestamp only drops one series
                     for labels, value in family.values(job, self._now):
                         metric.add_metric([job.namespace, job.name, *labels], value)
             yield metric

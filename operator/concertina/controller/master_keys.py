@@ -1,7 +1,8 @@
-"""Master keys of the operator, in a Secret.
+"""Master keys of the operator, stored in a Secret. The certificates of all agents derive from a master key.
 
-The operator creates the Secret when there is none, reads it when it becomes the leader, and restores it. A job is
-served with the key that it was started with, whose id is in its status. A new job uses the entry `key`.
+The operator creates the Secret if it does not exist, reads it when it becomes the leader, and restores it if it is
+deleted. Each job keeps the master key with which it was started; `status.masterKey` has the key's id. New jobs use the
+Secret's entry `key`.
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ from concertina_protocol.log import log_event
 log = logging.getLogger(__name__)
 ACTIVE = "key"
 OLDER = "key-"
-"""Prefix of entries with keys for the jobs that were started with them, and for no others."""
+"""Prefix of the Secret's entries with older keys. Only jobs that were started with such a key use it."""
 CHECK_SECONDS = 10.0
-# No app.kubernetes.io/instance: Argo CD treats an object with it as a part of its application, and prunes it.
+# No app.kubernetes.io/instance: Argo CD would take the Secret for a part of its application and delete it.
 LABELS = {"app.kubernetes.io/name": "concertina-operator", "app.kubernetes.io/managed-by": "concertina-operator"}
 
 
 class MasterKeyError(Exception):
-    """There is no usable master key. The message is a sentence."""
+    """There is no usable master key. The message says why."""
 
 
 @dataclass(frozen=True)
 class MasterKeys:
-    """Active and older master keys."""
+    """The active master key and older ones."""
 
     data: Mapping[str, str]
-    """Data of the Secret, base64."""
+    """Data of the Secret, in base64."""
     by_id: Mapping[str, bytes]
     """Keys by id, the active one first."""
 
     def of(self, id: str) -> bytes | None:
-        """Return the key with the id in a job's status, or the active key for a job without an id.
+        """Return the key with the given id, or the active key if the id is empty. None if the key is unknown.
 
-        A job has no id while it has had no pods.
+        A job has no id in its status before it has pods.
         """
         return self.by_id.get(id or next(iter(self.by_id)))
 
 
 def parse(data: Mapping[str, str]) -> MasterKeys:
-    """Return the keys in the `data` of the Secret.
+    """Return the master keys from the `data` of the Secret.
 
     Raises:
         MasterKeyError: When the active key is missing, or a key is too short.
@@ -73,17 +74,17 @@ def parse(data: Mapping[str, str]) -> MasterKeys:
 def key_id(key: bytes) -> str:
     """Return the id of a key.
 
-    It is derived from the key, so no entry's name, and no user, has to identify the key (decision "A job names its key
-    by what follows from the key").
+    The id is derived from the key itself. It therefore does not depend on the name of the Secret's entry (decision "A
+    job names its key by what follows from the key").
     """
     return HKDF(hashes.SHA256(), length=4, salt=None, info=b"concertina/key-id").derive(key).hex()
 
 
 async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
-    """Return the master keys, and create the Secret when it is missing and the settings allow it.
+    """Return the master keys. If the Secret does not exist and the settings allow it, create it.
 
-    All operators get the same keys, also when several find no Secret at the same time, because the API server accepts
-    only one Secret. This coroutine waits until the API server is reachable.
+    If several operators find no Secret at the same time, the API server accepts only one, and all operators get its
+    keys. This coroutine waits until the API server is reachable.
 
     Raises:
         MasterKeyError: When the Secret cannot be read or created, or has no usable key.
@@ -95,7 +96,8 @@ async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
         except NotFound:
             if not settings.makes_master_key:
                 raise
-            fresh = secrets.token_urlsafe(48).encode()  # text, because whitespace around a key is stripped
+            # text without whitespace, because whitespace around a key is stripped
+            fresh = secrets.token_urlsafe(48).encode()
             data = {ACTIVE: base64.b64encode(fresh).decode()}
             manifest = await once_reachable("the master key", lambda: _make(client, settings, data))
         return parse(manifest.get("data") or {})
@@ -104,10 +106,10 @@ async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
 
 
 async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> None:
-    """Restore the Secret when it is deleted.
+    """Check periodically that the Secret exists, and restore it if it was deleted.
 
-    Otherwise, the next operator would create another key, and could not connect to any running job (decision "The
-    operator makes its master key").
+    Without the Secret, the next operator would create a new key and could not connect to the agents of any running job
+    (decision "The operator makes its master key").
     """
     while True:
         await asyncio.sleep(CHECK_SECONDS)
@@ -122,7 +124,7 @@ async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> 
 
 
 async def _make(client: Client, settings: OperatorSettings, data: Mapping[str, str]) -> Raw:
-    """Create the Secret and return it as it is then: another operator's Secret when that was created first."""
+    """Create the Secret and return it. If another operator was faster, return that operator's Secret."""
     metadata = {"name": settings.master_key_secret, "labels": LABELS}
     body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
     try:

@@ -1,4 +1,4 @@
-"""Process of `concertina-operator`. It connects all components and decides nothing."""
+"""Entry point of `concertina-operator`: create and connect all components."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from concertina.controller.status_patches import StatusWriter
 from concertina.controller.token_reviews import TokenReviews
 from concertina.controller.workload_writes import WorkloadWriter
 from concertina.controller.writes import ObjectWriter
-from concertina.kube.access import NoAccess, load
+from concertina.kube.access import NoAccess
 from concertina.kube.client import Client
 from concertina.kube.errors import ApiError, Forbidden
 from concertina.kube.manifests.names import SELECTOR
@@ -43,7 +43,7 @@ from concertina.kube.watch.event_recorder import Events
 from concertina.kube.watch.gang_apis import served_gang_apis
 from concertina.kube.watch.lease import Lease, LeaseLost
 from concertina.kube.watch.namespaces import SelectedNamespaces
-from concertina.kube.watch.service_account import service_account_access
+from concertina.kube.watch.service_account import operator_access
 from concertina.kube.watch.trainingjobs import Follower, TrainingJobs
 from concertina.plan.facts.decision import Phase
 from concertina.plan.observed import NodeView
@@ -52,32 +52,32 @@ from concertina_protocol import descriptors
 from concertina_protocol.log import log_event
 
 GIVE_UP_SECONDS = 10.0
-"""Time in seconds after which a pass that cannot reach the API server is aborted.
-
-The pass is repeated later on the state of that time.
-"""
+"""Seconds after which a pass is aborted if it can't reach the API server. A later pass observes the job anew."""
 COLLECT = (50_000, 20, 20)
-"""Thresholds of the garbage collector.
+"""Thresholds of Python's cyclic garbage collector.
 
-With Python's defaults, a quarter of the operator's processor time was spent on the search for cycles among the objects
-of a thousand jobs, up to 0.75 s at a time. Nearly all objects that it drops are in no cycle.
+With the defaults, the collector used a quarter of the operator's processor time with a thousand jobs, up to 0.75 s at a
+time. Nearly all objects that the operator drops are freed without the collector, because they are in no cycle.
 """
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
-"""First and longest delay in seconds before a part that ended is restarted, or a job is looked up again."""
+"""Shortest and longest delay in seconds before a background task is restarted, or a job is looked up again."""
 SERVER_VERSION_SECONDS = 3600.0
-"""Time in seconds between two looks at the API server's version."""
+"""Seconds between two requests for the API server's version."""
 GANG_APIS_SECONDS = 60.0
-"""Time in seconds between two looks at the APIs of gang scheduling that the API server serves."""
+"""Seconds between two requests for the gang scheduling APIs that the API server serves."""
 STEADY_SECONDS = 60.0
-"""Running time in seconds after which an end of a part does not count as a consecutive failure."""
+"""Seconds for which a background task must run so that its end does not count as another failure in a row."""
 
 
 def main() -> None:
-    """Run until SIGTERM or SIGINT (exit 0) or until the Lease is lost (exit 1: the pod is restarted)."""
+    """Run the operator until SIGTERM or SIGINT (exit code 0), or until the Lease is lost (exit code 1).
+
+    After exit code 1, the kubelet restarts the container.
+    """
     text = "Serve TrainingJobs until SIGTERM. Environment variables configure it: install it by its Helm chart."
     argparse.ArgumentParser(prog="concertina-operator", description=text).parse_args()
     descriptors.raise_limit()
-    # The time to parse an integer grows with the square of its length, and agents may send any.
+    # Parsing an integer takes time that grows with the square of its length, and agents may send any integer.
     sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
     gc.set_threshold(*COLLECT)
     gc.freeze()  # imported objects never become garbage
@@ -93,28 +93,29 @@ async def serve(settings: OperatorSettings) -> int:
     """Run the operator until it is stopped, and return its exit code."""
     stop = asyncio.Event()
     _on_signals(stop)
-    in_pod = not os.environ.get("KUBECONFIG") and os.environ.get("KUBERNETES_SERVICE_HOST")
-    access = service_account_access() if in_pod else await load()
+    access = await operator_access()
     looks: list[serving.Look] = []
     metrics.LEADER.labels(LEASE).set(0)
     async with (
         exporting(settings.tracing) as trace,
         Client(access, give_up_after=GIVE_UP_SECONDS) as client,
         Client(access, give_up_after=0.0) as pods,
-        Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,  # so that renewals wait for no other request
-        Client(access, give_up_after=GIVE_UP_SECONDS) as reviewer,  # no request waits for unknown tokens
+        # Lease renewals must not wait for other requests
+        Client(access, give_up_after=GIVE_UP_SECONDS) as lease_client,
+        # other requests must not wait for reviews of unknown tokens
+        Client(access, give_up_after=GIVE_UP_SECONDS) as reviewer,
         serving.endpoints(settings, looks, TokenReviews(reviewer)),
     ):
         lease = Lease(lease_client, settings.namespace, settings.lease, settings.identity)
         health = ProcessHealth(lease)
         jobs = TrainingJobs(client, settings.identity, settings.watch_namespaces)
         async with served(settings.health, health), jobs.running():
-            _on_signals(stop)  # kopf has replaced the handlers
+            _on_signals(stop)  # kopf has replaced the signal handlers
             jobs.ended.add_done_callback(functools.partial(_kopf_ended, stop))
             if not await _unless(stop, lease.acquire()):
                 return int(jobs.ended.done())
             try:
-                # Read only now: the keys may have changed while another operator was the leader.
+                # Read the keys only now: they may have changed while another operator was the leader.
                 keys = await master_keys.read(client, settings)
                 operator = Operator(settings, client, pods, lease, keys, trace)
                 looks.append(operator.look)
@@ -124,17 +125,17 @@ async def serve(settings: OperatorSettings) -> int:
 
 
 def exporting(on: bool) -> AbstractAsyncContextManager[tracing.Export | None]:
-    """Return the context of the function that exports traces, which is None when traces are off."""
+    """Return a context manager for the function that exports traces. The function is None if tracing is off."""
     if not on:
         return nullcontext()
-    # The import delays the start of a new operator, which may have failures to answer.
+    # Import only when needed: the import delays a new operator, which may have to recover jobs.
     from concertina.controller import otlp_traces
 
     return otlp_traces.exporting()
 
 
 def _kopf_ended(stop: asyncio.Event, ended: asyncio.Task[None]) -> None:
-    """Stop the process, unless it is stopping already: kopf cannot be restarted within a process."""
+    """Stop the operator if kopf has ended, because kopf can't be restarted within a process."""
     if not stop.is_set():
         log_event("ended", task="kopf", error=repr(None if ended.cancelled() else ended.exception()))
         stop.set()
@@ -144,10 +145,10 @@ Part = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def _kept_running(name: str, part: Part) -> None:
-    """Run a part forever. When it ends or fails with an unexpected error, restart it with increasing delays.
+    """Run a background task forever. If it ends or fails with an unexpected error, restart it with increasing delays.
 
     Raises:
-        LeaseLost: When the part raises it.
+        LeaseLost: When the task raises it.
     """
     ends = metrics.BACKGROUND_TASK_RESTARTS.labels(name.partition("/")[0])
     failures = 0
@@ -167,7 +168,7 @@ async def _kept_running(name: str, part: Part) -> None:
 
 
 class Operator:
-    """Components of the leader: reflectors, queue, kopf and the agents' streams, for as long as the Lease is held."""
+    """The leader's components: reflectors, queue, kopf and agent connections. They exist while the Lease is held."""
 
     def __init__(
         self,
@@ -178,10 +179,15 @@ class Operator:
         keys: MasterKeys,
         trace: tracing.Export | None,
     ) -> None:
-        """Connect the components.
+        """Create and connect the components.
 
         Args:
-            pods: Client for writes outside the passes.
+            settings: Settings of the operator.
+            client: Client for passes and watches.
+            pods: Client for writes outside of the passes.
+            lease: Lease that this process holds.
+            keys: Master keys.
+            trace: Function that exports traces, or None.
         """
         self._settings = settings
         self._client = client
@@ -236,17 +242,19 @@ class Operator:
         )
         self._queue = KeyedQueue(self._reconciler.run, self._lane)
         self._job_versions: dict[str | None, str] = {}
-        """Version of the list of jobs made at the start, by namespace, from which the watch continues."""
+        """Resource version of the first list of jobs, by namespace. The watch continues from this version."""
         self._checks: dict[str, asyncio.Task[None]] = {}
-        """Checks under way, by the job's uid."""
+        """Look-ups of jobs in progress, by the job's uid."""
         self._listings: set[asyncio.Task[None]] = set()
-        """Lists under way of jobs in namespaces that have just been selected."""
+        """Tasks that list the jobs of newly selected namespaces."""
 
     async def run(self, stop: asyncio.Event, jobs: TrainingJobs, synced: asyncio.Event) -> int:
-        """Run until `stop` is set or a part ends, and return the exit code: 0 after `stop`.
+        """Run until `stop` is set (exit code 0) or a background task ends (exit code 1). Return the exit code.
 
         Args:
-            synced: Event that is set once everything that existed before this operator is known.
+            stop: Event that ends the operator.
+            jobs: Watch of TrainingJobs.
+            synced: Event to set once everything that existed before this operator is known.
         """
         parts = [asyncio.create_task(_kept_running(name, part), name=name) for name, part in self._parts().items()]
         try:
@@ -264,7 +272,7 @@ class Operator:
             jobs.follow(follower)
             return await self._watch_over(parts, stop)
         finally:
-            await self._queue.close()  # first: no pass may run when other components are closed
+            await self._queue.close()  # first, because no pass may run after other components are closed
             self._reconciler.close()
             self._connections.close()
             for task in (*self._checks.values(), *self._listings):
@@ -274,7 +282,7 @@ class Operator:
             await asyncio.gather(*parts, return_exceptions=True)
 
     def _parts(self) -> dict[str, Part]:
-        """Return the parts that run from the start to the end, by name."""
+        """Return the background tasks by name. They run for as long as the operator leads."""
         parts: dict[str, Part] = {
             **{f"pods/{namespace or '*'}": pods.run for namespace, pods in self._pods.items()},
             "events": self._events.run,
@@ -294,7 +302,7 @@ class Operator:
         return parts
 
     async def _watch_server_version(self) -> None:
-        """Read the API server's version now and then: a cluster may be upgraded while the operator runs."""
+        """Request the API server's version periodically, because a cluster may be upgraded while the operator runs."""
         while True:
             try:
                 self._cache.on_server_version(await self._client.server_version())
@@ -303,7 +311,7 @@ class Operator:
             await asyncio.sleep(SERVER_VERSION_SECONDS)
 
     async def _watch_gang_apis(self) -> None:
-        """Look every minute which APIs of gang scheduling are served: schedulers are installed and removed."""
+        """Check every minute which gang scheduling APIs are served, because schedulers may be installed and removed."""
         while True:
             try:
                 self._cache.on_gang_apis(await served_gang_apis(self._client))
@@ -312,9 +320,10 @@ class Operator:
             await asyncio.sleep(GANG_APIS_SECONDS)
 
     async def _sync(self) -> None:
-        """Return when everything that existed before this operator is known, because no pass may start with less.
+        """Wait until everything that existed before this operator is known. No pass may start earlier.
 
-        A named namespace whose pods may not be listed is not waited for. `TrainingJobs` reports its jobs later.
+        Namespaces in `watchNamespaces` whose pods this operator may not list are not waited for. `TrainingJobs` reports
+        their jobs later.
         """
         if self._selected is not None:
             await self._selected.reflector.synced.wait()
@@ -322,7 +331,7 @@ class Operator:
             reflector.synced if namespace is None else reflector.answered for namespace, reflector in self._pods.items()
         )
         nodes = () if self._nodes is None else (self._nodes.synced,)
-        # A pass that does not know of queues would create pods without quota.
+        # A pass that does not know the queues would create pods without quota.
         await asyncio.gather(*(synced.wait() for synced in (*nodes, *pods, self._queues.known)))
         for namespace, reflector in self._pods.items():
             if reflector.synced.is_set():
@@ -341,7 +350,7 @@ class Operator:
         self._job_versions[namespace] = listed.version
 
     async def _watch_over(self, parts: list[asyncio.Task[None]], stop: asyncio.Event) -> int:
-        """Return the exit code when `stop` is set or a part has ended."""
+        """Wait until `stop` is set or a background task ends, and return the exit code."""
         stopped = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -349,12 +358,12 @@ class Operator:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, LeaseLost):
                 log_event("lease lost", message=str(error))
-                os._exit(1)  # immediately: two operators must not complete the same work
+                os._exit(1)  # exit immediately, because two operators must not do the same work
             log_event("ended", task=task.get_name(), error=repr(error))
         return 0 if done <= {stopped} else 1
 
     def look(self) -> JobCollector:
-        """Set the gauges that are read from the current state, and return the collector of the jobs' metrics."""
+        """Update the gauges of the current state, and return the collector of the jobs' metrics."""
         metrics.LEADER.labels(LEASE).set(self._lease.held)
         self._queue.set_gauges()
         self._connections.set_gauges()
@@ -367,7 +376,7 @@ class Operator:
     # --- callbacks of the parts -----------------------------------------------------------------------------------
 
     def _lane(self, uid: str) -> Hashable:
-        """Return the lane in which a job waits for its pass."""
+        """Return the key that groups a job with others for fair turns."""
         job = self._cache.job(uid)
         return job.lane if job else None
 
@@ -389,9 +398,9 @@ class Operator:
         self._queue.forget(uid)
 
     def _begin_to_serve(self, namespace: str) -> None:
-        """List the jobs of a namespace that was selected.
+        """List the jobs of a newly selected namespace.
 
-        The watch delivered them while this operator did not serve the namespace.
+        The watch has already delivered these jobs, but at a time when this operator did not serve the namespace.
         """
         listing = asyncio.create_task(self._list_jobs_of(namespace))
         self._listings.add(listing)
@@ -407,15 +416,15 @@ class Operator:
         log_event("namespace served", namespace=namespace)
 
     def _on_listed(self, namespace: str | None, uids: set[str]) -> None:
-        """Look up jobs that are missing from a new list of their namespace, or of all namespaces.
+        """Look up each cached job that is missing from a new list of its namespace, or of all namespaces.
 
-        Such jobs are newer than the list, or their deletion was missed, which kopf never reports (decision "kopf
-        through its public API").
+        Such a job was created after the list, or its deletion was missed. kopf never reports a missed deletion
+        (decision "kopf through its public API").
         """
         for job in [job.view for job in self._cache.jobs()]:
             if job.uid not in uids and namespace in (None, job.namespace):
                 if (under_way := self._checks.get(job.uid)) is not None:
-                    under_way.cancel()  # its answer may be older than the list
+                    under_way.cancel()  # the answer of the earlier look-up may be older than the list
                 check = self._checks[job.uid] = asyncio.create_task(self._check(job.uid))
                 check.add_done_callback(functools.partial(self._checked, job.uid))
 
@@ -424,7 +433,7 @@ class Operator:
             del self._checks[uid]
 
     async def _check(self, uid: str) -> None:
-        """Check the job until there is an answer: a job without work is requested by no other component."""
+        """Look the job up until the API server answers. Nothing else would request a job that needs no work."""
         for failures in itertools.count():
             try:
                 if not await self._reconciler.check(uid):
@@ -442,7 +451,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Return whether `work` was done before `stop` was set, and cancel it otherwise."""
+    """Run `work` until `stop` is set, and return whether `work` finished before that. If not, cancel `work`."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Log records of libraries and of the operator's own modules, in the format of `concertina_protocol.log`."""
+"""Convert Python log records to the log format of `concertina_protocol.log`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class _LogLines(logging.Handler):
 
 
 def configure(level: LogLevel, format: LogFormat) -> None:
-    """Configure the log.
+    """Configure the operator's log.
 
     Args:
-        level: Level of log records. Decisions and actions are always logged.
+        level: Lowest level of Python's log records. The operator's decisions and actions are always logged.
+        format: Format of the log lines.
     """
     write_as(format)
     root = logging.getLogger()

@@ -1,8 +1,8 @@
-"""Rounds as OpenTelemetry traces, sent to a collector by OTLP over HTTP.
+"""Export rounds as OpenTelemetry traces to a collector, by OTLP over HTTP.
 
-A thread of the SDK sends them outside the passes and drops them when it is behind, so no pass ever waits for a
-collector (decision "Traces are dropped, not waited for"). OpenTelemetry's own variables configure where and how they
-are sent (docs/tracing.md).
+A thread of the SDK sends the traces. If it can't keep up, traces are dropped, so that no pass waits for a collector
+(decision "Traces are dropped, not waited for"). OpenTelemetry's environment variables set the destination and other
+options (docs/tracing.md).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from concertina.plan.actions import RoundTrace, Span
 from concertina_protocol.traces import trace_id
 
 NAME = "concertina-operator"
-"""Service name, unless OTEL_SERVICE_NAME sets another one."""
+"""Service name in the traces, unless OTEL_SERVICE_NAME is set."""
 QUEUE = 8192
-"""Largest number of spans that wait to be sent: 600 rounds of small jobs."""
+"""Largest number of spans in the queue. That is enough for 600 rounds of small jobs."""
 BATCH, DELAY_SECONDS = 512, 1.0
 FAREWELL_SECONDS = 2.0
-"""Time in seconds for sending the waiting spans when the operator ends."""
+"""Seconds for sending the queued spans when the operator ends."""
 NANO = 10**9
 
 
@@ -40,7 +40,7 @@ NANO = 10**9
 async def exporting() -> AsyncIterator[Export]:
     """Yield the function that exports traces."""
     session = requests.Session()
-    session.stream = True  # the body of a collector's answer is never read, whatever its size
+    session.stream = True  # the body of a collector's answer is never read, so its size does not matter
     traces = _Traces(OTLPSpanExporter(session=session))
     try:
         yield traces.export
@@ -52,7 +52,7 @@ async def exporting() -> AsyncIterator[Export]:
 
 
 class _Ids(RandomIdGenerator):
-    """Generator of ids that uses a given id for the next trace."""
+    """Id generator that returns the trace id in `trace` for each new trace."""
 
     trace = 0
 
@@ -61,16 +61,16 @@ class _Ids(RandomIdGenerator):
 
 
 class _Counted(SpanExporter):
-    """Exporter that counts the spans by result."""
+    """Span exporter that counts spans by result."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._ended = threading.Event()
         self.done = 0
-        """Number of spans that no longer wait. Only the SDK's thread counts them."""
+        """Number of spans that have left the queue. Only the SDK's thread changes it."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export the spans, or fail them after `shutdown`."""
+        """Export the spans. After `shutdown`, count them as failed instead."""
         result = SpanExportResult.FAILURE
         try:
             if not self._ended.is_set():
@@ -82,7 +82,7 @@ class _Counted(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Stop exporting. This also ends a wait between two tries."""
+        """Stop exporting. This also interrupts the wait before a retry."""
         if not self._ended.is_set():
             self._ended.set()
             self._exporter.shutdown()
@@ -102,15 +102,15 @@ class _Traces:
         self._queued = 0
 
     def close(self) -> None:
-        """Return when all waiting spans are sent, or when `give_up` is called."""
+        """Return once all queued spans are sent, or once `give_up` is called."""
         self._provider.shutdown()
 
     def give_up(self) -> None:
-        """Drop the waiting spans."""
+        """Drop the queued spans."""
         self._counted.shutdown()
 
     def export(self, uid: str, round: RoundTrace) -> None:
-        """Queue the trace of a round, or drop it as a whole, because half a trace is of no use."""
+        """Queue the trace of a round. If the queue has no space for all its spans, drop the whole trace."""
         size = _size(round.root)
         if self._queued - self._counted.done + size > QUEUE:
             metrics.TRACE_SPANS.labels(SpanResult.DROPPED).inc(size)

@@ -1,4 +1,4 @@
-"""Work by keys, in a queue in which a burst of additions leads to one more run."""
+"""Queue of keys with work to do. Many additions of a key in a short time lead to one run."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from concertina.turns import FairLimiter
 
 log = logging.getLogger(__name__)
 WORKERS = 32
-"""Largest number of passes under way.
+"""Largest number of passes at a time.
 
-One pass decides at a time. The other passes wait, mostly for status writes, of which half as many are under way.
+Only one pass decides at a time. Most others wait for status writes, of which half as many run at a time.
 """
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
-"""First and longest delay in seconds before a key whose work failed is tried again."""
+"""Shortest and longest delay in seconds before a key whose work failed is tried again."""
 
 
 @dataclass
 class _Entry:
-    """State of one key."""
+    """State of one key in the queue."""
 
     task: asyncio.Task[None] | None = None
     wanted_at: float | None = None
-    """Time since which the key waits for a run, or None when it does not wait."""
+    """Monotonic time since which the key waits for a run; None if it does not wait."""
     begun_at: float | None = None
-    """Start of the current run."""
+    """Monotonic time at which the current run began; None if the key does not run."""
     last_begun: float = -math.inf
-    """Start of the last run."""
+    """Monotonic time at which the last run began."""
     forgotten: bool = False
-    """Whether the key was forgotten during its run. Then the result of the run is ignored."""
+    """Whether the key was removed during its run, so that the result of the run is ignored."""
     timer: asyncio.TimerHandle | None = None
     failures: int = 0
-    """Number of consecutive failures.
+    """Number of failed runs in a row.
 
-    While it is not 0, only the timer starts the next run: a key that fails is not run for every event.
+    If it is not 0, only a timer starts the next run, so that a failing key is not run for each event.
     """
 
     def want(self) -> None:
@@ -50,11 +50,11 @@ class _Entry:
 
 
 class KeyedQueue:
-    """Queue that calls `work(key)` for every key that was added.
+    """Queue that calls `work(key)` for each added key.
 
-    `work` returns the number of seconds after which the key is due again even if it is not added, or None. A key whose
-    work raises is tried again with back-off and does not delay other keys. When more keys wait than there are workers,
-    they take turns by `lane(key)`: a lane with a thousand keys does not delay other lanes.
+    `work` returns the seconds after which the key must run again even if it is not added, or None. If `work` raises,
+    the key is tried again with a backoff, and other keys are not delayed. If more keys wait than there are workers, the
+    lanes (`lane(key)`) take turns. A lane with a thousand keys therefore does not delay the keys of other lanes.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class KeyedQueue:
         self._open = False
 
     def start(self) -> None:
-        """Start to run keys. Earlier additions are remembered."""
+        """Start to run keys, including those that were added before."""
         self._open = True
         for key in list(self._entries):
             self.add(key)
@@ -94,7 +94,7 @@ class KeyedQueue:
         entry.task = asyncio.create_task(self._run(key, entry), name=f"job {key}")
 
     def add_within(self, key: str, seconds: float) -> None:
-        """Run the key after `seconds` at the latest, and earlier when it is due earlier."""
+        """Run the key after at most `seconds` seconds."""
         entry = self._entries.setdefault(key, _Entry())
         entry.forgotten = False
         if not self._open or self._closed or entry.wanted_at is not None:
@@ -107,7 +107,7 @@ class KeyedQueue:
         entry.timer = loop.call_later(seconds, self._due, key)
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Run the key as soon as `seconds` have passed since the start of its last run."""
+        """Run the key once `seconds` seconds have passed since the start of its last run."""
         entry = self._entries.get(key)
         remaining_seconds = entry.last_begun + seconds - time.perf_counter() if entry else 0.0
         if remaining_seconds > 0:
@@ -126,7 +126,7 @@ class KeyedQueue:
                 del self._entries[key]
 
     async def close(self) -> None:
-        """Stop, and cancel all runs."""
+        """Stop the queue and cancel all runs."""
         self._closed = True
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for key in list(self._entries):
@@ -136,7 +136,7 @@ class KeyedQueue:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def set_gauges(self) -> None:
-        """Set the metrics of keys that wait and that run now."""
+        """Update the metrics of waiting and running keys."""
         now, entries = time.perf_counter(), self._entries.values()
         under_way = [now - entry.begun_at for entry in entries if entry.begun_at is not None]
         metrics.QUEUE_DEPTH.set(sum(entry.wanted_at is not None for entry in entries))
@@ -154,7 +154,7 @@ class KeyedQueue:
         try:
             while entry.wanted_at is not None and not self._closed:
                 async with self._workers.turn(self._lane(key)):
-                    if entry.wanted_at is not None:  # None: the key was forgotten meanwhile
+                    if entry.wanted_at is not None:  # None if the key was removed meanwhile
                         recheck = await self._once(key, entry, entry.wanted_at)
         finally:
             entry.task = None

@@ -1,4 +1,4 @@
-"""Watches of Kueue's objects, which run only while the API server serves Kueue's API."""
+"""Watches of Kueue's objects. They run only while the API server serves Kueue's API."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from concertina.plan.kueue import WorkloadView
 from concertina_protocol.log import log_event
 
 CHECK_SECONDS = 60.0
-"""Time in seconds between two looks whether Kueue's API is served."""
+"""Seconds between two checks whether the API server serves Kueue's API."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
-"""First and longest delay in seconds before a failed look is repeated."""
+"""Shortest and longest delay in seconds before a failed check is repeated."""
 ORPHAN_SECONDS = 1.0
-"""Time in seconds between two looks at Workloads whose job is gone."""
+"""Seconds between two searches for Workloads whose job is gone."""
 
 
 class QueueWatch:
-    """Keeps the cache of queues up to date, and says once at the start whether there are any (`known`)."""
+    """Keeps the cache of Kueue's objects up to date. `known` is set once the cache is complete for the first time."""
 
     def __init__(
         self,
@@ -47,7 +47,10 @@ class QueueWatch:
         """Prepare the watches.
 
         Args:
-            namespaces: Namespaces to watch; None stands for all.
+            client: Client of the API server.
+            cache: Cache to update.
+            namespaces: Namespaces to watch; None stands for all namespaces.
+            may_act: Function that returns whether this operator is the leader.
         """
         self._client = client
         self._cache = cache
@@ -55,22 +58,25 @@ class QueueWatch:
         self._may_act = may_act
         self._workloads: dict[str | None, Reflector[WorkloadView]] = {}
         self._others: list[Reflector[Any]] = []
-        """Reflectors of queues, flavors and priority classes."""
+        """Reflectors of flavors and priority classes."""
         self.known = asyncio.Event()
-        """Event that is set once the state of Kueue's API, and all that existed before, is known."""
+        """Event that is set once it is known whether Kueue's API is served.
+
+        If so, its objects are then in the cache.
+        """
         self._asked = asyncio.Event()
-        """Event that is set when the next look is due at once."""
+        """Event that is set to request the next check at once."""
 
     def assume(self, workload: Raw) -> None:
-        """Take a Workload that this operator's own write returned."""
+        """Store a Workload that a write of this operator has returned."""
         reflector = self._workloads.get(workload["metadata"]["namespace"]) or self._workloads.get(None)
         if reflector is not None:
             reflector.assume(workload)
 
     async def look(self) -> None:
-        """Return when the state of Kueue's API is known as of now.
+        """Check now whether Kueue's API is served, and return once that is known.
 
-        Kueue may have been installed since the last look. A job with a queue that is created then would start without
+        Kueue may have been installed since the last check. Without a new check, a job with a queue would start without
         quota.
         """
         if self._cache.queues.served:
@@ -80,12 +86,12 @@ class QueueWatch:
         await self.known.wait()
 
     async def run(self) -> None:
-        """Watch Kueue's objects whenever its API is served."""
+        """Watch Kueue's objects whenever the API server serves Kueue's API."""
         while True:
             self._asked.clear()
             if not await self._is_served():
                 self._cache.queues.set_service(Service.ABSENT)
-                if not self._asked.is_set():  # else this answer may be older than the question
+                if not self._asked.is_set():  # otherwise this answer may be older than the request
                     self.known.set()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._asked.wait(), CHECK_SECONDS)
@@ -94,7 +100,7 @@ class QueueWatch:
             async with asyncio.TaskGroup() as tasks:
                 watches = [tasks.create_task(reflector.run()) for reflector in self._reflectors()]
                 state = tasks.create_task(self._follow_state())
-                while await self._is_served() or await self._is_served():  # one missing answer is no proof
+                while await self._is_served() or await self._is_served():  # one negative answer is no proof
                     await asyncio.sleep(CHECK_SECONDS)
                 for task in (*watches, state):
                     task.cancel()
@@ -127,7 +133,7 @@ class QueueWatch:
         return [*self._workloads.values(), *self._others]
 
     async def _follow_state(self) -> None:
-        """Say that the queues are known after the first lists, and whether Workloads can be read."""
+        """Set `known` after the first lists, and record whether the operator may read Workloads."""
         everything = [*self._workloads.values(), *self._others]
         await asyncio.gather(*(reflector.answered.wait() for reflector in everything))
         while not all(reflector.synced.is_set() for reflector in self._workloads.values()):
@@ -138,7 +144,7 @@ class QueueWatch:
         self.known.set()
 
     async def drop_orphans(self) -> None:
-        """Remove the finalizers of Workloads whose job is gone, once no pod of it is left."""
+        """Remove the finalizers of Workloads whose job is gone, once the job has no pods left."""
         while True:
             await asyncio.sleep(ORPHAN_SECONDS)
             for workload in list(self._cache.queues.orphans()) if self._may_act() else ():

@@ -1,4 +1,4 @@
-"""One pass for one job: observe, plan, apply. Every trigger leads to a pass."""
+"""One pass for one job: observe, plan, apply. Every event about the job leads to such a pass."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from concertina_protocol.log import log_event
 
 log = logging.getLogger(__name__)
 NOT_NOW_SECONDS = 1.0
-"""Delay in seconds before the next try while the Lease is in doubt or the API server is unreachable."""
+"""Seconds before the next try if the Lease may be lost or the API server is unreachable."""
 AGAIN_SECONDS = 0.02
-"""First delay in seconds before a pass whose precondition failed is repeated."""
+"""Shortest delay in seconds before a pass with an outdated observation is repeated."""
 LONGEST_SECONDS = 30.0
 FORBIDDEN_SECONDS = 3.0
 SERVED_BY_ANOTHER = Event(
@@ -47,27 +47,27 @@ Planner = Callable[[JobObservation, float], Plan]
 
 @dataclass(frozen=True)
 class _Decision:
-    """Plan of a pass, with the observation that it was made on."""
+    """Plan of a pass and the observation from which it was made."""
 
     observed: JobObservation
     plan: Plan
     change: StatusChange | None
     at: float
-    """Time of the observation on the monotonic clock."""
+    """Monotonic time of the observation."""
 
 
 def _most_members(job: CachedJob) -> int:
-    """Return the size of the largest world that an agent of the job can report.
+    """Return the number of members in the largest round that an agent of the job can report.
 
-    Pods without an address do not count. Otherwise, a job with one running pod could request a thousand replicas, and
-    send as many lines as a thousand.
+    Pods without an IP address do not count. Otherwise, a job with one running pod could request a thousand replicas,
+    and its agent could send as much data as a thousand.
     """
     return max(sum(bool(pod.ip) for pod in job.pods.values()), len(job.view.status.world.members))
 
 
 @dataclass
 class Reconciler:
-    """Makes the passes of all jobs."""
+    """Runs the passes of all jobs."""
 
     cache: ClusterCache
     connections: AgentConnections
@@ -78,21 +78,24 @@ class Reconciler:
     plan: Planner
     keys: MasterKeys
     trace: Export | None
-    """Function that exports traces, or None when traces are off."""
+    """Function that exports traces; None if tracing is off."""
     may_act: Callable[[], bool]
-    """Whether this operator may act: False while another operator may be the leader."""
+    """Function that returns whether this operator may act.
+
+    It returns False while another operator may be the leader.
+    """
     changed_within: Callable[[str, float], None]
-    """Function that schedules the job's next pass within that many seconds."""
+    """Function that schedules a job's next pass within a number of seconds."""
     look_for_queues: Callable[[], Awaitable[None]]
-    """Function that returns when it is known whether the API server serves Kueue's API now."""
+    """Coroutine function that returns once it is known whether the API server serves Kueue's API."""
     silence: SilenceLimit = field(default_factory=SilenceLimit)
     passes: int = 0
     of_another: set[str] = field(default_factory=set)
-    """Uids of jobs whose key this operator lacks, and that another operator writes to."""
+    """Uids of jobs that another operator serves, and whose master key this operator lacks."""
     _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock for decisions.
+    """Lock that lets only one pass decide at a time.
 
-    One pass decides at a time, and the event loop serves everything else before the next pass decides.
+    Between two passes, the event loop handles everything else that is waiting.
     """
 
     def __post_init__(self) -> None:
@@ -105,10 +108,10 @@ class Reconciler:
         self._writes.close()
 
     async def run(self, uid: str) -> float | None:
-        """Make one pass for the job, and return the number of seconds until it is due again, or None.
+        """Run one pass for the job. Return the seconds until its next pass, or None.
 
         Raises:
-            ApiError: When the error has no remedy (see `_again`). It has been reported in the job's status.
+            ApiError: When the error is not expected (see `_again`). It has been reported in the job's status.
         """
         job = self.cache.job(uid)
         if job is None:
@@ -139,7 +142,7 @@ class Reconciler:
         except Exception as error:
             await self.status.write_failure(job, error)
             raise
-        if decision is None:  # forgotten meanwhile
+        if decision is None:  # the job was deleted meanwhile
             self._drop(uid)
             return None
         job.preconditions_failed = 0
@@ -149,9 +152,9 @@ class Reconciler:
         return decision.plan.recheck_after
 
     def _yield_seconds(self, job: CachedJob, key: bytes | None) -> float:
-        """Return for how many seconds to leave the job to another operator.
+        """Return the seconds for which to leave the job to another operator.
 
-        Return 0.0 when this operator serves the job, or when none does.
+        The result is 0.0 if this operator serves the job, or if no operator does.
         """
         uid, seconds = job.view.uid, 0.0
         if key is None:
@@ -167,19 +170,19 @@ class Reconciler:
         return seconds
 
     async def _written(self, job: CachedJob) -> _Decision | None:
-        """Decide, write the status, and return the decision, or None when the job is gone.
+        """Decide and write the status. Return the decision, or None if the job is gone.
 
-        Nothing else is done when the status cannot be written, so a pass that loses a race does no harm (decision "One
-        status write a pass").
+        If the status can't be written, nothing else is done, so an outdated pass does no harm (decision "One status
+        write a pass").
 
         Raises:
-            PreconditionFailed: When the status cannot be written.
+            PreconditionFailed: When the status cannot be written because the observation is outdated.
         """
         decision = await self._decide(job)
         if decision is None or decision.change is None:
             return decision
         async with self.status.turn(job) as waited:
-            if waited:  # decision "A pass that has waited decides again"
+            if waited:  # see decision "A pass that has waited decides again"
                 decision = await self._decide(job)
             if decision is not None and decision.change is not None:
                 await self.status.write(job, decision.change)
@@ -193,16 +196,16 @@ class Reconciler:
             return self._decide_now(job)
 
     def _decide_now(self, job: CachedJob) -> _Decision | None:
-        """Observe the job and plan, or return None when the job is gone.
+        """Observe the job and plan. Return None if the job is gone.
 
         Raises:
-            PreconditionFailed: When another operator may be the leader.
+            PreconditionFailed: When another operator may be the leader, or resource claims must be read first.
         """
-        if not self.may_act():  # this pass has waited
+        if not self.may_act():  # another operator may have become the leader while this pass waited
             raise PreconditionFailed("by now another operator may be the one that acts")
         if (cached := self.cache.job(job.view.uid)) is not None and unread(cached.view):
             raise PreconditionFailed("the spec has changed, and its claims are to be read first")
-        # Thread time excludes the time in which the process was stopped.
+        # Thread time does not include the time in which the process was stopped.
         observed_at, begun = time.monotonic(), time.thread_time()
         observed = self.cache.observe(job.view.uid)
         if observed is None:
@@ -220,9 +223,9 @@ class Reconciler:
         return _Decision(observed, plan, change, observed_at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
-        """Send the plan's messages to agents and its events, in the order of plan/actions.py.
+        """Send the plan's calls to agents and its events, in the order of plan/actions.py.
 
-        Each message and event is sent outside the passes.
+        They are sent in the background, outside of the passes.
         """
         uid = job.view.uid
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
@@ -238,7 +241,7 @@ class Reconciler:
             self.trace(uid, plan.trace)
 
     def _give_up_silent(self, job: CachedJob, plan: Plan) -> None:
-        """Treat one more silent pod as dead as soon as the limit allows it. The next pass replaces that pod."""
+        """Add one silent pod to those that count as dead, if the limit allows it. The next pass replaces the pod."""
         job.given_up &= frozenset(plan.silent)
         waiting = [uid for uid in plan.silent if uid not in job.given_up]
         if not waiting:
@@ -250,7 +253,7 @@ class Reconciler:
         self.changed_within(job.view.uid, seconds)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
-        """Handle a write outside the passes that failed: schedule the pass that decides what to do."""
+        """Handle a failed write outside of the passes: schedule the pass that decides what to do."""
         uid = job.view.uid
         retry_seconds = await self._again(job, error) if isinstance(error, PreconditionFailed | ApiError) else None
         if retry_seconds is None and self.cache.job(uid):
@@ -262,9 +265,9 @@ class Reconciler:
             self.changed_within(uid, retry_seconds)
 
     async def _again(self, job: CachedJob, error: PreconditionFailed | ApiError) -> float | None:
-        """Return the number of seconds until the next pass after an expected error.
+        """Return the seconds until the next pass after an expected error.
 
-        Return None when the error has no remedy, or when the job is gone.
+        The result is None if the error is not expected, or if the job is gone.
         """
         if isinstance(error, PreconditionFailed | Conflict):
             job.preconditions_failed += 1
@@ -279,13 +282,14 @@ class Reconciler:
             log_event("unreachable", **job.named(), message=error.message)
             return NOT_NOW_SECONDS
         if isinstance(error, Forbidden | Unauthorized):
-            # Just after its start, the API server does not know the roles yet. Later, the chart's roles are missing.
+            # Just after its start, the API server does not know the roles yet. If this lasts, the chart's roles are
+            # missing.
             log_event("forbidden", **job.named(), message=error.message)
             return FORBIDDEN_SECONDS
         return None
 
     async def check(self, uid: str) -> bool:
-        """Return whether the API server still has the job, and forget the job when it does not."""
+        """Return whether the API server still has the job. If not, remove the job from the cache."""
         job = self.cache.job(uid)
         if job is None:
             return False
@@ -300,14 +304,14 @@ class Reconciler:
         return False
 
     def forget(self, uid: str) -> None:
-        """Remove a job that is gone."""
+        """Remove a deleted job from the cache."""
         if job := self.cache.job(uid):
             log_event("forgotten", **job.named(), uid=uid)
         self.cache.forget_job(uid)
         self._drop(uid)
 
     def release(self, uid: str) -> None:
-        """Stop serving a job whose namespace this operator no longer serves. Its pods continue to run."""
+        """Stop serving a job whose namespace this operator no longer serves. The job's pods continue to run."""
         if job := self.cache.job(uid):
             log_event("released", **job.named(), uid=uid)
         self.cache.release_job(uid)

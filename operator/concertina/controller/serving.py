@@ -1,4 +1,4 @@
-"""HTTP server, and the endpoint for Prometheus."""
+"""HTTP server of the operator, and the endpoint for Prometheus."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from concertina.kube.errors import ApiError
 from concertina.metrics import REGISTRY
 
 REST = 3.0
-"""Factor between the time that the last response took and the pause before the next one.
+"""Ratio of the pause after a response to the time that the response took.
 
-A client that scrapes without pause therefore uses a quarter of a processor.
+A client that scrapes all the time therefore uses at most a quarter of a processor.
 """
 Answer = Callable[[web.Request], Awaitable[web.Response]]
 Look = Callable[[], Collector | None]
-"""Function that sets the gauges of the current state.
+"""Function that updates the gauges of the current state.
 
-It may return a collector of more metrics, which is collected outside the event loop.
+It may return a collector of further metrics, which is collected outside of the event loop.
 """
 
 
@@ -39,20 +39,22 @@ It may return a collector of more metrics, which is collected outside the event 
 async def endpoints(
     settings: OperatorSettings, looks: Iterable[Look], reviews: TokenReviews | None = None
 ) -> AsyncIterator[None]:
-    """Serve the metrics on their address, with or without the Lease. Each scrape calls all of `looks`.
+    """Serve the metrics, whether or not this process holds the Lease. Each scrape calls all functions in `looks`.
 
     Args:
-        reviews: Reviews for `MetricsAccess.REVIEW`.
+        settings: Settings of the operator.
+        looks: Functions that update gauges.
+        reviews: Token reviews for `MetricsAccess.REVIEW`.
     """
     guard = _Guard(settings.metrics_access, settings.metrics_token, reviews)
-    disable_created_metrics()  # otherwise each counter has a second series
+    disable_created_metrics()  # otherwise each counter gets a second series (_created)
     async with listening(settings.metrics, {"/metrics": _Metrics(guard, looks).answer}):
         yield
 
 
 @contextlib.asynccontextmanager
 async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
-    """Serve the paths on that address, or nothing when there is none."""
+    """Serve HTTP paths on an address; serve nothing if the address is None."""
     if address is None:
         yield
         return
@@ -68,7 +70,7 @@ async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answe
 
 
 class _Guard:
-    """Access check for requests to read metrics."""
+    """Check of whether a request may read metrics."""
 
     def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
         self._access = access
@@ -76,7 +78,7 @@ class _Guard:
         self._reviews = reviews
 
     async def refusal(self, request: web.Request) -> web.Response | None:
-        """Return the response to a request that may not read metrics, or None for one that may."""
+        """Return the response to a request that may not read metrics; None if the request may."""
         authorization = request.headers.get("Authorization", "")
         match self._access:
             case MetricsAccess.OPEN:
@@ -116,7 +118,7 @@ def _refused(status: int, sentence: str) -> web.Response:
 
 
 class _CollectedMetrics(Collector):
-    """Metrics that were collected in the event loop, followed by those of other collectors."""
+    """Collector of metrics that were already collected, followed by those of further collectors."""
 
     def __init__(self, families: list[Metric], more: list[Collector]) -> None:
         self._families, self._more = families, more
@@ -127,19 +129,19 @@ class _CollectedMetrics(Collector):
 
 @dataclass(frozen=True)
 class _Exposition:
-    """Response body of one scrape."""
+    """Response text of a scrape."""
 
     content_type: str
     began: float
-    """Time at which its creation began, on the monotonic clock."""
+    """Monotonic time at which the creation of the text began."""
     body: bytes
 
 
 class _Metrics:
-    """Endpoint of the metrics.
+    """Endpoint for metrics.
 
-    The text of a thousand jobs takes 0.3 s of a processor and 20 MiB. One text is created at a time, all requests that
-    have waited for it get the same one, and then there is a pause.
+    The text for a thousand jobs takes 0.3 s of processor time and 20 MiB. Only one text is created at a time, and all
+    requests that waited for it get the same text. After that there is a pause.
     """
 
     def __init__(self, guard: _Guard, looks: Iterable[Look]) -> None:
@@ -156,7 +158,7 @@ class _Metrics:
         return web.Response(body=text.body, headers={"Content-Type": text.content_type})
 
     async def _exposition(self, accept: str) -> _Exposition:
-        """Return a text whose creation began after the request arrived."""
+        """Return the metrics as text. The text is not older than the request."""
         arrived = time.monotonic()
         encode, content_type = choose_encoder(accept)
         async with self._turn:
@@ -164,7 +166,7 @@ class _Metrics:
                 await asyncio.sleep(max(0.0, self._rests_until - time.monotonic()))
                 began = time.monotonic()
                 more = [collector for look in self._looks if (collector := look()) is not None]
-                # The families are collected in the event loop, where nothing changes meanwhile.
+                # Collect in the event loop, where no value changes meanwhile.
                 collected = _CollectedMetrics(list(REGISTRY.collect()), more)
                 body = await asyncio.to_thread(encode, collected)
                 self._last = _Exposition(content_type, began, body)

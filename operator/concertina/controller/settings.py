@@ -1,4 +1,4 @@
-"""Settings of the operator, from the environment that the chart provides."""
+"""Settings of the operator, from the environment variables that the chart sets."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from concertina_protocol import PORT, addresses
 from concertina_protocol.log import LogFormat
 
 TAINTS = "CONCERTINA_NOTICE_TAINTS"
-"""Comma-separated list of notice taints. Absent: the well-known ones. Empty: none."""
+"""Variable with a comma-separated list of notice taints. Unset: well-known taints. Empty: none."""
 
 
 PULL_POLICY = "CONCERTINA_IMAGE_AGENT_PULL_POLICY"
-"""Pull policy of the agent's image. Absent: the one that Kubernetes chooses by the image's tag."""
+"""Variable with the pull policy of the agent's image. Unset: Kubernetes chooses by the image's tag."""
 
 
 POD_METRICS = "CONCERTINA_POD_METRICS"
-"""Port at which agents serve their metrics. Absent or 0: they serve none."""
+"""Variable with the port on which agents serve metrics. Unset or 0: agents serve no metrics."""
 
 
 LEASE = "concertina-operator"
-"""Name of the Lease of a release called concertina.
+"""Name of the Lease for a Helm release called concertina.
 
-Other releases set theirs by CONCERTINA_LEASE, so that two releases in a namespace act side by side.
+Other releases set the variable CONCERTINA_LEASE, so that two releases in one namespace do not share a Lease.
 """
 
 
 OTLP = "OTEL_EXPORTER_OTLP"
-"""Prefix of OpenTelemetry's own variables.
+"""Prefix of OpenTelemetry's variables.
 
-A variable with _TRACES after the prefix is for traces alone and takes precedence.
+A variable with _TRACES after this prefix applies to traces only and takes precedence.
 """
 _HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
 class MetricsAccess(enum.Enum):
-    """Clients that may read the operator's metrics."""
+    """Which clients may read the operator's metrics."""
 
     OPEN = "Open"
-    """Every client that reaches the port."""
+    """Every client that can reach the port."""
     TOKEN = "Token"
-    """Clients that present the token of the settings, or no client when there is no token."""
+    """Clients that present the token from the settings. If there is no token, no client may."""
     REVIEW = "Review"
-    """Clients that present a token of the cluster and may `get` the URL /metrics according to the API server."""
+    """Clients that present a token of the cluster whose account may `get` the URL /metrics."""
 
 
 class OperatorSettingsError(Exception):
@@ -66,35 +66,35 @@ class OperatorSettings:
     """Settings of the operator."""
 
     namespace: str
-    """Namespace of the operator itself, which contains its Lease."""
+    """Namespace in which the operator runs. It contains the operator's Lease."""
     identity: str
-    """Identity of this process in the Lease."""
+    """Name of this process in the Lease."""
     master_key_secret: str
-    """Name of the Secret with the master key, in that namespace."""
+    """Name of the Secret with the master key, in the operator's namespace."""
     makes_master_key: bool
-    """Whether the operator creates that Secret when it is missing. Otherwise, a user must create it."""
+    """Whether the operator creates the Secret with the master key if it does not exist. Otherwise a user must."""
     pods: PodSettings
     watch_namespaces: tuple[str, ...]
-    """Namespaces that are served. Empty: all, or those that `namespace_selector` selects."""
+    """Namespaces that the operator serves. Empty: all namespaces, or those that match `namespace_selector`."""
     health: tuple[str, int] | None
-    """Host and port of the probes, or None for no probes."""
+    """Host and port of the health probes; None for no probes."""
     lease: str = LEASE
-    """Name of the Lease. Operators with the same Lease take turns."""
+    """Name of the Lease. Of several operators with the same Lease, only one acts at a time."""
     metrics: tuple[str, int] | None = None
-    """Host and port of /metrics, or None when metrics are not served."""
+    """Host and port of /metrics; None if metrics are not served."""
     metrics_access: MetricsAccess = MetricsAccess.OPEN
     metrics_token: str = ""
     """Token for `MetricsAccess.TOKEN`."""
     namespace_selector: str = ""
-    """Label selector of the namespaces that are served. Empty: all labels match."""
+    """Label selector for the namespaces that the operator serves. Empty: all namespaces match."""
     watch_nodes: bool = True
-    """Whether the operator watches nodes. Without permission for that, it decides without them."""
+    """Whether the operator watches nodes. If not, it decides without knowledge of nodes."""
     tracing: bool = False
-    """Whether rounds are exported to a collector."""
+    """Whether rounds are exported as traces to a collector."""
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.JSON
     notice_taints: tuple[str, ...] = NOTICE_TAINTS
-    """Taints, as key or key=value, that announce the end of a node."""
+    """Taints, as key or key=value, that announce the termination of a node."""
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSettings:
@@ -134,10 +134,10 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSet
 
 
 def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
-    """Return a setting that has no default.
+    """Return the value of a variable that has no default.
 
     Raises:
-        OperatorSettingsError: When it is not set.
+        OperatorSettingsError: When the variable is not set.
     """
     if not environment.get(name):
         raise OperatorSettingsError(f"{name} is not set; it is {meaning}")
@@ -148,10 +148,10 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def _one_of(members: type[E], environment: Mapping[str, str], name: str, default: E) -> E:
-    """Return the enum member that a setting names, regardless of case.
+    """Return the enum member whose value a variable contains, ignoring case.
 
     Raises:
-        OperatorSettingsError: When the value names no member.
+        OperatorSettingsError: When no member has that value.
     """
     text = environment.get(name) or default.value
     member = next((candidate for candidate in members if candidate.value.lower() == text.lower()), None)
@@ -163,7 +163,7 @@ def _one_of(members: type[E], environment: Mapping[str, str], name: str, default
 
 
 def _pod_metrics(environment: Mapping[str, str]) -> AgentMetrics | None:
-    """Return the settings of the agents' metrics, or None when agents serve none.
+    """Return the settings of the agents' metrics; None if agents serve no metrics.
 
     Raises:
         OperatorSettingsError: When the port is invalid.
@@ -180,9 +180,9 @@ def _pod_metrics(environment: Mapping[str, str]) -> AgentMetrics | None:
 
 
 def _tracing(environment: Mapping[str, str]) -> bool:
-    """Return whether a collector is configured, and check the variables of the SDK.
+    """Return whether a trace collector is configured, and check OpenTelemetry's variables.
 
-    The SDK would continue without a value that it cannot read, or log a header with its secret.
+    The SDK itself would ignore an invalid value, or log a header that contains a secret.
 
     Raises:
         OperatorSettingsError: When a variable is invalid.
@@ -223,7 +223,7 @@ def _tracing(environment: Mapping[str, str]) -> bool:
 
 
 def _address(environment: Mapping[str, str], name: str) -> tuple[str, int] | None:
-    """Return the host and port that a setting names, or None when it is not set.
+    """Return the host and port from a variable; None if it is not set.
 
     Raises:
         OperatorSettingsError: When the value is not HOST:PORT.

@@ -1,6 +1,6 @@
-"""Limit on the pods that are given up because of silence alone.
+"""Limit on how many pods are given up only because their agent is silent.
 
-See the decision "Pods are given up for silence one by one".
+Decision "Pods are given up for silence one by one" gives the reason.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections import deque
 from collections.abc import Callable
 
 NAMESPACE_SECONDS = 10.0
-"""Shortest interval in seconds between two pods of a namespace."""
+"""Shortest interval in seconds between two pods of one namespace that are given up."""
 PER_MINUTE, MINUTE = 6, 60.0
-"""Largest number of pods of all namespaces within MINUTE seconds."""
+"""Largest number of pods, over all namespaces, that are given up within MINUTE seconds."""
 REMEMBERED_SECONDS = 600.0
-"""Number of seconds for which a pod counts when the first namespace is chosen."""
+"""Seconds for which a given-up pod counts against its namespace when the next namespace is chosen."""
 LATE_SECONDS = 5.0
-"""Number of seconds by which a waiting namespace may ask late and keep its place."""
+"""Seconds by which a waiting namespace may ask too late without losing its place."""
 
 
 class SilenceLimit:
-    """Limit of one pod in 10 s for each namespace, and of six pods a minute over all namespaces.
+    """Limits the pods that are given up: one in 10 s for each namespace, and six a minute over all namespaces.
 
-    When more pods are to be given up, the namespace that has lost the fewest comes first, so that no namespace uses up
-    the share of the others.
+    If several namespaces wait, the one with the fewest given-up pods comes first, so that no namespace uses up the
+    limit of the others.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,12 +32,12 @@ class SilenceLimit:
         self._granted: deque[tuple[float, str]] = deque()
         """Time and namespace of each pod that was given up."""
         self._waiting: dict[str, float] = {}
-        """Waiting namespaces in the order of their first request, with the time until which each keeps its place."""
+        """Waiting namespaces in the order of their first request, with the time until which each has its place."""
 
     def ask(self, namespace: str) -> float:
-        """Return 0.0 when a pod of the namespace may be given up now, and count it.
+        """Return 0.0 if a pod of the namespace may be given up now, and count that pod.
 
-        Otherwise, return the number of seconds until the namespace should ask again.
+        Otherwise, return the seconds after which to ask again.
         """
         now = self._clock()
         while self._granted and self._granted[0][0] <= now - REMEMBERED_SECONDS:
@@ -56,7 +56,7 @@ class SilenceLimit:
         return last + NAMESPACE_SECONDS - now
 
     def _common_wait(self, namespace: str, now: float) -> float:
-        """Return the number of seconds until a pod of the namespace is allowed after those that come first."""
+        """Return the seconds until the limit over all namespaces allows a pod of this namespace."""
         names = list(self._waiting)
         if namespace not in self._waiting:
             names.append(namespace)

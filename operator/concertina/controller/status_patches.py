@@ -1,4 +1,4 @@
-"""Write of a pass to its job: the status, on the condition that the claim is still the observed one."""
+"""Write the status of a job, on the condition that the claim in the status is still the observed one."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from concertina_protocol.log import log_event
 from concertina_protocol.traces import trace_id
 
 SLOTS = 16
-"""Largest number of status writes under way, over all jobs."""
+"""Largest number of status writes at a time, over all jobs."""
 CLAIM_FIELDS = ("round", "claimId", "committed")
 """Fields that identify a claim."""
 
 
 class PreconditionFailed(Exception):
-    """An observation is outdated: observe and plan again."""
+    """An observation is outdated, so the job must be observed and planned again."""
 
 
 @dataclass(frozen=True)
 class StatusChange:
-    """Change of a job's status that a plan asks for."""
+    """Change of a job's status that a plan requires."""
 
     view: JobView
     tests: list[Raw]
@@ -42,14 +42,11 @@ class StatusChange:
     wanted: Raw
     only_numbers: bool
     restores: bool
-    """Whether the change only repeats conditions that another client has reverted since."""
+    """Whether the change only repeats conditions that another client has reverted."""
 
     @classmethod
     def of(cls, job: CachedJob, plan: Plan) -> StatusChange | None:
-        """Return the change that a plan asks for, or None when the job has that status already.
-
-        The status is the same object when a pass changes nothing, or it is equal.
-        """
+        """Return the status change that a plan requires; None if the job already has that status."""
         view, status = job.view, plan.status
         if status is view.status and job.status:
             return None
@@ -69,17 +66,17 @@ class StatusWriter:
         self._events = events
         self._turns = FairLimiter(SLOTS)
         self._dropped: set[tuple[str, str]] = set()
-        """(namespace, path) of status fields that the API server has dropped."""
+        """Namespace and path of status fields that the API server has dropped."""
 
     def turn(self, job: CachedJob) -> AbstractAsyncContextManager[bool]:
-        """Return the context of one write, which yields whether the write had to wait for its turn."""
+        """Return a context manager for one write. It yields whether the write had to wait for its turn."""
         return self._turns.turn(job.lane)
 
     async def write(self, job: CachedJob, change: StatusChange) -> None:
         """Write the status of the job.
 
         Raises:
-            PreconditionFailed: When the claim is not the observed one. Then nothing is written.
+            PreconditionFailed: When the stored claim is not the observed one. Nothing is written then.
         """
         view, before, new_status = change.view, change.before, change.wanted
         patch = [
@@ -98,10 +95,9 @@ class StatusWriter:
         self._warn_of_dropped(view, dropped(new_status, stored.get("status") or {}))
 
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
-        """Report a pass that failed in a condition, an event and a log line.
+        """Report a failed pass in a condition, an event and a log line.
 
-        The conditions of the next pass that succeeds replace that condition. The report is best effort: it is tried
-        regardless of what made the pass fail, and an error of the API server is only logged.
+        The next pass that succeeds replaces the condition. If the API server refuses the report, that is only logged.
         """
         view = job.view
         message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
@@ -129,10 +125,10 @@ class StatusWriter:
             log_event("reconcile error not told", **job.named(), message=refused.message)
 
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
-        """Warn once of each field in each namespace, on the job that it was seen on.
+        """Report status fields that the API server dropped, once for each field and namespace.
 
-        An older CRD is common where the chart does not manage it (decision "Versions beside each other"). Users of a
-        namespace do not see another's events, and a namespace that is being deleted takes none.
+        The usual cause is an old CRD that the chart does not manage (decision "Versions beside each other"). Each
+        namespace gets its own event, because its users can't see events of other namespaces.
         """
         news = [path for path in paths if (view.namespace, path) not in self._dropped]
         if news:
@@ -147,12 +143,15 @@ class StatusWriter:
 
 
 def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
-    """Return the conditions of a job whose pass failed, and whether they are news. All but three are unchanged."""
+    """Return the conditions of a job whose pass failed, and whether they differ from before.
+
+    Only Reconciling, ReconcileError and Stalled are changed.
+    """
     before = {condition["type"]: condition for condition in status.get("conditions") or ()}
     now = rfc3339(int(time.time()))
     news = False
     if (reconciling := before.get(ConditionType.RECONCILING)) and reconciling.get("status") == "True":
-        # A tool that sees Reconciling keeps waiting, whatever the value of Stalled.
+        # Tools keep waiting while Reconciling is true, whatever the value of Stalled.
         stopped = {"status": "False", "reason": ConditionType.RECONCILE_ERROR.value, "message": ""}
         before[ConditionType.RECONCILING] = {**reconciling, **stopped, "lastTransitionTime": now}
     for kind in (ConditionType.RECONCILE_ERROR, ConditionType.STALLED):
@@ -171,7 +170,7 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
 
 
 def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
-    """Return the paths of fields that were written but are not stored. Only the first entry of a list is compared."""
+    """Return the paths of fields that were written but not stored. Of a list, only the first entry is compared."""
     if written == stored:
         return ()
     missing_paths: list[str] = []
@@ -189,13 +188,12 @@ def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
 
 
 def claim_tests(status: Raw) -> list[Raw]:
-    """Return the part of a JSON patch that guards a status write against a deposed operator.
+    """Return the test operations of a JSON patch that make a status write of an outdated operator fail.
 
-    This part holds only while `status.world.claim`, the number of failures and the skipped samples are those in
-    `status`. Between two claims, a deposed operator's late write would revert these counts.
-
-    The claim's texts are left out: the API server compares strings as they are escaped, and Go escapes them differently
-    from Python (decision "One status write a pass").
+    The tests require that `status.world.claim`, the number of failures and the skipped samples are those in `status`.
+    Late writes between two claims could otherwise revert the number of failures or the skipped samples. The claim's
+    messages are not tested: the API server compares escaped strings, and Go escapes them differently from Python
+    (decision "One status write a pass").
     """
     paths = ("skipped",), ("restarts", "total"), *(("world", "claim", name) for name in CLAIM_FIELDS)
     return list({test["path"]: test for test in (_test(status, path) for path in paths)}.values())
@@ -204,7 +202,7 @@ def claim_tests(status: Raw) -> list[Raw]:
 def _test(status: Raw, path: tuple[str, ...]) -> Raw:
     """Return the operation that tests a field for its value in `status`.
 
-    When the field or its parent is absent there, the operation tests that this is absent.
+    If the field or its parent is absent in `status`, the operation tests that it is absent.
     """
     value: Any = status or None
     pointer = "/status"
@@ -216,7 +214,7 @@ def _test(status: Raw, path: tuple[str, ...]) -> Raw:
 
 
 def _log_changes(job: CachedJob, before: Raw, after: Raw) -> None:
-    """Log each round that was claimed or committed, and each condition that changed."""
+    """Log each new claim, each new commit and each changed condition."""
     old, new = before.get("world") or {}, after.get("world") or {}
     claim = new.get("claim") or {}
     if claim and claim["claimId"] != (old.get("claim") or {}).get("claimId"):

@@ -1,6 +1,6 @@
-"""Reviews by the API server of whether a token may read the operator's metrics.
+"""Ask the API server whether a token may read the operator's metrics.
 
-A review is a TokenReview, then a SubjectAccessReview of `get` on the URL /metrics, as in controller-runtime.
+This takes a TokenReview, followed by a SubjectAccessReview of `get` on the URL /metrics, as in controller-runtime.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from concertina.kube.errors import Unreachable
 from concertina.kube.resources import ACCESS_REVIEWS, TOKEN_REVIEWS, Raw
 
 ALLOWED_SECONDS, REFUSED_SECONDS = 60.0, 10.0
-"""Number of seconds for which an answer of the API server is valid: when it allows, and when it refuses."""
+"""Seconds for which a positive and a negative answer of the API server are cached."""
 REMEMBERED = 256
-"""Largest number of answers of each kind. Refusals are stored separately: random tokens must not evict allowed ones."""
-AT_ONCE, WAITING = 2, 32
-"""Largest number of reviews under way, and of callers that wait for one.
+"""Largest number of cached answers of each kind.
 
-This bounds the load that unknown clients put on the API server.
+Negative answers are stored separately, so that random tokens do not evict positive answers.
+"""
+AT_ONCE, WAITING = 2, 32
+"""Largest number of reviews at a time, and of callers that wait for one.
+
+This limits the load that unknown clients can cause on the API server.
 """
 PATH = "/metrics"
 
 
 class TokenVerdict(enum.Enum):
-    """Outcome for a request that presents a token."""
+    """Result of a token review."""
 
     ALLOWED = enum.auto()
     UNKNOWN_TOKEN = enum.auto()
@@ -45,7 +48,7 @@ class _Answer:
 
 
 class TokenReviews:
-    """Cache of the API server's answers about tokens. Tokens are stored only as hashes."""
+    """Cache of the API server's answers about tokens. Only hashes of the tokens are stored."""
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -56,10 +59,10 @@ class TokenReviews:
         self._waiting = 0
 
     async def verdict(self, token: str) -> TokenVerdict:
-        """Return the API server's verdict on the token.
+        """Return whether the token may read metrics.
 
         Raises:
-            ApiError: When the API server gives no verdict.
+            ApiError: When the API server does not answer.
             Unreachable: When too many tokens wait for a review.
         """
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
@@ -70,7 +73,7 @@ class TokenReviews:
         self._waiting += 1
         try:
             async with self._turns:
-                if (cached := self._cached(key)) is not None:  # another request with the same token was first
+                if (cached := self._cached(key)) is not None:  # another request has had the same token reviewed
                     return cached
                 verdict = await self._reviewed(token)
         finally:

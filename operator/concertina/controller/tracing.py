@@ -1,4 +1,4 @@
-"""Interface of the exporter of rounds' traces, without OpenTelemetry (`otlp_traces`)."""
+"""Types for the export of traces. This module does not import OpenTelemetry (`otlp_traces` does)."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from concertina.plan.actions import RoundTrace
 
 
 class SpanResult(enum.StrEnum):
-    """Result for a span, as a label of the metric."""
+    """Result of exporting a span, as a metric label."""
 
     EXPORTED = "exported"
     FAILED = "failed"
-    """The collector did not accept the span, or not in time."""
+    """The collector did not accept the span in time."""
     DROPPED = "dropped"
-    """Too many spans were waiting."""
+    """The queue of spans was full."""
 
 
 metrics.begin_at_zero(metrics.TRACE_SPANS, SpanResult)
 Export = Callable[[str, RoundTrace], None]
-"""Function that takes a job's uid and the trace of one of its rounds, and returns immediately."""
+"""Function that queues the trace of a round. Its arguments are the job's uid and the trace; it returns immediately."""

@@ -1,8 +1,8 @@
-"""Writes to Workloads of Kueue.
+"""Writes to Kueue's Workloads.
 
-Each write names the version of the Workload that it was planned on, so that nothing is written to another one. Quota is
-given back only after a live list of pods has shown that no more are left than quota remains for: a cache may not know
-of the last pod yet (decision "A unit of quota is lent once").
+Each write names the version of the Workload for which it was planned, and fails if the Workload has changed. Before the
+operator returns quota, it lists the job's pods to check that enough of them are gone, because the cache may not have
+the last pod yet (decision "A unit of quota is lent once").
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from concertina_protocol.log import log_event
 
 WORKLOAD_WRITES: tuple[type, ...] = get_args(WorkloadWrite)
 REQUEUED = (EvictionReason.PREEMPTED, EvictionReason.NODE_FAILURES)
-"""Reasons of evictions after which Kueue queues the Workload again at once."""
+"""Eviction reasons after which Kueue queues the Workload again at once."""
 LONGEST_MESSAGE = 32768
-"""Largest number of characters of a condition's message."""
+"""Maximum length of a condition's message in characters."""
 
 
 @dataclass
 class WorkloadWriter:
-    """Performs the writes to Workloads."""
+    """Performs writes to Kueue's Workloads."""
 
     client: Client
     cache: ClusterCache
     assume: Callable[[Raw], None]
-    """Function that takes a Workload that a write returned, so that no plan is made on an older version of it."""
+    """Function that stores a Workload returned by a write, so that plans do not use an older version."""
 
     async def write(self, job: CachedJob, action: WorkloadWrite) -> bool:
-        """Perform the action, and return False when the API server refused it for a reason that the cache holds.
+        """Perform the write. Return False if the API server refused it; the reason is then in the cache.
 
         Raises:
-            PreconditionFailed: When the observation is outdated, or pods are left that use the quota.
+            PreconditionFailed: When the observation is outdated, or too many pods still use the quota.
         """
         job.writing_quota = True
         try:
@@ -97,7 +97,7 @@ class WorkloadWriter:
         try:
             stored = await self.client.create(WORKLOADS, view.namespace, body)
         except AlreadyExists as error:
-            # The answer to an earlier create was lost, or the cache does not know of the Workload yet.
+            # The answer to an earlier create was lost, or the cache does not have the Workload yet.
             stored = await self.client.get(WORKLOADS, view.namespace, body["metadata"]["name"])
             if not any(owner["uid"] == view.uid for owner in _owners(stored)):
                 raise PreconditionFailed(f"another object has the name: {error.message}") from error
@@ -120,7 +120,7 @@ class WorkloadWriter:
             spec["queueName"] = edit.queue
         if edit.active is not None:
             if not edit.active and live["status"].get("admission"):
-                await self._no_more_than(job, 0)  # Kueue lends the quota of an inactive Workload at once
+                await self._no_more_than(job, 0)  # Kueue gives the quota of an inactive Workload to others at once
             spec["active"] = edit.active
             paused = {manifest.PAUSED: None if edit.active else "true"}
             metadata["annotations"] = {**metadata.get("annotations", {}), **paused}
@@ -198,10 +198,10 @@ class WorkloadWriter:
     # --- reads and patches -----------------------------------------------------------------------------------------
 
     async def _live(self, job: CachedJob, key: WorkloadKey) -> Raw:
-        """Return the Workload as it is now.
+        """Return the Workload as it is stored now.
 
         Raises:
-            PreconditionFailed: When it is not the version that the write was planned on.
+            PreconditionFailed: When it is not the version for which the write was planned.
         """
         live = await self.client.get(WORKLOADS, job.view.namespace, key.name)
         if (live["metadata"]["uid"], live["metadata"]["resourceVersion"]) != (key.uid, key.version):
@@ -211,10 +211,10 @@ class WorkloadWriter:
         return live
 
     async def _no_more_than(self, job: CachedJob, most: int) -> None:
-        """Check in a live list that no more pods of the job use quota.
+        """List the job's pods and check that at most `most` of them use quota.
 
         Raises:
-            PreconditionFailed: When more pods do.
+            PreconditionFailed: When more pods use quota.
         """
         left = await pods_left(self.client, job.view.namespace, job.view.uid)
         if left > most:
@@ -233,15 +233,15 @@ class WorkloadWriter:
 
 
 async def pods_left(client: Client, namespace: str, job_uid: str) -> int:
-    """Return how many pods of a job use quota, by a live list."""
+    """List a job's pods, and return how many of them use quota."""
     pods, _ = await client.list_all(PODS, namespace, labels=f"{JOB_UID}={job_uid}")
     return sum(not pod_view(pod).view.released for pod in pods)
 
 
 async def drop_orphan(client: Client, workload: WorkloadView) -> bool:
-    """Remove the finalizer of a Workload whose job is gone, and return whether it was removed.
+    """Remove the finalizer of a Workload whose job is gone. Return whether it was removed.
 
-    Until then its quota is counted, as it must be while a pod of the job still runs.
+    The finalizer stays while a pod of the job exists, because Kueue must count its quota until then.
     """
     live = await client.get(WORKLOADS, workload.namespace, workload.name)
     names = [owner["name"] for owner in _owners(live) if owner["uid"] == workload.job_uid]
@@ -266,14 +266,14 @@ def _owners(workload: Raw) -> Iterable[Raw]:
 
 
 def _without_finalizer(workload: Raw) -> Raw:
-    """Return a merge patch without Kueue's finalizer."""
+    """Return a merge patch that removes Kueue's finalizer."""
     metadata = workload["metadata"]
     left = [name for name in metadata.get("finalizers") or () if name != manifest.FINALIZER]
     return {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": left}}
 
 
 def _with_counts(workload: Raw, request: Request) -> list[Raw]:
-    """Return the pod sets of a Workload with other counts. A merge patch replaces a list as a whole."""
+    """Return all pod sets of a Workload with new counts, because a merge patch replaces the whole list."""
     counts = {str(pod_set): count for pod_set, count in request}
     pod_sets: Iterable[Raw] = workload["spec"]["podSets"]
     return [{**pod_set, "count": counts.get(pod_set["name"], pod_set.get("count", 1))} for pod_set in pod_sets]
@@ -285,7 +285,10 @@ def _conditions(workload: Raw) -> dict[str, Raw]:
 
 
 def _merged(conditions: dict[str, Raw], changed: Iterable[Raw]) -> list[Raw]:
-    """Return all conditions, since a merge patch replaces the list. An unchanged status keeps its transition time."""
+    """Return all conditions, with changes applied, because a merge patch replaces the whole list.
+
+    A condition whose status does not change keeps its transition time.
+    """
     result = dict(conditions)
     for condition in changed:
         last = conditions.get(condition["type"])

@@ -1,8 +1,8 @@
-"""Writes that a pass leaves to be done outside the passes.
+"""Writes of pods and other objects, which run in the background, outside of the passes.
 
-A job can recover while the API server is slow to accept its pods, or refuses them (decision "Pods are written beside
-the passes"). `WriteQueue` decides when: all jobs together have SLOTS of these writes under way, in turns, and one job
-has at most its window. `ObjectWriter` performs one write.
+A job can therefore recover although the API server is slow or refuses its pods (decision "Pods are written beside the
+passes"). `WriteQueue` limits the writes: SLOTS at a time for all jobs together, which take turns, and a window for each
+job. `ObjectWriter` performs a single write.
 """
 
 from __future__ import annotations
@@ -45,48 +45,50 @@ from concertina.turns import FairLimiter
 from concertina_protocol.log import log_event
 
 SLOTS, A_TURN = 16, 16
-"""Number of writes under way, and the number of one job's pods that are written together in one turn.
+"""Largest number of writes at a time, and number of one job's pods that are written in one turn.
 
-With one pod a turn, of a thousand jobs that start together, all would start to train at the end and none before.
+If each turn wrote only one pod, a thousand jobs that start together would all start to train at the end.
 """
 SMALLEST, FIRST, LARGEST = 1, 16, 64
-"""Largest number of creates of one job under way: after a refusal, at first, and at most.
+"""Window: how many pods of one job are created at a time. Its size after a refusal, its initial size and its maximum.
 
-The number grows by one with each create that succeeds, so a quota is not hit a thousand times. Kubernetes' Job
-controller starts slowly, too.
+The window grows by one with each successful creation, so that a resource quota does not refuse a thousand pods.
+Kubernetes' Job controller starts slowly for the same reason.
 """
 SECRET_SECONDS = 60.0
-"""Age in seconds after which a job's Secret is created again before its pods are, because the operator cannot read it.
+"""Age in seconds after which the operator creates a job's Secret again before it creates pods.
 
-The response 409 is expected.
+The operator may not read Secrets, so it can't check whether the Secret still exists. The expected answer is 409.
 """
 GROUP_SECONDS = 60.0
-"""Age in seconds after which a job's pod group is looked up again before its pods are created. A person may have
-deleted the group, and its pods would then wait without any message."""
+"""Age in seconds after which the operator checks a job's pod group again before it creates pods.
+
+Somebody may have deleted the pod group. Pods would then wait without any message.
+"""
 metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in Refusal])
 
 
 @dataclass
 class _Window:
-    """Writes of one job."""
+    """Background writes of one job."""
 
     wanted: Mapping[Hashable, Action] = field(default_factory=dict)
-    """Writes of the last pass."""
+    """Writes that the last pass planned."""
     under_way: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
-    """Tasks of the writes, including those that wait for their turn."""
+    """Tasks of the writes in progress, including those that wait for their turn."""
     size: int = FIRST
     full: bool = False
-    """Whether creates of the last pass did not fit into the window."""
+    """Whether the last pass planned more creations than the window allows."""
     held_back: bool = False
-    """Whether writes of the last pass wait: pods for Workloads, or Workloads for pods."""
+    """Whether planned writes wait because pods and Workloads must not be written at the same time."""
 
 
 class WriteQueue:
-    """Queue of the writes of all jobs.
+    """Queue of the background writes of all jobs.
 
-    `write` performs one action and returns whether the API server accepted it. An exception of it is passed to
-    `failed`. `changed` is called after a create for which the next one has waited. Nothing is written while `may_act`
-    returns False, because another operator may be the leader; a later pass plans the write again.
+    `write` performs one action and returns whether the API server accepted it. If it raises, `failed` is called.
+    `changed` is called after a write for which others have waited. Nothing is written while `may_act` returns False,
+    because another operator may be the leader. A later pass plans the write again.
     """
 
     def __init__(
@@ -104,11 +106,11 @@ class WriteQueue:
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """Start the writes of this pass that are not under way already, as far as the window allows.
+        """Start the writes of this pass, as far as the window allows.
 
-        A later pass plans the rest again. A write that waits for its turn is dropped when it is no longer planned
-        (decision "Waiting writes follow the last pass"). A plan that was made before a create ended names that
-        pod again, and that create is left out.
+        Writes that are already in progress are not started again. Writes that do not fit are planned again by a later
+        pass. A waiting write is dropped if the next pass does not plan it (decision "Waiting writes follow the last
+        pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
@@ -128,7 +130,7 @@ class WriteQueue:
         self._drop_idle(job.view.uid, window)
 
     def forget(self, uid: str) -> None:
-        """Forget a job that is gone. Its writes under way complete, and those that wait for their turn are dropped."""
+        """Remove a deleted job. Its writes in progress complete, and its waiting writes are dropped."""
         if window := self._windows.pop(uid, None):
             window.wanted = {}
 
@@ -162,15 +164,15 @@ class WriteQueue:
         self._drop_idle(job.view.uid, window)
 
     def _drop_idle(self, uid: str, window: _Window) -> None:
-        """Drop a window that is in its initial state."""
+        """Remove a job's window if the window is in its initial state."""
         if not window.under_way and window.size >= FIRST and self._windows.get(uid) is window:
             del self._windows[uid]
 
 
 def _excludes(window: _Window, action: Action) -> bool:
-    """Return whether the action must wait for writes that are under way.
+    """Return whether the action must wait for other writes of the job.
 
-    Quota is given back after a look at the pods that are left, so that no pod may be created at the same time.
+    The operator returns quota after it has counted the job's pods. No pod may be created at the same time.
     """
     if isinstance(action, CreatePod | CreateRendezvous):
         return any(isinstance(key, WORKLOAD_WRITES) for key in window.under_way)
@@ -178,7 +180,7 @@ def _excludes(window: _Window, action: Action) -> bool:
 
 
 def _excludes_others(window: _Window) -> bool:
-    """Return whether a write is under way that others wait for."""
+    """Return whether a write is in progress for which other writes must wait."""
     kinds = (CreatePod, CreateRendezvous, *WORKLOAD_WRITES)
     return any(isinstance(key, kinds) for key in window.under_way)
 
@@ -188,7 +190,7 @@ def _creates(window: _Window) -> int:
 
 
 def _name(job: CachedJob, action: Action) -> str:
-    """Return the name of the pod that the action creates, or empty when it creates none."""
+    """Return the name of the pod that the action creates; empty if it creates no pod."""
     match action:
         case CreateRendezvous():
             return rendezvous_name(job.view.name, action.round)
@@ -199,9 +201,9 @@ def _name(job: CachedJob, action: Action) -> str:
 
 
 def _identity(action: Action) -> Hashable:
-    """Return a key that is the same for two actions of which one is enough.
+    """Return a key that is equal for two actions of which only one is needed.
 
-    A pod is created once, even if a later plan avoids other nodes.
+    For example, a pod is created once, even if a later plan lists other nodes to avoid.
     """
     if isinstance(action, CreatePod):
         return CreatePod(action.index, action.attempt)
@@ -214,20 +216,20 @@ def _identity(action: Action) -> Hashable:
 
 @dataclass
 class ObjectWriter:
-    """Performs the writes of pods, Secrets and jobs."""
+    """Performs writes of pods, pod groups, Secrets, jobs and Workloads."""
 
     client: Client
-    """Client that tries each write once, because the planner tries again."""
+    """Client that tries each write only once, because later passes plan a failed write again."""
     cache: ClusterCache
     pod_settings: PodSettings
     keys: MasterKeys
     assume: Callable[[Raw], None]
-    """Function that takes a pod that a write returned, so that no plan is made on an older version of it."""
+    """Function that stores a pod returned by a write, so that plans do not use an older version."""
     workloads: WorkloadWriter | None = None
-    """Writer of Workloads of Kueue."""
+    """Writer for Kueue's Workloads."""
 
     async def write(self, job: CachedJob, action: Action) -> bool:
-        """Perform the action, and return False when the API server refused it for a reason that the cache holds.
+        """Perform the action. Return False if the API server refused it; the reason is then in the cache.
 
         Raises:
             TypeError: When the action is of an unknown kind.
@@ -259,10 +261,10 @@ class ObjectWriter:
         return True
 
     async def _create_within_quota(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
-        """Create a pod, with a queue only if the Workload that lends it is still admitted and has quota left for it.
+        """Create a pod. For a job with a queue, check first that its Workload is still admitted and has quota left.
 
         Raises:
-            PreconditionFailed: When the pod has no quota any more.
+            PreconditionFailed: When there is no quota left for the pod.
         """
         name = _name(job, create)
         if create.quota is None:
@@ -296,7 +298,7 @@ class ObjectWriter:
             try:
                 await self.client.create(SECRETS, job.view.namespace, secret_manifest(job.view, data))
             except AlreadyExists:
-                pass  # created by an earlier pass: its name contains the job's uid
+                pass  # an earlier pass created it, because its name contains the job's uid
             except (Conflict, Forbidden, Invalid, WebhookFailed) as error:
                 self._refused(job, error, "Secret")
                 job.secret_made_at = None
@@ -304,10 +306,10 @@ class ObjectWriter:
             job.secret_made_at = time.monotonic()
 
     async def _apply_pod_group(self, job: CachedJob, group: PodGroup) -> None:
-        """Create the job's pod group, or set its minimum, unless the same was written recently.
+        """Create the job's pod group or update its minimum, unless that was done recently.
 
         Raises:
-            PreconditionFailed: When an earlier group of that name is still being deleted, or when the API server
+            PreconditionFailed: When an earlier group with the same name is still being deleted, or when the API server
                 refuses the group.
         """
         async with job.pod_group_lock:
@@ -324,10 +326,10 @@ class ObjectWriter:
             job.pod_group, job.pod_group_made_at, job.pod_group_deleted = group, time.monotonic(), False
 
     async def _write_pod_group(self, view: JobView, group: PodGroup) -> None:
-        """Create the pod group, or set the minimum of the one that exists.
+        """Create the pod group. If it already exists, update its minimum.
 
         Raises:
-            PreconditionFailed: When the spec is not readable, or an earlier group is still being deleted.
+            PreconditionFailed: When the spec is invalid, or an earlier group is still being deleted.
         """
         if view.spec is None:
             raise PreconditionFailed("a pod group of a job whose spec can't be read any more")
@@ -350,10 +352,10 @@ class ObjectWriter:
         log_event("pod group deleted", **job.named(), pod_group=delete.name)
 
     async def _create_pod(self, job: CachedJob, create: CreatePod | CreateRendezvous) -> bool:
-        """Create a pod, and return False when the API server refuses it.
+        """Create a pod. Return False if the API server refuses it.
 
         Raises:
-            PreconditionFailed: When the spec is not readable, or the pod existed and is gone now.
+            PreconditionFailed: When the spec is invalid, or the pod existed and has been deleted meanwhile.
         """
         view = job.view
         if view.spec is None:
@@ -370,14 +372,15 @@ class ObjectWriter:
         try:
             stored = await self.client.create(PODS, view.namespace, manifest, strict=True)
         except AlreadyExists:
-            # It is this job's pod when a response was lost or the cache is stale.
+            # The pod belongs to this job if an earlier response was lost or the cache is outdated.
             try:
                 stored = await self.client.get(PODS, view.namespace, name)
             except NotFound as error:
                 raise PreconditionFailed(f"pod {name} was there and is gone") from error
             owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
             if not any(owner["uid"] == view.uid for owner in owners):
-                # The pod may belong to anyone, so it is not deleted (decision "Names that are taken are passed over").
+                # The pod may belong to any owner, so it is not deleted (decision "Names that are taken are passed
+                # over").
                 log_event("name taken", **job.named(), pod=name)
                 self.cache.name_taken(view.uid, name)
                 return True
@@ -401,15 +404,15 @@ class ObjectWriter:
         try:
             deleting_pod = await self.client.delete(PODS, job.view.namespace, delete.name, uid=delete.uid, grace=grace)
         except Conflict:
-            return  # another pod has the name by now
+            return  # another pod has that name now
         log_event("pod deleted", **job.named(), pod=delete.name, reason=delete.reason, force=delete.force)
         if deleting_pod is not None and not delete.force:
             self.assume(deleting_pod)
 
     async def _end_pod(self, job: CachedJob, end: EndPod) -> None:
-        """End a pod without deleting it, because its log would be lost.
+        """Stop a pod's containers without deleting the pod, so that its log stays readable.
 
-        See the decision "A failed job's pods are ended in place".
+        Decision "A failed job's pods are ended in place" gives the reason.
         """
         patch: list[Raw] = [
             {"op": "test", "path": "/metadata/uid", "value": end.uid},
@@ -417,7 +420,7 @@ class ObjectWriter:
         ]
         try:
             stored = await self.client.patch(PODS, job.view.namespace, end.name, patch)
-        except (NotFound, Forbidden, Invalid) as error:  # a pod that does not end is deleted later
+        except (NotFound, Forbidden, Invalid) as error:  # if the pod does not end, it is deleted later
             log_event("end refused", **job.named(), pod=end.name, message=error.message)
             return
         log_event("pod ended", **job.named(), pod=end.name, reason=end.reason)
@@ -425,7 +428,7 @@ class ObjectWriter:
 
 
 def _contains(stored: Raw, patch: Raw) -> bool:
-    """Return whether a merge patch would change nothing in an object."""
+    """Return whether an object already has all values of a merge patch."""
     return all(
         _contains(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
         for key, value in patch.items()

@@ -1,1 +1,1 @@
-"""`concertina demo`: a job on the local cluster that loses a node and recovers, checked at the end."""
+"""`concertina demo`: a job on a local cluster loses a node and recovers, and the result is checked."""

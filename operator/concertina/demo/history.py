@@ -1,4 +1,4 @@
-"""History of a run as it is seen from outside: samples of its status, and marks of what was done to it."""
+"""Record of a run from outside: samples of the job's status, log lines, and the demo's own actions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from concertina_protocol.log_lines import StepDoneLine
 
 @dataclass(frozen=True)
 class StatusSample:
-    """One reading of the job's status. Times are Unix seconds."""
+    """One reading of the job's status.
+
+    Times are Unix times in seconds.
+    """
 
     at: float
     step: int
@@ -22,7 +25,7 @@ class StatusSample:
 
 @dataclass(frozen=True)
 class LossPoint:
-    """One step's line in the trainer's log."""
+    """Loss of one step, from the trainer's log."""
 
     at: float
     step: int
@@ -31,7 +34,7 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class Mark:
-    """Action or event for the plot and the summary."""
+    """Action or event that the plot and the summary show."""
 
     at: float
     what: str
@@ -40,36 +43,36 @@ class Mark:
 
 @dataclass
 class DemoHistory:
-    """History that grows while the run is watched."""
+    """Everything recorded about a run. Entries are added while the run is watched."""
 
     samples: list[StatusSample] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     status: JobStatus = field(default_factory=JobStatus)
-    """Status of the job as last read."""
+    """Most recently read status of the job."""
 
     def looked(self, status: JobStatus) -> None:
-        """Add a status that was just read."""
+        """Record a status that was just read."""
         self.status = status
         world, step = status.world, status.progress.step if status.progress else 0
         at_work = world.replicas if show.word(status) in ("Training", "Draining") else 0
         self.samples.append(StatusSample(time.time(), step, at_work, world.round))
 
     def stepped(self, step: StepDoneLine) -> None:
-        """Add a step that was just read."""
+        """Record a step whose log line was just read."""
         self.losses.append(LossPoint(time.time(), step.step, step.loss))
 
     def mark(self, at: float, what: str, text: str) -> None:
-        """Add a mark."""
+        """Record an action or event."""
         self.marks.append(Mark(at, what, text))
 
     def marked(self, what: str) -> float | None:
-        """Return the time of the mark `what`, or None if there is none."""
+        """Return the time of the mark named `what`, or None if there is none."""
         return next((mark.at for mark in self.marks if mark.what == what), None)
 
     @property
     def replicas(self) -> int:
-        """Number of replicas that trained at the last reading."""
+        """Number of replicas that were training at the last reading."""
         return self.samples[-1].world if self.samples else 0
 
     @property
@@ -83,7 +86,10 @@ class DemoHistory:
         return show.ended(self.status) is not None
 
     def first_step_after(self, at: float) -> LossPoint | None:
-        """Return the first step that finished after a Unix time and was not known before, or None."""
+        """Return the first new step that finished after a Unix time, or None.
+
+        A step is new if its number is at least the highest step number recorded before that time.
+        """
         known_step = max((point.step for point in self.losses if point.at <= at), default=0)
         later = [point for point in self.losses if point.at > at and point.step >= known_step]
         return min(later, key=lambda point: point.at, default=None)

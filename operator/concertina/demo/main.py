@@ -1,4 +1,4 @@
-"""`concertina demo`: the whole demo in order."""
+"""Command `concertina demo`: all parts of the demo in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def demo(
     picture: Annotated[Path, typer.Option("--picture", help="Where the PNG goes.")] = Path("out/demo.png"),
     name: Annotated[str, typer.Option("--name", help="Name of the local cluster that the demo makes.")] = "",
 ) -> None:
-    """See a job lose a node, go on, grow back and finish, on a cluster of its own on this machine.
+    """Show a job that loses a node, continues, scales back up and completes, in a local cluster of its own.
 
     \f
 
@@ -54,10 +54,10 @@ def demo(
 
 
 def tell(console: Console, name: str, picture: Path) -> list[str]:
-    """Run the whole demo, and return a sentence for each promise that was not kept.
+    """Run the whole demo, and return one sentence for each check that failed.
 
     Raises:
-        LocalClusterError: When this is not a checkout, or the cluster fails.
+        LocalClusterError: When concertina does not run from a checkout, or the cluster fails.
     """
     if not stages.CHART.is_dir():
         raise LocalClusterError("the demo needs a checkout of concertina, with its chart: run `make demo` there.")
@@ -75,9 +75,9 @@ def tell(console: Console, name: str, picture: Path) -> list[str]:
 
 @contextmanager
 def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """Print what is being done, and how long it took.
+    """Show the current activity, and print its duration at the end.
 
-    Yields a function that shows a detail.
+    Yield a function that adds a detail to the shown text.
     """
     start = time.monotonic()
     with console.status(text) as status:
@@ -86,7 +86,10 @@ def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
 
 
 async def play(stage: Stage, console: Console) -> DemoHistory:
-    """Apply the job, kill a node after a third, boot it again after a half, and wait for the end."""
+    """Apply the job, kill a node at one third of the run, start it again at half, and wait for the end.
+
+    Return the record of the run.
+    """
     cluster, history = stage.cluster, DemoHistory()
     cluster.kubectl("apply", "-f", str(stages.CHECKOUT / "examples" / "demo.yaml"))
     async with (
@@ -111,6 +114,9 @@ async def play(stage: Stage, console: Console) -> DemoHistory:
 
 
 def victim(stage: Stage, history: DemoHistory) -> str:
-    """Return a node of a member on which the operator does not run. The loss of both would be another drill."""
+    """Return the node of a member, but not the node on which the operator runs.
+
+    The demo does not test the loss of a worker together with the operator.
+    """
     spared = stage.operator_node()
     return next(member.node for member in history.status.world.members if member.node != spared)

@@ -1,4 +1,4 @@
-"""Picture of a run: loss over time above, replicas below, and marks on both."""
+"""Plot of a run: the loss above, the number of replicas below, and the marked events in both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ COLOURS = {"kill": "#c0392b", "shrunk": "#e67e22", "grown": "#27ae60"}
 
 
 def draw(history: DemoHistory, path: Path) -> None:
-    """Write the picture as PNG. matplotlib is in the development environment."""
+    """Write the plot as a PNG file.
+
+    It needs matplotlib, which is in the development environment.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,6 +1,6 @@
-"""Stage of the demo and of the benchmarks: a local cluster, an S3 server, the operator from its chart, and data.
+"""Setup for the demo and the benchmarks: a local cluster, an S3 server, the operator from its chart, and data.
 
-Everything belongs to the process that set it up, and ends with it.
+The process that creates the setup owns all of it, and everything ends with that process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """Running stage: `cluster` with the operator in it, and `storage` with BUCKET in it."""
+    """Running setup: `cluster`, in which the operator runs, and `storage`, which has the bucket BUCKET."""
 
     cluster: LocalCluster
     storage: s3.Server
 
     def job(self, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Return a TrainingJob as it is now."""
+        """Return the current TrainingJob object."""
         path = f"/apis/concertina.dev/v1beta1/namespaces/{namespace}/trainingjobs/{name}"
         job: dict[str, Any] = self.cluster.api.call("GET", path)
         return job
@@ -46,19 +46,24 @@ class Stage:
         return list(self.cluster.api.call("GET", path)["items"])
 
     def operator_node(self) -> str:
-        """Return the node on which the operator runs. A drill of a job leaves it alone."""
+        """Return the node on which the operator runs.
+
+        Faults that are meant for a job must not be injected into this node.
+        """
         pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
         return str(next(pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"))
 
 
 @contextmanager
 def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stage]:
-    """Set up the stage. Each node has one simulated GPU, so that each replica has a node of its own as in production.
+    """Start the setup, and remove it when the block ends.
+
+    Each node has one simulated GPU, so each replica runs on a node of its own, as in production.
 
     Args:
         name: Name of the local cluster.
         nodes: Number of nodes.
-        step: Context manager around each part of the work. The caller shows the text and measures the time.
+        step: Function that returns a context manager for one part of the work. Its argument describes the part.
     """
     with ExitStack() as stack:
         with step("control plane and nodes") as say:
@@ -72,7 +77,7 @@ def standing(name: str, nodes: int, step: Callable[[str], Any]) -> Iterator[Stag
 
 
 def install_operator(up: LocalCluster, *settings: str) -> None:
-    """Install charts/concertina, and wait until its Deployment is available."""
+    """Install the chart charts/concertina, and wait until the operator's Deployment is available."""
     programs.run_helm(
         up.kubeconfig, "install", "concertina", str(CHART),
         "--namespace", SYSTEM, "--create-namespace", *(f"--set={setting}" for setting in settings),
@@ -81,15 +86,15 @@ def install_operator(up: LocalCluster, *settings: str) -> None:
 
 
 def put_secret(up: LocalCluster, storage: s3.Server, namespace: str = "default") -> None:
-    """Create the Secret `s3`, which the examples name in checkpoint.secretName."""
+    """Create the Secret `s3` with the credentials. The examples refer to it in checkpoint.secretName."""
     literals = [f"--from-literal={key}={value}" for key, value in storage.environment().items()]
     up.kubectl("-n", namespace, "create", "secret", "generic", "s3", *literals)
 
 
 def build_data(storage: s3.Server) -> Iterator[tuple[int, int]]:
-    """Build token shards of the bytes of `text`, in the folder `data` of the bucket.
+    """Tokenise the files of `text` into token shards in the folder `data` of the bucket.
 
-    Yields the number of bytes done and the number of all bytes.
+    Tokens are bytes. Yield the number of bytes done and the total number of bytes.
     """
     from concertina_trainer.data.build.build import build
 

@@ -1,4 +1,4 @@
-"""Summary of the demo: a table of what happened, and the promises that were broken."""
+"""Summary of the demo: a table of results, and the checks that failed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from concertina.demo.stage import BUCKET, Stage
 from concertina.terminal import show
 
 RECOVERY_PROMISE = 30.0
-"""Maximum time from the kill to the next step in seconds. The benchmark has the real figures."""
+"""Maximum number of seconds from the kill to the next step. The benchmark has precise measurements."""
 
 
 def manifests(stage: Stage) -> list[str]:
-    """Return the keys of the manifests of all checkpoints in the bucket."""
+    """Return the object keys of all checkpoint manifests in the bucket."""
     from concertina_state.objects.prefix import ObjectPrefix
 
     os.environ.update(stage.storage.environment())
@@ -25,14 +25,14 @@ def manifests(stage: Stage) -> list[str]:
 
 
 def seconds_to_next_step(history: DemoHistory) -> float | None:
-    """Return the seconds from the kill to the end of the first step after it, or None without such a step."""
+    """Return the seconds from the kill to the end of the next step, or None if there is no such step."""
     killed = history.marked("kill")
     point = history.first_step_after(killed) if killed else None
     return point.at - killed if point and killed else None
 
 
 def summarise(history: DemoHistory, stage: Stage) -> Table:
-    """Return a table of what happened in the demo."""
+    """Return a table with the results of the demo."""
     status, goodput = history.status, history.status.goodput
     manifest_keys = manifests(stage)
     recovery = seconds_to_next_step(history)
@@ -58,7 +58,7 @@ def summarise(history: DemoHistory, stage: Stage) -> Table:
 
 
 def broken_promises(history: DemoHistory, stage: Stage) -> list[str]:
-    """Return a sentence for each promise of the demo that was broken."""
+    """Return one sentence for each check of the demo that failed."""
     return list(_find_broken_promises(history, stage))
 
 

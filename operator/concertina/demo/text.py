@@ -1,7 +1,7 @@
-"""Text to train on, which has the same bytes on every machine and with every Python.
+"""Training text that has the same bytes on every machine and with every Python version.
 
-It consists of words of an invented language. Their frequencies follow Zipf's law, and each word is followed half of
-the time by one of a few preferred words.
+The text consists of words of an invented language. Their frequencies follow Zipf's law. With a probability of one half,
+the next word is one of a few words that often follow the current word.
 """
 
 from bisect import bisect
@@ -14,7 +14,7 @@ CONSONANTS, VOWELS = "bcdfghklmnprstvwz", "aeiou"
 
 
 def write(folder: Path, files: int, size: int) -> list[Path]:
-    """Write the given number of files of `size` bytes each into `folder`, which must exist."""
+    """Write `files` text files of `size` bytes each into an existing folder, and return their paths."""
     # Only random() of Random is guaranteed not to change, and only + - * / of floats are the same everywhere.
     draw = Random(0).random
     words = [_word(file_number) for file_number in range(WORDS)]
@@ -43,9 +43,10 @@ def write(folder: Path, files: int, size: int) -> list[Path]:
 
 
 def _word(number: int) -> str:
-    """Return the word of a rank.
+    """Return the word with a number.
 
-    Frequent words are short. A word has as many syllables as its number has digits in the base of all syllables.
+    Words with small numbers are frequent and short. A word has as many syllables as its number has digits, in a base
+    that equals the number of possible syllables.
     """
     word = ""
     while number or not word:

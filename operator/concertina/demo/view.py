@@ -1,4 +1,4 @@
-"""Live view of the demo: what `concertina status -f` shows, below what has happened so far."""
+"""Live view of the demo: the same table as `concertina status -f`, below the messages that were printed before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from concertina.terminal.watch import LOOK_EVERY, JobWatch
 
 @asynccontextmanager
 async def shown(watch: JobWatch, console: Console) -> AsyncIterator[None]:
-    """Show the job until the block ends. If the output is not a terminal, print a line every few seconds."""
+    """Show the job's status until the block ends. If the output is not a terminal, print a line every few seconds."""
     showing = asyncio.create_task((_terminal if console.is_terminal else _lines)(watch, console))
     try:
         yield

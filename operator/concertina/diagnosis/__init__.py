@@ -1,1 +1,4 @@
-"""Diagnosis of a run from its status, metrics and logs. Pure: it reads nothing itself."""
+"""Diagnosis of a run from its status, metrics and logs.
+
+The modules are pure: the caller reads the inputs.
+"""

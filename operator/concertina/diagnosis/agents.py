@@ -1,4 +1,4 @@
-"""Figures in an agent's metrics that a status does not have."""
+"""Values from an agent's metrics that a job's status does not contain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FAILURES = "concertina_checkpoint_storage_failures_total"
 
 
 def figures(replica: str, at: float, text: str) -> AgentFigures:
-    """Return the figures in an agent's metrics.
+    """Return the values that a diagnosis needs from an agent's metrics.
 
     Args:
         replica: Name of the replica.

@@ -1,4 +1,4 @@
-"""Findings from evidence, by a table of checks. Each check returns a finding or None."""
+"""Diagnosis by a table of checks. Each check returns a finding or None."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ CHECKS: tuple[Check, ...] = (
     pace_checks.low_mfu,
     memory_checks.memory_grows,
 )
-"""Checks in their order. If two find the same problem, the finding of the first counts."""
+"""Checks in the order in which they run. If two checks find the same problem, only the first finding is used."""
 
 LEAST_SHARE = 0.005
-"""Smallest share of the time that is mentioned."""
+"""Smallest share of time that is mentioned."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """Findings about a job, and the observations that they follow from."""
+    """Findings about a job, and the observations on which they are based."""
 
     findings: tuple[Finding, ...]
-    """Findings: critical ones first, and then by their cost."""
+    """Findings: critical findings first, then in order of their cost."""
     saw: tuple[str, ...]
-    """Observations in sentences, which are the grounds for finding nothing else."""
+    """Observations as sentences. They also show why there are no other findings."""
 
 
 def diagnose(evidence: JobEvidence) -> Diagnosis:
@@ -59,7 +59,7 @@ def diagnose(evidence: JobEvidence) -> Diagnosis:
 
 
 def cost(finding: Finding, hourly: float | None, currency: str) -> str:
-    """Return the cost of a finding in words, or an empty string if it costs no time."""
+    """Return a description of a finding's cost, or an empty string if the finding costs no time."""
     if finding.lost < LEAST_SHARE:
         return ""
     money = f", {finding.lost * hourly:.2f} {currency} an hour" if hourly else ""
@@ -90,6 +90,6 @@ def _observations(evidence: JobEvidence) -> Iterator[str]:
 
 
 def shares(window: Window) -> str:
-    """Return the shares of a window's time, the largest first, such as `productive 93%, input 5%`."""
+    """Return the shares of time in a window, largest first, such as `productive 93%, input 5%`."""
     parts = sorted(window.seconds.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {part / window.total:.0%}" for name, part in parts if part >= LEAST_SHARE * window.total)

@@ -1,4 +1,4 @@
-"""Evidence for a diagnosis: the status now and some seconds ago, agents' metrics, and rank 0's log."""
+"""Input of a diagnosis: two readings of the status, some seconds apart, the agents' metrics, and the log of rank 0."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ RECENT_SECONDS = 3600.0
 
 
 class AgentFigures(StatusModel):
-    """Figures from one agent's metrics."""
+    """Values from the metrics of one agent."""
 
     replica: str
     at: float
     """Unix time of the reading in seconds."""
     worker_bytes: float | None = None
-    """Resident memory of the agent's workers in bytes."""
+    """Total resident memory of the agent's workers, in bytes."""
     finite_loss: bool | None = None
-    """Whether the last loss is finite. None if the agent coordinates no round, or no loss was reported."""
+    """Whether the last loss is finite. None if the agent is not a coordinator, or no loss was reported."""
     storage_failures: float | None = None
-    """Number of failed storage operations. None if the agent uploads nothing."""
+    """Number of failed storage operations. None if the agent does not upload checkpoints."""
 
 
 class StepLine(StatusModel):
-    """Line of rank 0's log about a step."""
+    """Line about a step in the log of rank 0."""
 
     step: int
     seconds: float
@@ -43,12 +43,12 @@ class StepLine(StatusModel):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Use of the time in a period."""
+    """How time was spent in a period."""
 
     seconds: Mapping[str, float]
-    """Seconds by class of the goodput, as in `Goodput.by_class`."""
+    """Seconds by goodput class, as in `Goodput.by_class`."""
     of: str
-    """The period in words."""
+    """Description of the period."""
 
     @property
     def total(self) -> float:
@@ -59,28 +59,28 @@ class Window:
         return sum(self.seconds.get(name, 0.0) for name in TRAINING)
 
     def share(self, name: str) -> float:
-        """Return the share of a class in the training time, from 0 to 1."""
+        """Return a class's share of the training time, from 0 to 1."""
         return self.seconds.get(name, 0.0) / self.training if self.training >= LEAST_SECONDS else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class JobEvidence:
-    """Evidence about one job."""
+    """Input of a diagnosis of one job."""
 
     spec: JobSpec | None
-    """Spec of the job, or None if this version can't read it."""
+    """Spec of the job, or None if this version of concertina can't parse it."""
     status: JobStatus
     at: float
     """Unix time at which the status was read, in seconds."""
     created: float
     """Unix time of the job's creation in seconds."""
     live: bool = False
-    """Whether the job was read from a cluster. The age of a file is not known."""
+    """Whether the job was read from a cluster. The age of a job that was read from a file is not known."""
     earlier: JobStatus | None = None
     agents: tuple[AgentFigures, ...] = ()
-    """Figures from the agents' metrics, in order of time."""
+    """Values from the agents' metrics, in order of time."""
     steps: tuple[StepLine, ...] = ()
-    """Lines of steps, the newest last."""
+    """Log lines about steps, newest last."""
 
     @property
     def ended(self) -> bool:
@@ -96,7 +96,7 @@ class JobEvidence:
 
     @functools.cached_property
     def recent(self) -> Window | None:
-        """Time between the two readings, or None if there are not two."""
+        """Time between the two readings of the status. None without two different readings."""
         latest, previous = self.status.goodput, self.earlier.goodput if self.earlier else None
         if previous is None or latest.at is None or previous.at is None or latest.at == previous.at:
             return None
@@ -110,15 +110,15 @@ class JobEvidence:
 
     @functools.cached_property
     def window(self) -> Window:
-        """Recent window if the job has trained in it, else the lifetime.
+        """Recent window if the job trained in that time, otherwise the whole lifetime of the job.
 
-        A problem that began late is visible only in the recent window.
+        Only the recent window shows a problem that began late.
         """
         recent = self.recent
         return recent if recent is not None and recent.training >= LEAST_SECONDS else self.lifetime
 
     @property
     def hourly(self) -> float | None:
-        """Cost of the present replicas for an hour at the on-demand price, or None without a price."""
+        """Hourly cost of the current replicas at the on-demand price. None if the spec has no price."""
         price = self.spec.price if self.spec else None
         return None if price is None else price.replica_hour * self.status.replicas

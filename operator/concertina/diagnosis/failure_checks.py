@@ -1,4 +1,4 @@
-"""Checks for jobs that have failed, are stalled or fail too often."""
+"""Checks for jobs that have failed, are stalled, or fail too often."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALLS = {
     "DataUnavailable": Problem.INPUT_BOTTLENECK,
     "AgentsUnreachable": Problem.OPERATOR_ISOLATED,
 }
-"""Problems by the reason of the condition Stalled or Degraded."""
+"""Problem for each reason of the conditions Stalled and Degraded."""
 ADVICE = {
     Problem.STORAGE_REFUSES: "make room, or correct the URI, the credentials or the permissions, as the sentence says; "
     "it continues by itself",
@@ -37,15 +37,15 @@ ADVICE = {
     Problem.LOSS_SPIKE: "look at the samples of that step; trainer.anomalies.spike: Skip or RollBack leaves them out, "
     "a lower rate or maxGradNorm keeps the next one small",
 }
-"""Advice for problems whose advice does not depend on the check that found them."""
+"""Advice for each problem whose advice is the same for all checks."""
 FEWEST_INCIDENTS = 2
-"""Minimum number of incidents for a finding. A single incident is no pattern."""
+"""Minimum number of incidents for a finding. One incident is not enough."""
 
 
 def failed(evidence: JobEvidence) -> Finding | None:
     """Check whether the job has failed.
 
-    The problem follows from the last messages of the job if they are known.
+    If the job's last messages show a more specific problem, the finding reports that problem.
     """
     condition = evidence.status.true_condition(ConditionType.FAILED)
     if condition is None:
@@ -56,9 +56,9 @@ def failed(evidence: JobEvidence) -> Finding | None:
 
 
 def stalled(evidence: JobEvidence) -> Finding | None:
-    """Check whether the job waits for a person to act.
+    """Check whether the job waits for action by a person.
 
-    A job that trains meanwhile loses no time by it.
+    If the job trains in the meantime, the finding has no cost in time.
     """
     condition = evidence.status.trouble
     if condition is None or evidence.ended:
@@ -70,7 +70,10 @@ def stalled(evidence: JobEvidence) -> Finding | None:
 
 
 def frequent(evidence: JobEvidence) -> Finding | None:
-    """Check the interruptions within the last hour, or since the oldest incident in the status."""
+    """Check how much time interruptions have cost within the last hour.
+
+    If the status no longer lists all incidents of that hour, the period begins at the oldest listed incident.
+    """
     if evidence.ended:
         return None
     incidents = (*evidence.status.incidents, *filter(None, (evidence.status.internal.incident,)))
@@ -113,7 +116,7 @@ def restarts_nearly_used(evidence: JobEvidence) -> Finding | None:
 
 
 def world_below_minimum(evidence: JobEvidence) -> Finding | None:
-    """Check whether the job has waited for pods for most of the observed time."""
+    """Check whether the job has waited for pods during most of the observed time."""
     window = evidence.recent or evidence.lifetime
     waiting = window.seconds.get("waiting", 0.0)
     if (

@@ -1,4 +1,4 @@
-"""Finding of a check."""
+"""Finding that a check returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concertina.diagnosis.problems import Problem
 
 class Severity(enum.StrEnum):
     CRITICAL = "critical"
-    """Training does not run, produces nothing useful, or may lose much."""
+    """Training does not run, produces nothing useful, or may lose a lot of work."""
     WARNING = "warning"
 
 
@@ -21,9 +21,9 @@ class Finding:
     problem: Problem
     severity: Severity
     sentence: str
-    """What is wrong, with figures and the time that they refer to."""
+    """Description of the problem, with values and the period to which they refer."""
     advice: str
-    """Next thing to try."""
+    """What to try next."""
     lost: float = 0.0
     """Share of the job's time that the problem costs, from 0 to 1."""
 

@@ -1,4 +1,4 @@
-"""Check whether the workers' memory grows, by at least three readings of the agents' metrics."""
+"""Check whether the memory of workers grows, from at least three readings of the agents' metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ MIB = 1 << 20
 
 
 def memory_grows(evidence: JobEvidence) -> Finding | None:
-    """Check for the replica whose memory will be used up first."""
+    """Check whether the memory of any replica grows and is used up soon.
+
+    The finding reports the replica whose memory is used up first.
+    """
     growing = []
     for replica, figures in itertools.groupby(sorted(evidence.agents, key=_order), key=lambda reading: reading.replica):
         readings = [reading for reading in figures if reading.worker_bytes]
@@ -42,7 +45,7 @@ def _order(figures: AgentFigures) -> tuple[str, float]:
 
 
 def _hours_left(readings: Sequence[AgentFigures], limit: int) -> float | None:
-    """Return the hours until the memory is used up, or None if it does not grow from each reading to the next."""
+    """Return the hours until the memory is used up, or None if it does not grow between all consecutive readings."""
     sizes = [reading.worker_bytes or 0.0 for reading in readings]
     if len(sizes) < FEWEST_LOOKS or any(after <= before for before, after in itertools.pairwise(sizes)):
         return None
@@ -54,7 +57,7 @@ def _hours_left(readings: Sequence[AgentFigures], limit: int) -> float | None:
 
 
 def _limit(evidence: JobEvidence) -> int:
-    """Return the memory limit of the container in bytes, or 0 without a limit."""
+    """Return the container's memory limit in bytes, or 0 without a limit."""
     container = evidence.spec.template.trainer if evidence.spec else None
     limits = amounts_of(container.model_extra or {}, "limits") if container else {}
     return bytes_of(limits.get("memory"))

@@ -1,4 +1,4 @@
-"""Checks for the causes of slow training: which parts of a step take its time."""
+"""Checks for the causes of slow training: which parts of a step take too long."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def slow_checkpoint(evidence: JobEvidence) -> Finding | None:
 
 
 def straggler(evidence: JobEvidence) -> Finding | None:
-    """Check for stragglers that the coordinator names, or for ranks that wait for others."""
+    """Check whether the coordinator reports stragglers, or whether ranks wait for slower ranks."""
     share = evidence.window.share("straggler")
     marks = evidence.status.stragglers if not evidence.ended else ()
     if not marks and share < problems.STRAGGLER:

@@ -1,6 +1,6 @@
-"""Problems of runs, and the thresholds at which a figure becomes a problem.
+"""Problems of runs, and the threshold of each value at which a problem is reported.
 
-`concertina diagnose`, alerts and runbooks share these names. Every threshold is defined here and nowhere else.
+`concertina diagnose`, the alerts and the runbooks use the same names. All thresholds are defined only here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ RUNBOOKS = "docs/runbooks"
 
 
 class Problem(enum.StrEnum):
-    """Problem of a run. Each has an alert `ConcertinaNAME` and a page `docs/runbooks/NAME.md`."""
+    """Problem of a run.
+
+    Each problem has an alert `ConcertinaNAME` and a runbook `docs/runbooks/NAME.md`.
+    """
 
     LOW_MFU = "LowMfu"
     EXPOSED_COMMUNICATION = "ExposedCommunication"
@@ -21,9 +24,9 @@ class Problem(enum.StrEnum):
     """Training waits for snapshots or checkpoints."""
     CHECKPOINT_OLD = "CheckpointOld"
     STORAGE_REFUSES = "StorageRefuses"
-    """Durable storage accepts no checkpoint: it is full, forbidden or gone."""
+    """Durable storage does not accept checkpoints: it is full, denies access or does not exist."""
     FREQUENT_FAILURES = "FrequentFailures"
-    """Recovery and replayed steps take a noticeable share of the time."""
+    """Recovery and repeated steps take a significant share of the time."""
     RESTARTS_NEARLY_USED = "RestartsNearlyUsed"
     WORLD_BELOW_MINIMUM = "WorldBelowMinimum"
     LOSS_NAN = "LossNan"
@@ -34,40 +37,55 @@ class Problem(enum.StrEnum):
     MEMORY_GROWS = "MemoryGrows"
     TRACKER_UNREACHABLE = "TrackerUnreachable"
     OPERATOR_ISOLATED = "OperatorIsolated"
-    """The operator takes the silence of many agents for its own fault."""
+    """The operator reaches so few agents that it assumes a fault of its own connection."""
     OPERATOR_DOWN = "OperatorDown"
     JOB_FAILED = "JobFailed"
-    """The job has failed for a reason that no other problem covers."""
+    """The job has failed for a reason that no other problem describes."""
     JOB_STALLED = "JobStalled"
-    """The job waits for a person, for a reason that no other problem covers."""
+    """The job waits for action by a person, for a reason that no other problem describes."""
 
     @property
     def runbook(self) -> str:
-        """Path of the runbook in the project."""
+        """Path of the runbook in the repository."""
         return f"{RUNBOOKS}/{self}.md"
 
 
 TRAINING = ("productive", "communication", "straggler", "input", "checkpoint", "evaluation", "compile")
-"""Classes of the goodput that belong to the training time."""
+"""Goodput classes that count as training time."""
 LEAST_TRAINING = 0.5
-"""Share of the time that must be training for alerts about its parts. Other alerts cover what prevents training."""
+"""Minimum share of training time for alerts about its parts.
+
+Other alerts report what prevents training.
+"""
 LOW_MFU = 0.2
-"""Share of the devices' peak arithmetic. Dense transformers on recent GPUs reach 0.35 to 0.5."""
+"""MFU (share of the devices' peak floating-point rate) below which the problem is reported.
+
+Dense transformers on recent GPUs reach 0.35 to 0.5.
+"""
 EXPOSED_COMMUNICATION = 0.25
-"""Share of the training time, as are the thresholds below."""
+"""Share of the training time from which the problem is reported. The next four thresholds are shares too."""
 INPUT_BOTTLENECK = 0.1
 STRAGGLER = 0.1
 SLOW_CHECKPOINT = 0.05
 FREQUENT_FAILURES = 0.1
 CHECKPOINT_INTERVALS = 3
-"""Age of the newest checkpoint, in intervals (`checkpoint.everySeconds` or the interval that was computed)."""
+"""Age of the newest checkpoint from which the problem is reported, as a multiple of the checkpoint interval.
+
+The interval is `checkpoint.everySeconds`, or the interval that was computed if that field is Auto.
+"""
 RESTARTS_REMAINING = 1
-"""Number of remaining restarts, or fewer."""
+"""Maximum number of remaining restarts at which the problem is reported."""
 LOSS_SPIKE = 2.0
-"""Multiple of the usual loss."""
+"""Ratio of the loss to the usual loss above which the problem is reported."""
 MEMORY_HOURS = 6.0
-"""Hours, or fewer, until the workers' memory reaches the container's limit, or has doubled if there is no limit."""
+"""Maximum number of hours until the workers' memory reaches the limit of the container.
+
+Without a limit, it is the time until the memory doubles.
+"""
 MEMORY_GREW = 0.02
-"""Share by which the memory must have grown between the first reading and the last. Less is noise."""
+"""Minimum relative growth of the memory between the first and the last reading. Less growth is noise."""
 OPERATOR_SILENT_SECONDS = 300.0
-"""Seconds since the operator last counted the time of a training job. With a thousand jobs, it counts every 50 s."""
+"""Maximum age in seconds of the goodput in the status of a job that trains.
+
+With a thousand jobs, the operator updates the goodput of each job every 50 s.
+"""

@@ -1,4 +1,4 @@
-"""Checks of the stored state, and of the result of training."""
+"""Checks of stored state and of training results."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from concertina.diagnosis.problems import Problem
 from concertina.durations import duration
 
 FEWEST_STEPS = 32
-"""Minimum number of steps before the last one from which the usual loss is known."""
+"""Minimum number of earlier steps for computing the usual loss."""
 
 
 def checkpoint_old(evidence: JobEvidence) -> Finding | None:
     """Check the age of the newest checkpoint of a job that trains.
 
-    The age counts from the newest checkpoint, without a suspension after it if steps tell when the next checkpoint is
-    due. Without a checkpoint, it counts from the start of training. If the storage refuses checkpoints, another check
-    reports that instead.
+    Without a checkpoint, the age counts from the start of training. If the next checkpoint is due at a step number, the
+    age does not include time in which the job was suspended. This check reports nothing if storage does not accept
+    checkpoints, because another check covers that.
     """
     interval, trouble = checkpoint_interval(evidence.spec, evidence.status), evidence.status.trouble
     refused = trouble is not None and trouble.reason == "StorageUnavailable"
@@ -60,8 +60,8 @@ def tracker_unreachable(evidence: JobEvidence) -> Finding | None:
 def storage_refuses(evidence: JobEvidence) -> Finding | None:
     """Check whether storage operations fail.
 
-    A finding follows from failures during the observation, although no condition reports them yet. It also follows if
-    the last failure was due to storage that is full or can't be reached.
+    There are two cases. Either operations failed during the observation, even if no condition reports it yet, or the
+    last failure was caused by storage that is full or unreachable.
     """
     first: dict[str, float] = {}
     last: dict[str, float] = {}
@@ -85,7 +85,7 @@ def data_mismatch(evidence: JobEvidence) -> Finding | None:
 
 
 def loss_nan(evidence: JobEvidence) -> Finding | None:
-    """Check whether the loss is not finite now, or whether the last failure or rollback was due to such a loss.
+    """Check whether the current loss is not finite, or whether such a loss caused the last failure or rollback.
 
     Rank 0 reports the loss.
     """
@@ -124,9 +124,9 @@ def _by_rollback(evidence: JobEvidence, reason: str, problem: Problem) -> Findin
 
 
 def _by_last_failure(evidence: JobEvidence, problem: Problem) -> Finding | None:
-    """Return a finding if the last failure was due to the problem and is at most an hour old.
+    """Return a finding if the given problem caused the last failure, and that failure is at most an hour old.
 
-    Another check covers the end of the job.
+    This check does not apply after the end of the job. Another check covers that.
     """
     failure = evidence.status.last_failure
     if failure is None or evidence.ended or evidence.age(failure.at) > RECENT_SECONDS:

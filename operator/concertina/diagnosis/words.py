@@ -1,7 +1,7 @@
-"""Problems behind failures, by the reason of a failure or by its last lines.
+"""Mapping from failures to problems, by the reason of a failure or by its last lines of output.
 
-The reason counts if it tells the problem. Otherwise, the first pattern that matches the last lines counts. These lines
-are sentences of a script, its libraries or the trainer.
+The reason has precedence. If the reason does not determine the problem, the first pattern that matches the last lines
+does. These lines come from a script, its libraries or the trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REASONS: dict[str, Problem] = {
     FailureReason.SILENT_CORRUPTION: Problem.CORRUPT_STATE,
     FailureReason.OUT_OF_MEMORY: Problem.MEMORY_GROWS,
 }
-"""Problems by the reason of a failure. Alerts use the same reasons."""
+"""Problem for each reason of a failure. Alerts use the same reasons."""
 _SIGNS = (
     (Problem.LOSS_NAN, re.compile(r"the loss is (nan|-?inf)|gradient's norm (nan|-?inf)")),
     (Problem.LOSS_SPIKE, re.compile(r"the loss is [\d.]+, and was [\d.]+ before")),
@@ -29,14 +29,15 @@ _SIGNS = (
     (Problem.STORAGE_REFUSES, re.compile(r"[Nn]o space left|There is no room left|Disk quota exceeded|StorageError")),
     (Problem.MEMORY_GROWS, re.compile(r"CUDA out of memory")),
 )
-"""Patterns for failures whose reason tells no problem.
+"""Problem for each pattern in the output of a failure.
 
-Examples are a trainer that stops at a bad loss, a snapshot that can't be restored, and messages of any script.
+The patterns are used when the reason does not determine the problem. Examples are a trainer that stops because of a bad
+loss, a snapshot that can't be restored, and messages of user scripts.
 """
 
 
 def problem_of(reason: str, *lines: str) -> Problem | None:
-    """Return the problem behind a failure, or None if it is not known.
+    """Return the problem that caused a failure, or None if it is unknown.
 
     Args:
         reason: Reason of the failure.
@@ -47,7 +48,10 @@ def problem_of(reason: str, *lines: str) -> Problem | None:
 
 
 def problem_at_end(evidence: JobEvidence) -> Problem | None:
-    """Return the problem of a job that has failed, by its condition Failed or else by its last failure."""
+    """Return the problem that caused the end of a failed job, or None if it is unknown.
+
+    The condition Failed has precedence over the last failure.
+    """
     condition, failure = evidence.status.true_condition(ConditionType.FAILED), evidence.status.last_failure
     problem = problem_of(condition.reason, condition.message) if condition else None
     if problem is None and failure is not None:

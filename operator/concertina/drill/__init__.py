@@ -1,5 +1,5 @@
-"""`concertina drill`: inject a known fault into a running job, watch it recover, and give a verdict.
+"""Command `concertina drill`: inject a known fault into a running job, observe the recovery, and print a verdict.
 
-`scenarios` is the table of the drills, `faults` injects and reverts faults, `verdict` evaluates the observations
-(pure), and `run` does all of it in order.
+`scenarios` is the table of the drills. `faults` injects and reverts the faults. `verdict` evaluates the observations
+and is pure. `run` runs a drill from start to end.
 """

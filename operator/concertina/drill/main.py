@@ -1,4 +1,4 @@
-"""`concertina drill JOB --scenario NAME`: the command."""
+"""Command `concertina drill JOB --scenario NAME`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def drill(target: Target, job: str, name: str, yes: bool, as_json: bool) -
     """Run a drill, print its verdict, and return the exit status: 0 for PASS, 1 for FAIL.
 
     Raises:
-        UserError: When there is no such scenario, the cluster is not a local one and `yes` is false, or the drill can't
-            be run.
+        UserError: When the scenario does not exist, the drill can't run, or confirmation by `yes` is missing.
+            Confirmation is required on clusters that are not local.
     """
     scenario = SCENARIOS.get(name)
     if scenario is None:

@@ -1,4 +1,4 @@
-"""Run of one drill from start to end."""
+"""One run of a drill, from start to end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Say = Callable[[str], None]
 
 
 async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, say: Say) -> DrillVerdict:
-    """Run a drill: wait until all replicas train, inject the fault, watch, revert it, watch again, and evaluate.
+    """Run a drill, and return its verdict.
 
-    The fault raises an error of its own if it can't be injected.
+    The steps are: wait until all replicas train, inject the fault, observe, revert the fault, observe again, and
+    evaluate. If the fault can't be injected, the exception of `fault` is raised.
 
     Raises:
         UserError: When the scenario needs storage and the job has no spec.checkpoint.
-        Late: When not all replicas train at first.
+        Late: When not all replicas train at the start.
     """
     if scenario.expect.checkpoint and not (await target.job())["spec"].get("checkpoint"):
         raise UserError(f"{target.name} has no spec.checkpoint: no storage of it can be away.")
@@ -39,7 +40,7 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
             await recording.after(injection, scenario.expect)
         say("reverted; waiting until all replicas are at work again")
         if scenario.expect.checkpoint:
-            # Without a request, the next checkpoint may be ten minutes away.
+            # Without this request, the next checkpoint may be ten minutes away.
             await ask_for_checkpoint(target.client, target.namespace, target.name)
         await recording.to_the_end(scenario.expect)
         same_pods = watch.pods == pods
@@ -49,7 +50,7 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
 
 
 async def _steady(watch: JobWatch) -> JobStatus:
-    """Wait until all replicas train and a step of this round is known, and return the status."""
+    """Wait until all replicas train and have finished a step in this round, and return the status."""
 
     def steady() -> JobStatus | None:
         status = watch.status
@@ -61,13 +62,13 @@ async def _steady(watch: JobWatch) -> JobStatus:
 
 
 def _has_wanted_size(status: JobStatus) -> bool:
-    """Return whether as many replicas train as the spec wants. The size is written as 6/8."""
+    """Return whether as many replicas train as the spec requests. The size in the status has the form 6/8."""
     have, _, want = status.world.size.partition("/")
     return have == want
 
 
 class Recording:
-    """Observations since the injection."""
+    """Observations since the injection of the fault."""
 
     def __init__(self, watch: JobWatch, before: JobStatus) -> None:
         self._watch, self._before = watch, before
@@ -82,9 +83,9 @@ class Recording:
         self._missing_event = ""
 
     async def after(self, injection: Injection, expect: Expect) -> None:
-        """Wait for the first step after the injection, and for the promised message about the fault.
+        """Wait for the first step after the injection, and for a condition that reports the fault if one is expected.
 
-        The wait ends when one of them is overdue.
+        The wait ends early if one of these events is overdue.
         """
         self._injection = injection
         try:
@@ -106,7 +107,7 @@ class Recording:
             self._missing_event = str(error)
 
     async def to_the_end(self, expect: Expect) -> None:
-        """Wait after the revert until the job is as it was before."""
+        """Wait, after the revert of the fault, until the job has all its replicas again and reports no fault."""
         reverted = time.time()
         watch, rounds = self._watch, self._before.world.round
         try:
@@ -137,7 +138,7 @@ class Recording:
     async def _new_round(self, seconds: float) -> None:
         """Wait for the first step of a new round.
 
-        The trainer's log shows its time. For a job with a command of its own, the status does.
+        For a job of the bundled trainer, the time comes from the trainer's log, otherwise from the status.
         """
         watch, rounds = self._watch, self._before.world.round
 
@@ -154,14 +155,14 @@ class Recording:
         self._first_status = watch.status
 
     async def _same_round(self, seconds: float) -> None:
-        """Wait until training continues, by a log line that is newer than the injection or by the status."""
+        """Wait until training continues, according to a log line or a status that is newer than the injection."""
         watch, step = self._watch, self._watch.step
         news = f"a step within {seconds:g} s"
         await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._injection.at + 1))
         self._first_after = time.time() - self._injection.at
 
     async def _straggler(self, seconds: float) -> None:
-        """Wait until the victim is in status.stragglers."""
+        """Wait until status.stragglers contains the replica into which the fault was injected."""
 
         def named() -> bool:
             return any(mark.replica == self._injection.replica for mark in self._watch.status.stragglers)
@@ -189,10 +190,11 @@ class Recording:
         return unix_seconds(saved.at) if saved and new and unix_seconds(saved.at) > at else None
 
     def seen(self, same_pods: bool) -> DrillObservation:
-        """Return the observations."""
+        """Return all observations."""
         initial_status, first_status, final_status = self._before, self._first_status, self._watch.status
         claim = first_status.world.claim
-        # The drill may end after failurePolicy.windowSeconds, when the status no longer lists the failure.
+        # Both statuses are searched. The drill may end after failurePolicy.windowSeconds, when the last status no
+        # longer lists the failure.
         listed = {
             (entry.at, entry.replica): entry
             for status in (first_status, final_status)
@@ -229,6 +231,6 @@ class Recording:
         )
 
     def _since(self, timestamp: str | None) -> float | None:
-        """Return the seconds from the injection to a timestamp, or None if it is earlier."""
+        """Return the seconds from the injection to a timestamp, or None if the timestamp is missing or earlier."""
         seconds = unix_seconds(timestamp) - self._injection.at if timestamp else None
         return round(seconds, 4) if seconds is not None and seconds >= 0 else None

@@ -1,4 +1,4 @@
-"""Table of the drills: the fault on the local cluster and elsewhere, and what the drill promises."""
+"""Table of the drills: their faults, and the expectations that a job must meet."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from concertina.terminal.cluster_connection import UserError
 
 @dataclass(frozen=True)
 class Scenario:
-    """Fault of a drill, and what the drill promises.
+    """Fault of a drill, and the expectations that the job must meet.
 
-    `local` and `elsewhere` are the fault there, or a sentence that says why it can't be injected there.
+    `local` is the fault on a local cluster, and `elsewhere` the fault on other clusters. If a fault can't be injected
+    there, the field is a sentence with the reason.
     """
 
     about: str
@@ -24,7 +25,7 @@ class Scenario:
     expect: Expect
 
     def fault(self, target: DrillTarget) -> Fault:
-        """Return the fault for the cluster of the target.
+        """Return the fault for the cluster on which the job runs.
 
         Raises:
             UserError: When the fault can't be injected on this cluster.

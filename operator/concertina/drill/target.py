@@ -1,4 +1,4 @@
-"""Target of a drill: the job, and the cluster that it runs on."""
+"""Target of a drill: a job and its cluster."""
 
 from __future__ import annotations
 
@@ -21,45 +21,49 @@ from concertina.terminal.cluster_connection import UserError
 OPERATORS = "app.kubernetes.io/name=concertina-operator"
 WATCHED = "CONCERTINA_WATCH_NAMESPACES"
 OUTAGE = 5.0
-"""Minimum duration of an outage of the API server or of the storage, in seconds."""
+"""Minimum duration in seconds of an outage of the API server or the storage."""
 SKEW = 30
-"""Difference between a node's clock and the operator's up to which a log is found quickly, in seconds."""
+"""Largest difference in seconds between two clocks for which only recent log lines are read.
+
+If the clocks differ more, the search reads the whole log.
+"""
 
 
 _PID = re.compile(r'"pid":(\d+)')
 STANDSTILL = 12.0
-"""Minimum time for which the operator is stopped, in seconds.
+"""Minimum time in seconds for which the operator is stopped.
 
-It is longer than the silence after which agents are given up, and than the operator's Lease.
+It is longer than the duration of the operator's Lease, and longer than the silence after which the operator gives up an
+agent.
 """
 
 
 class ProgressSource(enum.Enum):
-    """Sources by which the job can be watched while a fault lasts."""
+    """Sources that show the progress of the job while the fault is active."""
 
     ALL = enum.auto()
     LOGS = enum.auto()
-    """Logs only. No agent reaches the operator, so the status does not change."""
+    """Only logs. No agent reaches the operator, so the status does not change."""
     NOTHING = enum.auto()
-    """No source. The API server is the component that is away."""
+    """No source. The API server itself is down."""
 
 
 @dataclass(frozen=True)
 class Injection:
-    """Description of an injected fault, with its Unix time in seconds."""
+    """Description of an injected fault, and the Unix time of the injection in seconds."""
 
     at: float
     text: str
     sight: ProgressSource = ProgressSource.ALL
     replica: str = ""
-    """Replica that the fault was injected into, if it is a single one."""
+    """Replica into which the fault was injected, or an empty string if it is not a single replica."""
 
 
 @dataclass(frozen=True)
 class DrillTarget:
-    """Job that is drilled.
+    """Job under test, and its cluster.
 
-    `local` is the local cluster that the API server belongs to, or None on any other cluster.
+    `local` is the local cluster that has this API server, or None for any other cluster.
     """
 
     client: Client
@@ -74,17 +78,17 @@ class DrillTarget:
         return status_of(await self.job())
 
     async def run_python(self, pod: str, program: str, *arguments: str, seconds: float = 30.0) -> str:
-        """Run a Python program in the container `trainer` of a pod, and return what it prints."""
+        """Run a Python program in the container `trainer` of a pod, and return its output."""
         command = ["python3", "-c", program, *arguments]
         return await execute(self.client, self.namespace, pod, TRAINER, command, seconds)
 
     async def operator(self) -> Raw:
-        """Return the pod of the operator that acts on the job.
+        """Return the pod of the operator that manages the job.
 
-        It belongs to a release that serves the job's namespace, and holds the Lease.
+        This operator serves the job's namespace and holds the Lease of its release.
 
         Raises:
-            UserError: When no pod of the cluster is the acting operator.
+            UserError: When the cluster has no such pod.
         """
         pods, _ = await self.client.list_all(PODS, None, OPERATORS)
         for pod in pods:
@@ -96,7 +100,7 @@ class DrillTarget:
         raise UserError("No pod of this cluster is the acting operator: it runs elsewhere, or it is down.")
 
     async def victim(self) -> Member:
-        """Return a member that is not the coordinator, or the coordinator if it is the only member."""
+        """Return a member that is not the coordinator. If there is only one member, return that one."""
         world = (await self.status()).world
         return next((member for member in world.members if member.replica != world.coordinator), world.members[0])
 
@@ -105,7 +109,7 @@ class DrillTarget:
         return next(member for member in world.members if member.replica == world.coordinator)
 
     async def victim_node(self) -> str:
-        """Return the node of a member on which the operator does not run. The loss of both is another drill.
+        """Return the node of a member, but not the node on which the operator runs.
 
         Raises:
             UserError: When all members are on the operator's node.
@@ -120,17 +124,17 @@ class DrillTarget:
         return nodes[-1]
 
     async def worker(self, member: Member) -> str:
-        """Return the pid of the member's newest worker inside the pod, as its agent logged it.
+        """Return the pid, inside the pod, of the member's newest worker. The agent's log contains it.
 
         Raises:
-            UserError: When the log names no worker.
+            UserError: When the log contains no pid of a worker.
         """
         since = (await self.status()).world.since
         near = rfc3339(int(unix_seconds(since)) - SKEW) if since else ""
         for start, limit in ((near, 1 << 20), ("", None)):
             pid = ""
             lines = self.client.logs(self.namespace, member.replica, TRAINER, since=start, limit_bytes=limit)
-            async for line in lines:  # The agent's lines and the workers' output are mixed.
+            async for line in lines:  # The log mixes the agent's lines with the workers' output.
                 if '"event":"worker_started"' in line and (match := _PID.search(line)):
                     pid = match[1]
             if pid:
@@ -139,24 +143,25 @@ class DrillTarget:
 
     @property
     def cluster(self) -> LocalCluster:
-        """Local cluster of the target. Only scenarios for the local cluster use it."""
+        """Local cluster on which the job runs. Only scenarios for local clusters use it."""
         assert self.local is not None
         return self.local
 
 
 Fault = Callable[[DrillTarget], AbstractAsyncContextManager[Injection]]
-"""Function that injects a fault on entry and reverts it on exit, however the block ends."""
+"""Function that returns a context manager. The manager injects a fault, and always reverts it on exit."""
 
 
 def environment_of(job_uid: str, replica: str) -> dict[str, str]:
-    """Return the environment variables that identify the agent's process on this machine."""
+    """Return the environment variables by which the agent's process is found on this machine."""
     return {"CONCERTINA_UID": job_uid, "CONCERTINA_REPLICA": replica}
 
 
 def watched_namespaces(operator: Raw) -> list[str]:
-    """Return the namespaces that an operator's pod is configured to serve.
+    """Return the namespaces to which an operator's pod is limited.
 
-    An empty list means all namespaces, or those with the labels that the chart names.
+    An empty list means no such limit: the operator serves all namespaces, or the namespaces that its label selector
+    matches.
     """
     environment = (entry for container in operator["spec"]["containers"] for entry in container.get("env") or ())
     names = next((entry.get("value") for entry in environment if entry["name"] == WATCHED), None)

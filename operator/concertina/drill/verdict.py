@@ -1,4 +1,4 @@
-"""Verdict on the observations of a drill. Pure."""
+"""Evaluation of a drill's observations. Pure."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from concertina_protocol.log_lines import RoundStarted
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-    """Promises of a scenario. None where it promises nothing."""
+    """Expectations of a scenario. None means that there is no expectation."""
 
     seconds: float
-    """Maximum time from the injection to the first step after it, in seconds."""
+    """Maximum number of seconds from the injection to the next finished step."""
     new_round: bool | None = True
-    """Whether a new round is needed. If False, the same pods continue. If None, both are allowed."""
+    """Whether a new round must follow. If False, the same pods must continue. If None, both are allowed."""
     replayed: int | None = None
-    """Maximum number of steps that are trained again."""
+    """Maximum number of steps that are repeated."""
     counted: bool | None = None
-    """Whether the failure counts against failurePolicy.maxRestarts."""
+    """Whether the failure must count against failurePolicy.maxRestarts."""
     reasons: tuple[str, ...] = ()
-    """Words of which the cause must contain one."""
+    """Words for the cause of the failure. The reported cause must contain one of them."""
     checkpoint: bool = False
-    """Whether to wait for a checkpoint after the fault is reverted."""
+    """Whether a new checkpoint must follow after the fault is reverted."""
     named: bool = False
-    """Whether the status must name the victim as a straggler, instead of reporting a first step."""
+    """Whether the status must report the affected replica as a straggler. No first step is required in that case."""
     told: tuple[str, ...] = ()
-    """Words that the condition Stalled or Degraded must contain while the fault lasts, and no longer at the end."""
+    """Words that the condition Stalled or Degraded must contain during the fault, and must not contain at the end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Times since the injection, in seconds. None if the event was not observed or not expected."""
+    """Times of events in seconds since the injection. None if an event was not observed or not expected."""
 
     claimed: float | None = None
-    """Time until the operator noticed the fault and claimed a round."""
+    """Time at which the operator started a new round because of the fault."""
     committed: float | None = None
-    """Time until the members of the new round were committed."""
+    """Time at which the members of the new round were final."""
     first_step: float | None = None
-    """Time until the end of the first step after the injection."""
+    """Time at which the first step after the injection ended."""
     named: float | None = None
-    """Time until the status named the victim as a straggler."""
+    """Time at which the status reported the affected replica as a straggler."""
     told: float | None = None
-    """Time until the condition Stalled or Degraded reported the fault."""
+    """Time at which the condition Stalled or Degraded reported the fault."""
     whole: float | None = None
-    """Time until the number of replicas from before the fault trained again, including the revert of the fault."""
+    """Time at which as many replicas trained as before the fault. It includes the time until the revert."""
     checkpoint: float | None = None
-    """Time until a checkpoint that was made after the revert."""
+    """Time of the first checkpoint after the revert."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DrillObservation:
     """Observations of a drill.
 
-    `before`, `after` and `end` count the replicas that train: before the injection, in the first world after it, and at
-    the end.
+    `before`, `after` and `end` are numbers of replicas that train: before the injection, in the first round after it,
+    and at the end.
     """
 
     seconds: Seconds
@@ -63,20 +63,20 @@ class DrillObservation:
     after: int = 0
     end: int = 0
     rounds: int = 0
-    """Number of rounds committed between the injection and the first step after it."""
+    """Number of rounds that began between the injection and the first step after it."""
     rounds_in_all: int = 0
-    """Number of rounds committed between the injection and the end of the drill."""
+    """Number of rounds that began between the injection and the end of the drill."""
     replayed: int = 0
     counted: int = 0
-    """Number of failures that count against failurePolicy.maxRestarts."""
+    """Number of new failures that count against failurePolicy.maxRestarts."""
     cause: str = ""
-    """Cause as the operator reports it."""
+    """Cause that the operator reports."""
     start: RoundStarted | None = None
-    """Line about the first step of the new round in the trainer's log, or None."""
+    """Line about the first step of the new round in the trainer's log, or None if there is none."""
     same_pods: bool = True
     steps_meanwhile: int = 0
     missing: str = ""
-    """Event that did not come in time, in a sentence. Empty if all events came."""
+    """Sentence about an event that did not happen in time. Empty if all events happened."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,24 +86,24 @@ class DrillVerdict:
     scenario: str
     job: str
     done: str
-    """The injection in a sentence."""
+    """Description of the injected fault."""
     passed: bool
     reasons: tuple[str, ...]
-    """Reasons why the job did not pass, a sentence each."""
+    """Sentences with the reasons why the drill failed."""
     positions: str
     seen: DrillObservation
 
 
 def evaluate(scenario: str, job: str, done: str, expect: Expect, observation: DrillObservation) -> DrillVerdict:
-    """Return the verdict. It is PASS if no promise is broken."""
+    """Return the verdict. The drill passes if all expectations are met."""
     reasons = tuple(_broken_promises(expect, observation))
     return DrillVerdict(scenario, job, done, not reasons, reasons, positions(observation), observation)
 
 
 def positions(observation: DrillObservation) -> str:
-    """Return a sentence that says whether samples were skipped.
+    """Return a sentence on whether samples were skipped or repeated.
 
-    A round must continue with the step that follows the step of its state.
+    The first step of a round must follow directly after the step of the state that was restored.
     """
     start = observation.start
     if start is None:

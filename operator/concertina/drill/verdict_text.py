@@ -1,4 +1,4 @@
-"""Verdict as a table for a person."""
+"""Verdict as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concertina.drill.verdict import DrillVerdict
 
 
 def table(verdict: DrillVerdict) -> Table:
-    """Return a table with a line for each figure."""
+    """Return a table with one row for each value of the verdict."""
     colour = "green" if verdict.passed else "red"
     result = Table("", "", title=f"Drill {verdict.scenario} of {verdict.job}", show_header=False)
     for name, value in _rows(verdict):

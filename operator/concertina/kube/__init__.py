@@ -1,1 +1,4 @@
-"""The only package that talks to Kubernetes: its client, its errors, and the access to the API server."""
+"""Client for the Kubernetes API server, its errors, and its configuration.
+
+No other package sends requests to Kubernetes.
+"""

@@ -1,8 +1,7 @@
-"""Address and credentials of the API server: from KUBECONFIG, the service account of the pod, or ~/.kube/config.
+"""Address and credentials of the API server: from KUBECONFIG, the pod's service account, or ~/.kube/config.
 
-The library kubernetes.aio loads the credentials (exec plugins, OIDC, tokens that are renewed). Only the operator in its
-pod reads its service account without the library: see watch/service_account.py. Requests are sent by client.py, not by
-the library.
+The library kubernetes.aio loads the credentials (exec plugins, OIDC, renewed tokens). Only an operator that runs in a
+pod reads its service account without this library (watch/service_account.py). client.py sends the requests.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class NoAccess(Exception):
-    """There is no usable configuration. The message says what was tried."""
+    """There is no usable configuration for the API server. The message says which one was tried."""
 
 
 class Access:
@@ -28,7 +27,7 @@ class Access:
         self._reload = reload
         self._lock = asyncio.Lock()
         self.namespace = namespace
-        """Namespace of the kubeconfig's context or of the pod, or `default` when none is named."""
+        """Namespace from the kubeconfig's context or of the pod; `default` if there is none."""
 
     @property
     def server(self) -> str:
@@ -40,7 +39,7 @@ class Access:
 
     @property
     def certificate(self) -> tuple[str, str | None] | None:
-        """Files of the client certificate and its key, or None without one."""
+        """Files of the client certificate and of its key; None if there is no certificate."""
         configuration = self._configuration
         return (configuration.cert_file, configuration.key_file) if configuration.cert_file else None
 
@@ -57,14 +56,17 @@ class Access:
         return self._configuration.proxy or None
 
     async def authorization(self) -> str:
-        """Return the Authorization header, or an empty string when the credentials are only a certificate.
+        """Return the Authorization header; empty if the client authenticates with a certificate only.
 
-        The header's source renews it when it is due.
+        Tokens that expire are renewed when needed.
         """
         return await self._configuration.get_api_key_with_prefix("BearerToken") or ""
 
     async def renew(self, refused: str) -> None:
-        """Read the credentials again, once for all requests that were refused with the same ones."""
+        """Read the credentials again after a request was refused.
+
+        Requests refused with the same credentials share one read.
+        """
         async with self._lock:
             if await self.authorization() == refused:
                 await self._reload(self._configuration)
@@ -83,18 +85,18 @@ class Access:
 
 
 async def load(kubeconfig: str | None = None, context: str | None = None) -> Access:
-    """Return the access to the API server from the first source that is present.
+    """Return the access to the API server from the first source that exists.
 
-    The sources are `kubeconfig`, KUBECONFIG, the pod's service account, and ~/.kube/config, in this order.
+    The sources are, in this order: `kubeconfig`, KUBECONFIG, the pod's service account, and ~/.kube/config.
 
     Raises:
         NoAccess: When there is no usable configuration.
     """
     path = kubeconfig or os.environ.get("KUBECONFIG") or ""
     file = _expanded(path or "~/.kube/config")
-    os.environ.setdefault("HOME", "/")  # the import below reads it, and a user without a name has none
+    os.environ.setdefault("HOME", "/")  # the import below reads HOME, which is not set for a user without a name
     try:
-        from kubernetes.aio import client, config  # imports take 1 s: only when a cluster is used
+        from kubernetes.aio import client, config  # the import takes 1 s, so it is done only if a cluster is used
     except ImportError as error:
         raise NoAccess(
             "This operator has no client library to read a kubeconfig with, and runs in no pod. To run it outside of "

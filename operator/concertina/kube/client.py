@@ -1,9 +1,9 @@
-"""Thin client of raw dicts for the API server.
+"""Thin client for the API server. Objects are plain dicts.
 
-Typed objects cost 5 to 10 times the CPU on lists of thousands (decision "kubernetes.aio for access, requests by hand").
-
-The client retries every request on 429, 5xx and lost connections, with back-off and jitter, until `give_up_after`
-seconds have passed. Then it raises Unreachable. An error that is not retried is raised as an exception of errors.py.
+Typed objects would cost 5 to 10 times the CPU for lists of thousands (decision "kubernetes.aio for access, requests by
+hand"). The client retries a request on status 429 and 5xx and on lost connections, with backoff and jitter, until
+`give_up_after` seconds have passed. Then it raises Unreachable. Errors that are not retried are raised as exceptions of
+errors.py.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from concertina.kube.resources import API_DISCOVERY, PODS, SERVER_VERSION, Raw, 
 
 REQUEST_SECONDS = 15.0
 WATCH_SILENCE_SECONDS = 75.0
-"""Silence in seconds after which a watch counts as dead. A watch gets a bookmark at least every minute."""
+"""Seconds without data after which a watch counts as broken. The API server sends a bookmark at least every minute."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.05, 3.0
-"""First and longest delay in seconds before a request is retried.
+"""Shortest and longest delay in seconds before a request is retried.
 
-An API server that has just started asks for 30, but is ready a second later.
+An API server that has just started asks for a delay of 30 s, but is usually ready a second later.
 """
 _LOST = (aiohttp.ClientError, TimeoutError)
-"""Errors of broken connections, and of responses that are not HTTP.
+"""Exceptions for broken connections and for responses that are not valid HTTP.
 
 Examples are a proxy that refuses to connect, and a redirect loop.
 """
@@ -47,18 +47,18 @@ DRY_RUN = {"dryRun": "All"}
 
 log = logging.getLogger(__name__)
 MOST_MESSAGE = 128 * 1024 * 1024
-"""Largest size in bytes of one websocket message."""
+"""Maximum size in bytes of one websocket message."""
 FIRST_LIMIT, MOST_LIMIT = 32, 500
-"""Number of objects in the first page, and the largest number in any page."""
+"""Number of objects in the first page of a list, and the largest number in any page."""
 PAGE_BYTES, MOST_PAGE_BYTES = 1 << 20, 2 << 20
-"""Target size of a page in bytes, and the size at which a page is abandoned.
+"""Target size of a page in bytes, and the size at which the client stops reading a page and requests a smaller one.
 
-Decoded, a page takes up to 25 times as much memory.
+A decoded page takes up to 25 times as much memory.
 """
 READ_AHEAD = 1024 * 1024
-"""Number of bytes of a stream that may wait to be read.
+"""Number of bytes of a stream that are buffered before they are read.
 
-The API server ends a watch whose client is slow, and the pods of five jobs that start in one second are a megabyte.
+The API server ends a watch if the client is slow. The pods of five jobs that start in the same second take a megabyte.
 """
 T = TypeVar("T")
 
@@ -68,10 +68,10 @@ class _PageTooLarge(Exception):
 
 
 async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of `ask` as soon as the API server is reachable, however long that takes.
+    """Return the result of `ask`. While the API server is unreachable, wait.
 
-    A caller that cannot do anything without the result waits, instead of being restarted with increasing delays. Other
-    errors are raised.
+    Callers that can do nothing without the result use this function. Waiting is better than a process that is restarted
+    with increasing delays. Other errors are raised.
     """
     failures = 0
     while True:
@@ -85,7 +85,7 @@ async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
 
 
 class Client:
-    """Requests to one API server. It is an async context manager."""
+    """Client for one API server. Use it as an async context manager."""
 
     def __init__(self, access: Access, give_up_after: float = 30.0, connections: int = 64) -> None:
         self.access = access
@@ -101,7 +101,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             connector=connector, skip_auto_headers=["User-Agent"], read_bufsize=READ_AHEAD
         )
-        self._slots = asyncio.Semaphore(self._connections)  # for requests; watches and logs do not count
+        self._slots = asyncio.Semaphore(self._connections)  # for requests only: watches and logs do not count
         return self
 
     async def __aexit__(
@@ -123,7 +123,7 @@ class Client:
         fields: str = "",
         chunk: int = MOST_LIMIT,
     ) -> tuple[list[Raw], str]:
-        """Return all objects, and the resourceVersion of the list."""
+        """Return all objects of a kind, and the resourceVersion of the list."""
         items, version = list[Raw](), ""
         async for page, list_version in self.pages(resource, namespace, labels, fields, chunk):
             items += page
@@ -138,14 +138,14 @@ class Client:
         fields: str = "",
         chunk: int = MOST_LIMIT,
     ) -> AsyncIterator[tuple[list[Raw], str]]:
-        """Yield all objects, at most `chunk` at a time, each time with the resourceVersion of the list.
+        """Yield all objects of a kind in pages of at most `chunk` objects, each with the resourceVersion of the list.
 
-        A page is bounded by its bytes, whatever the sizes of objects: the requested number of objects follows from the
-        size of the earlier pages (decision "Pages of a list are bounded by bytes"). A page is emptied before the next
-        one is requested.
+        The size of a page in bytes is limited too: the number of requested objects depends on the size of earlier pages
+        (decision "Pages of a list are bounded by bytes"). Each yielded list is cleared before the next page is
+        requested.
 
         Raises:
-            Gone: When the list took longer than the API server keeps it.
+            Gone: When the iteration took longer than the API server keeps the list.
         """
         params = _selectors(labels, fields)
         limit = min(FIRST_LIMIT, chunk)
@@ -170,14 +170,17 @@ class Client:
         """Create an object and return it.
 
         Args:
-            strict: Whether an unknown or duplicate field is an error, as with kubectl.
-            dry_run: Whether nothing is stored.
+            resource: Kind of the object.
+            namespace: Namespace of the object.
+            body: Manifest of the object.
+            strict: Whether unknown and duplicate fields are errors, as with kubectl.
+            dry_run: Whether the API server only checks the object and stores nothing.
         """
         params = ({"fieldValidation": "Strict"} if strict else {}) | (DRY_RUN if dry_run else {})
         return await self._json("POST", resource, resource.path(namespace), params=params, body=body)
 
     async def create_below(self, resource: Resource, namespace: str, name: str, subresource: str, body: Raw) -> Raw:
-        """POST to a subresource of an object, for example to evict a pod."""
+        """Send a POST request to a subresource of an object, for example to evict a pod."""
         return await self._json("POST", resource, resource.path(namespace, name, subresource), body=body)
 
     async def replace(self, resource: Resource, namespace: str | None, name: str, body: Raw) -> Raw:
@@ -192,16 +195,16 @@ class Client:
         subresource: str = "",
         strict: bool = False,
     ) -> Raw:
-        """Patch an object and return it. A list is a JSON patch, a dict a merge patch."""
+        """Patch an object and return it. A list is sent as a JSON patch, and a dict as a merge patch."""
         params = {"fieldValidation": "Strict"} if strict else {}
         path = resource.path(namespace, name, subresource)
         return await self._json("PATCH", resource, path, params=params, body=patch, content=_PATCHES[type(patch)])
 
     async def server_version(self) -> tuple[int, int]:
-        """Return the API server's version of Kubernetes, such as (1, 36).
+        """Return the API server's Kubernetes version, such as (1, 36).
 
         Raises:
-            ApiError: The API server refuses, or says no version that can be read.
+            ApiError: When the API server refuses the request or returns no readable version.
         """
         answer = await self._json("GET", SERVER_VERSION, "/version")
         version = re.match(r"(\d{1,4})\.(\d{1,4})", f"{answer.get('major')}.{answer.get('minor')}")  # some say 36+
@@ -210,13 +213,13 @@ class Client:
         return int(version[1]), int(version[2])
 
     async def api_versions(self) -> frozenset[str]:
-        """Return the APIs that the API server serves besides v1, as group/version."""
+        """Return the API groups with versions that the API server serves, except for v1, as group/version."""
         answer = await self._json("GET", API_DISCOVERY, "/apis")
         groups: list[Raw] = answer.get("groups") or []
         return frozenset(version["groupVersion"] for group in groups for version in group.get("versions") or ())
 
     async def resources_of(self, api_version: str) -> frozenset[str]:
-        """Return the plural names of the resources of an API, given as group/version."""
+        """Return the plural names of the resources of an API version, given as group/version."""
         answer = await self._json("GET", API_DISCOVERY, f"/apis/{api_version}")
         return frozenset(resource["name"] for resource in answer.get("resources") or ())
 
@@ -239,10 +242,15 @@ class Client:
         grace: int | None = None,
         propagation: str = "",
     ) -> Raw | None:
-        """Delete an object, and return it as it is while it ends, or None when it is gone already.
+        """Delete an object. Return the object while its deletion is in progress, or None if it is gone.
 
         Args:
-            uid: Uid that the object must have.
+            resource: Kind of the object.
+            namespace: Namespace of the object.
+            name: Name of the object.
+            uid: Uid that the object must have; empty for any uid.
+            grace: Grace period in seconds; None for the default.
+            propagation: Propagation policy; empty for the default.
         """
         options: Raw = {"kind": "DeleteOptions", "apiVersion": "v1"}
         if uid:
@@ -262,13 +270,13 @@ class Client:
     async def watch(
         self, resource: Resource, namespace: str | None, version: str, labels: str = "", fields: str = ""
     ) -> AsyncIterator[tuple[str, Raw]]:
-        """Yield the events of a watch from `version` on, until the server or the network ends it.
+        """Yield watch events, beginning after `version`, until the server or the network ends the watch.
 
-        An event is a pair of ADDED, MODIFIED, DELETED or BOOKMARK and the object.
+        An event consists of its type (ADDED, MODIFIED, DELETED or BOOKMARK) and the object.
 
         Raises:
             Gone: When `version` is too old.
-            Unreachable: When the stream broke or cannot be opened now.
+            Unreachable: When the stream breaks or cannot be opened.
             ApiError: When the API server refuses the watch.
         """
         params = _selectors(labels, fields) | {
@@ -299,10 +307,15 @@ class Client:
         """Yield the lines of a container's log.
 
         Args:
+            namespace: Namespace of the pod.
+            pod: Name of the pod.
+            container: Name of the container; empty for the only one.
             follow: Whether to wait for further lines.
-            since: RFC 3339 time in whole seconds.
+            tail: Number of lines at the end of the log to begin with; None for all.
+            since: Earliest time of a line, in RFC 3339 format with whole seconds.
+            limit_bytes: Largest number of bytes to read; None for no limit.
             timestamps: Whether each line begins with its time.
-            previous: Whether to read the log of the last run of a restarted container.
+            previous: Whether to read the log of the previous run of a restarted container.
         """
         params = {"follow": "true"} if follow else {}
         if container:
@@ -328,7 +341,7 @@ class Client:
         """Open a websocket to the API server.
 
         Raises:
-            ApiError: When the API server refuses it.
+            ApiError: When the API server refuses the websocket.
             Unreachable: When the connection breaks.
         """
         assert self._session is not None, "use the client as an async context manager"
@@ -391,15 +404,15 @@ class Client:
         body: Any = None,
         content: str = "application/json",
     ) -> Raw:
-        """Send a request, and retry it until there is a conclusive response."""
+        """Send a request and return the JSON response. Retry while the error may be temporary."""
         with metrics.request_seconds(method, self._host, resource.plural).time():
             return (await self._answer(method, resource, path, params or {}, body, content))[0]
 
     async def _page(self, resource: Resource, path: str, params: Mapping[str, str], single: bool) -> tuple[Raw, int]:
-        """Return a page of a list, and its size in bytes.
+        """Return a page of a list and its size in bytes.
 
         Raises:
-            _PageTooLarge: When the page is too large, unless it is a page of a `single` object.
+            _PageTooLarge: When the page is too large. A page that is requested with a single object has no limit.
         """
         with metrics.request_seconds("GET", self._host, resource.plural).time():
             return await self._answer("GET", resource, path, params, most_bytes=None if single else MOST_PAGE_BYTES)
@@ -414,10 +427,10 @@ class Client:
         content: str = "application/json",
         most_bytes: int | None = None,
     ) -> tuple[Raw, int]:
-        """Return the response, and its size in bytes.
+        """Return the JSON response and its size in bytes.
 
         Raises:
-            _PageTooLarge: When it has more than `most_bytes` bytes.
+            _PageTooLarge: When the response has more than `most_bytes` bytes.
             ApiError: When the API server refuses the request.
             Unreachable: When there is no usable response within `give_up_after` seconds.
         """
@@ -447,7 +460,7 @@ class Client:
                 error = Unreachable(
                     0, "Unreachable", f"{self.access.server} can't be reached: {_why(connection_error)}"
                 )
-            except ValueError as decode_error:  # a proxy's page, perhaps
+            except ValueError as decode_error:  # perhaps an HTML page of a proxy
                 error = Unreachable(0, "Unreachable", f"{self.access.server} answered what is no JSON: {decode_error}")
             if time.monotonic() + wait >= deadline:
                 if isinstance(error, Unreachable):
@@ -495,7 +508,7 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
     """Read the body of a response.
 
     Raises:
-        _PageTooLarge: When the body is too large. The connection is closed, so that the rest is not sent.
+        _PageTooLarge: When the body is too large. The connection is then closed, so that the server stops sending.
     """
     if most_bytes is None:
         return await response.read()
@@ -512,7 +525,7 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
 def _why(lost: Exception) -> str:
     """Return a description of a connection error.
 
-    The message of aiohttp's own error for a response contains the proxy's address with its password.
+    The text of aiohttp's exception is not used for a response, because it contains the proxy's URL with the password.
     """
     if isinstance(lost, aiohttp.TooManyRedirects):
         return "it redirects in a circle"
@@ -524,14 +537,14 @@ def _why(lost: Exception) -> str:
 
 
 def _passes(status: int) -> bool:
-    """Return whether another try may succeed."""
+    """Return whether another try of the request may succeed."""
     return status == 429 or status >= 500
 
 
 def _of_stream(status: int, body: bytes) -> ApiError:
-    """Return the error of a stream.
+    """Return the exception for the error of a stream.
 
-    A stream is not retried here, because only the caller knows from which version to continue.
+    Streams are not retried here, because only the caller knows from which version to continue.
     """
     error = from_status(status, body)
     return Unreachable(error.status, error.reason, error.message) if _passes(status) else error
@@ -541,7 +554,7 @@ def _event(line: bytes) -> tuple[str, Raw]:
     """Return the event in a line of a watch.
 
     Raises:
-        Unreachable: When the line is not an event, because the stream was cut off within it.
+        Unreachable: When the line is not an event. The stream was then cut off within the line.
     """
     try:
         event = deep_json.loads(line)
@@ -554,7 +567,7 @@ def _event(line: bytes) -> tuple[str, Raw]:
 
 
 def _seconds(text: str) -> float:
-    """Return the number of seconds in a Retry-After header, or 0.0 for a date."""
+    """Return the seconds in a Retry-After header; 0.0 if the header contains a date."""
     return float(text) if text.isdecimal() else 0.0
 
 

@@ -1,7 +1,7 @@
-"""JSON of the API server, however deeply a tenant has nested it.
+"""JSON decoder and encoder that accept deeply nested objects.
 
-The API server stores objects that are nested ten thousand levels deep. Python's decoder fails at a tenth of that, for
-the whole list that contains one such object. kopf, which copies decoded objects, fails even earlier.
+The API server stores objects with ten thousand levels of nesting. Python's decoder fails at a tenth of that, and then
+for the whole list that contains such an object. kopf copies decoded objects and fails even earlier.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 DEEPEST = 100
-"""Largest number of levels that are kept. A pod in a template in an object in a list has some 20."""
+"""Largest number of levels that are kept. A pod in a template in an object in a list has about 20 levels."""
 LEFT_OUT = "nested too deeply"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]')
-"""Token of JSON. A string that is cut off ends with the text, so it is scanned only once."""
+"""Strings and brackets in JSON. An unfinished string extends to the end of the text, so it is scanned only once."""
 
 
 def loads(text: str | bytes) -> Any:
-    """Decode like json.loads, in half the time. When that fails, leave out the deeply nested parts."""
+    """Decode JSON like json.loads, in half the time. If the nesting is too deep, leave out the deepest parts."""
     try:
         return _loads_whole(text)
     except RecursionError:
@@ -28,18 +28,18 @@ def loads(text: str | bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Encode like json.dumps, without spaces, in a third of the time."""
+    """Encode JSON like json.dumps without spaces, in a third of the time."""
     try:
         return to_json(value)
-    except ValueError:  # half of a surrogate pair, which JSON can escape
+    except ValueError:  # half of a surrogate pair, which only the json module can escape
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 def cut(text: bytes) -> bytes:
-    """Return the same JSON, with LEFT_OUT in place of values that are nested deeper than DEEPEST.
+    """Return the same JSON text, with LEFT_OUT in place of values that are nested deeper than DEEPEST levels.
 
     Raises:
-        ValueError: When unbalanced brackets hide the depth.
+        ValueError: When brackets are unbalanced.
     """
     if text.count(b"[") + text.count(b"{") <= DEEPEST:
         return text
@@ -57,26 +57,26 @@ def cut(text: bytes) -> bytes:
 def _loads_whole(text: str | bytes) -> Any:
     try:
         return from_json(text)
-    except ValueError:  # nested too deeply for it, or not JSON
+    except ValueError:  # the text is nested too deeply for from_json, or is not JSON
         return json.loads(text)
 
 
 def _loads_cut(without: str) -> Any:
-    """Decode JSON whose deep values were cut.
+    """Decode JSON text from which deep values were cut.
 
     Raises:
-        ValueError: When it is not JSON.
+        ValueError: When the text is not JSON.
     """
     try:
         return json.loads(without)
-    except RecursionError as error:  # unbalanced brackets hide the depth
+    except RecursionError as error:  # unbalanced brackets make the computed depth wrong
         raise ValueError("nested too deeply, and no JSON") from error
 
 
 def _is_deep(decoded: Any) -> bool:
-    """Return whether the decoded value is nested deeper than DEEPEST.
+    """Return whether a decoded value has more than DEEPEST levels.
 
-    It is checked level by level. Most values are not deep, and this is ten times as fast as scanning the text.
+    The value is checked level by level, which is ten times as fast as a scan of the text. Most values are not deep.
     """
     level: list[Any] = [[decoded]]
     for _ in range(DEEPEST + 1):

@@ -1,4 +1,4 @@
-"""Errors of the API server, each with its message."""
+"""Exceptions for error responses of the API server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """Unsuccessful response of the API server. `str()` is the server's own message."""
+    """Error response of the API server. `str()` returns the server's message."""
 
     def __init__(self, status: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class Forbidden(ApiError):
 
 
 class NamespaceEnds(Forbidden):
-    """The namespace is being deleted, so no object can be created in it. This cannot be undone."""
+    """The namespace is being deleted, so no object can be created in it any more."""
 
 
 class NotFound(ApiError):
@@ -34,15 +34,15 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """A precondition (uid, resourceVersion) does not hold, or another write interfered."""
+    """A precondition (uid or resourceVersion) failed, or there was a concurrent write."""
 
 
 class AlreadyExists(Conflict):
-    """The name is taken. A quota responds with 409 too, when two writes meet."""
+    """An object with this name exists."""
 
 
 class Gone(ApiError):
-    """The resourceVersion is too old: list again."""
+    """The resourceVersion is too old, so the objects must be listed again."""
 
 
 class Invalid(ApiError):
@@ -50,17 +50,20 @@ class Invalid(ApiError):
 
 
 class TestFailed(Invalid):
-    """A `test` of a JSON patch did not hold, because another write came first."""
+    """A `test` operation of a JSON patch failed, because the object has changed."""
 
-    __test__ = False  # the name is Kubernetes' term; pytest must not collect it
+    __test__ = False  # the name is Kubernetes' term, and pytest must not collect the class
 
 
 class Unreachable(ApiError):
-    """No usable response came within the caller's time limit: refused, timed out, or repeatedly 429 or 5xx."""
+    """The API server gave no usable response in time.
+
+    Each attempt failed to connect, timed out, or got the status 429 or 5xx.
+    """
 
 
 class WebhookFailed(Unreachable):
-    """An admission webhook gave no usable response, so the API server accepts no such object meanwhile."""
+    """An admission webhook gave no usable response, so the API server can't accept such objects for now."""
 
 
 _KINDS: dict[int, type[ApiError]] = {
@@ -75,7 +78,7 @@ _KINDS: dict[int, type[ApiError]] = {
 
 
 def status_object(body: bytes) -> dict[str, Any]:
-    """Return the `Status` object in the body, or an empty one for any other body: proxies respond too."""
+    """Return the Kubernetes `Status` object in a response body; empty for any other body, such as a proxy's."""
     try:
         return _mapping(json.loads(body))
     except (ValueError, RecursionError):
@@ -87,7 +90,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def from_status(status: int, body: bytes) -> ApiError:
-    """Return the exception for an HTTP status and the `Status` object (or anything else) in its body."""
+    """Return the exception for an HTTP status and a response body, which usually is a `Status` object."""
     parsed = status_object(body)
     message = str(parsed.get("message") or "")
     reason = str(parsed.get("reason") or "")
@@ -102,7 +105,7 @@ def from_status(status: int, body: bytes) -> ApiError:
     if any(cause.get("reason") == "NamespaceTerminating" for cause in cause_objects):
         kind = NamespaceEnds
     if status == 422 and not details.get("kind"):
-        # All other refusals of an object name its kind. This one only says that "the request" is invalid.
+        # All other 422 responses for an object name its kind. This one only says that "the request" is invalid.
         kind = TestFailed
     if status == 500 and "failed calling webhook" in message:
         kind = WebhookFailed

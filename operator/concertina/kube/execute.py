@@ -1,4 +1,4 @@
-"""Command in a running container, by the API server's `exec` over a websocket."""
+"""Run a command in a running container, through the API server's `exec` websocket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_OUTPUT = 16 * 1024 * 1024
 
 
 class CommandFailed(ApiError):
-    """The command failed. The message is its output."""
+    """The command failed. The message contains the output."""
 
 
 async def execute(
@@ -32,12 +32,17 @@ async def execute(
     """Run the command and return its output.
 
     Args:
-        seconds: Time limit of the command.
+        client: Client of the API server.
+        namespace: Namespace of the pod.
+        pod: Name of the pod.
+        container: Name of the container.
+        command: Command with its arguments.
+        seconds: Time limit for the command.
         most: Largest size of the output in bytes.
 
     Raises:
         CommandFailed: When the command fails, does not end in time, or prints too much.
-        ApiError: When the command could not be run.
+        ApiError: When the API server can't run the command.
     """
     params = [("container", container), ("stdout", "true"), ("stderr", "true")]
     params += [("command", word) for word in command]
@@ -64,9 +69,9 @@ async def execute(
 
 
 def outcome(status: bytes, text: str) -> str:
-    """Return why a command failed that has printed `text`, or an empty string when it succeeded.
+    """Return why a command failed; empty if it succeeded.
 
-    The `Status` object at the end of the stream determines the result.
+    The `Status` object at the end of the stream says whether the command succeeded. `text` is the command's output.
     """
     result = status_object(status)
     if result.get("status") == "Success":

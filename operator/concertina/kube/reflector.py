@@ -1,6 +1,6 @@
-"""Local copy of one kind of objects: LIST in chunks, then WATCH with bookmarks, and LIST again on 410.
+"""Local copy of all objects of one kind: a LIST in pages, then a WATCH with bookmarks, and a new LIST after status 410.
 
-kopf would hold the same objects at 30 times the CPU (decision "kubernetes.aio for access, requests by hand").
+With kopf, the same copy would cost 30 times the CPU (decision "kubernetes.aio for access, requests by hand").
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from concertina.kube.resources import Raw, Resource, version_of
 
 T = TypeVar("T")
 Key = tuple[str, str]
-"""(namespace, name)"""
+"""Namespace and name of an object."""
 log = logging.getLogger(__name__)
 _GHOSTS = 4096
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 1.0
-"""First and longest delay in seconds before a broken watch is tried again."""
+"""Shortest and longest delay in seconds before a broken watch is started again."""
 LONGEST_FORBIDDEN_SECONDS = 20.0
-"""Longest delay in seconds before a watch that the API server refuses is tried again. It may refuse it for months."""
+"""Longest delay in seconds before a watch without permission is tried again.
+
+The permission may be missing for months.
+"""
 
 
 class WatchEnd(enum.StrEnum):
-    """Reason why a watch ended that is started again."""
+    """Reasons why a watch ended. The watch is started again."""
 
     CLOSED = "closed"
-    """The API server closed it in order, as it does every few minutes."""
+    """The API server closed the watch regularly, as it does every few minutes."""
     GONE = "gone"
     """The resourceVersion is too old, so all objects are listed again."""
     BROKEN = "broken"
-    """The watch broke, or it or its list failed."""
+    """The connection broke, or the watch or its list was refused."""
 
 
 @dataclass(frozen=True)
 class CachedObject(Generic[T]):
-    """Parsed object with its identity."""
+    """Parsed object with its uid and version."""
 
     uid: str
     version: int
@@ -50,9 +53,9 @@ class CachedObject(Generic[T]):
 
 
 class Reflector(Generic[T]):
-    """Cache of one kind of objects.
+    """Cache of all objects of one kind.
 
-    `parse` returns what to store of an object. `changed(old, new)` is called for every difference, including deletions.
+    `parse` returns what to store of an object. `changed(old, new)` is called for each difference, including deletions.
     """
 
     def __init__(
@@ -73,25 +76,28 @@ class Reflector(Generic[T]):
         self._objects: dict[Key, CachedObject[T]] = {}
         self._ghosts: OrderedDict[str, None] = OrderedDict()
         self.synced = asyncio.Event()
-        """Event that is set after the first LIST."""
+        """Event that is set after the first complete LIST."""
         self.answered = asyncio.Event()
-        """Event that is set with `synced`, or once the API server refuses a LIST, which may last forever."""
-        self.trouble = ""
-        """Message of the API server about why changes are not received, or empty while they are.
+        """Event that is set together with `synced`, or once the API server refuses a LIST.
 
-        A restarted watch is silent at first, for up to a minute, until its first bookmark.
+        Such a refusal may last forever.
+        """
+        self.trouble = ""
+        """Message of the API server that explains why no changes arrive; empty while the watch works.
+
+        A new watch sends nothing at first, for up to a minute, until its first bookmark.
         """
 
     def values(self) -> Iterator[T]:
         return (cached.value for cached in self._objects.values())
 
     def assume(self, obj: Raw) -> None:
-        """Take an object that this operator's own write returned, so that no plan is made on an older version of it."""
+        """Store an object that a write of this operator returned, so that plans do not use an older version."""
         if obj["metadata"]["uid"] not in self._ghosts:
             self._put(obj)
 
     async def run(self) -> None:
-        """Follow the API server forever, and wait until an outage is over."""
+        """Keep the copy up to date forever. During an outage, wait until it is over."""
         version, failures, refusals = "", 0, 0
         metrics.begin_at_zero(metrics.WATCH_RESTARTS, [self._resource.plural], WatchEnd)
         while True:
@@ -112,7 +118,8 @@ class Reflector(Generic[T]):
                     self.trouble = str(error)
                 if isinstance(error, Forbidden):
                     self.answered.set()
-                    refusals += 1  # not failures: after an outage, an API server briefly refuses what it allows
+                    # not counted as failures: after an outage, an API server briefly refuses what it usually allows
+                    refusals += 1
                     seconds = backoff.seconds(refusals - 1, FIRST_SECONDS, LONGEST_FORBIDDEN_SECONDS)
                 else:
                     refusals = 0
@@ -125,11 +132,12 @@ class Reflector(Generic[T]):
         listed, version = set[Key](), ""
         async for page, version_of_list in self._client.pages(self._resource, self._namespace, self._labels):
             version = version_of_list
-            for item in page:  # parsed before the next page: ten thousand raw pods take much memory
+            # parse each object before the next page is read, because ten thousand raw pods take much memory
+            for item in page:
                 listed.add(_key(item))
                 self._put(item)
         for key, cached in list(self._objects.items()):
-            # Objects that were created while the list was read are newer than the list.
+            # Objects created during the LIST are newer than the list.
             if key not in listed and cached.version <= int(version):
                 self._drop(key, cached.uid)
         self.synced.set()
@@ -151,7 +159,7 @@ class Reflector(Generic[T]):
         try:
             new = CachedObject(obj["metadata"]["uid"], version, self._parse(obj))
         except Exception:
-            # One malformed object must not end the watch of all objects.
+            # A malformed object must not end the watch of all objects.
             log.exception("%s %s can't be read and is left out", self._resource.plural, "/".join(key))
             return
         self._objects[key] = new

@@ -1,4 +1,4 @@
-"""Kinds of objects that concertina reads and writes, and their paths at the API server."""
+"""Kinds of Kubernetes objects that concertina reads and writes, with their API paths."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Any
 
 Raw = dict[str, Any]
-"""Object as the API server sends it."""
+"""A Kubernetes object as a dict, as the API server sends it."""
 
 
 @dataclass(frozen=True)
 class Resource:
-    """Kind of objects, with its path."""
+    """Kind of objects, with its API path."""
 
     api: str
-    """Path of the API: api/v1 or apis/GROUP/VERSION."""
+    """Path of the API version: api/v1 or apis/GROUP/VERSION."""
     plural: str
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """Return the path of one object, or of the collection without a `name`.
+        """Return the path of one object, or of all objects of the kind if `name` is empty.
 
-        Without a `namespace`, the path covers all namespaces.
+        Without `namespace`, the path covers all namespaces.
         """
         scope = f"namespaces/{namespace}/" if self.namespaced and namespace else ""
         return "/".join(part for part in (f"/{self.api}/{scope}{self.plural}", name, subresource) if part)
@@ -41,7 +41,7 @@ SERVER_VERSION = Resource("", "version", namespaced=False)
 ACCESS_REVIEWS = Resource("apis/authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
 KUEUE_API = "apis/kueue.x-k8s.io/v1beta2"
 KUEUE = Resource("apis/kueue.x-k8s.io", "v1beta2", namespaced=False)
-"""Discovery document of Kueue's API: absent where Kueue is not installed."""
+"""Discovery document of Kueue's API. It does not exist if Kueue is not installed."""
 WORKLOADS = Resource(KUEUE_API, "workloads")
 RESOURCE_FLAVORS = Resource(KUEUE_API, "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITY_CLASSES = Resource(KUEUE_API, "workloadpriorityclasses", namespaced=False)
@@ -53,8 +53,8 @@ TRAINING_JOBS = Resource("apis/concertina.dev/v1beta1", "trainingjobs")
 
 
 def version_of(obj: Raw) -> int:
-    """Return the resourceVersion as a number.
+    """Return the object's resourceVersion as a number.
 
-    Kubernetes 1.35 and later guarantee that resourceVersions compare as integers.
+    Kubernetes 1.35 and later guarantee that resourceVersions can be compared as integers.
     """
     return int(obj.get("metadata", {}).get("resourceVersion") or 0)

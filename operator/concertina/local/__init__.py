@@ -1,1 +1,1 @@
-"""Embedded cluster: a real Kubernetes control plane, and nodes that run pods as processes of this machine."""
+"""Local Kubernetes cluster: a real control plane, and nodes that run pods as processes of this machine."""

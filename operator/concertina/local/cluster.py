@@ -1,4 +1,4 @@
-"""A local cluster as a whole: start, stop, and operations on it. See LocalCluster."""
+"""Start, stop and use a local cluster (LocalCluster)."""
 
 import contextlib
 import json
@@ -30,11 +30,11 @@ _NODE_BINDING = {
 
 
 def silent(_: str) -> None:
-    """Ignore the progress: a `Say` without output."""
+    """Show no progress. This is a `Say` without output."""
 
 
 class LocalCluster:
-    """Cluster that has been set up: its kubeconfig, its nodes, its components."""
+    """A local cluster that has been set up: its kubeconfig, nodes and control plane components."""
 
     def __init__(self, record: ClusterRecord) -> None:
         self.record = record
@@ -55,7 +55,7 @@ class LocalCluster:
         return done.stdout
 
     def create_namespace(self, name: str) -> None:
-        """Create a namespace and wait for its service account, without which no pod can be created."""
+        """Create a namespace and wait for its default service account, because no pod can be created before."""
         self.api.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         self._wait_account(name)
 
@@ -74,24 +74,24 @@ class LocalCluster:
         return self.record.node_names()
 
     def kill_node(self, name: str) -> None:
-        """Send SIGKILL to all processes of the node at once. The API server is not informed."""
+        """Send SIGKILL to all processes of the node at the same time. The API server is not informed."""
         nodes.kill(self.record, name)
 
     def stop_node(self, name: str) -> None:
-        """Send SIGSTOP to all processes of the node, so that it becomes silent."""
+        """Send SIGSTOP to all processes of the node, so that the node stops responding."""
         nodes.stop(self.record, name)
 
     def cont_node(self, name: str) -> None:
-        """Send SIGCONT after stop_node."""
+        """Send SIGCONT to all processes of a node after stop_node."""
         nodes.cont(self.record, name)
 
     def start_node(self, name: str) -> None:
-        """Boot a node that was killed. The node is not Ready yet when this returns (see wait_nodes)."""
+        """Boot a node that was killed. The node becomes Ready later (see wait_nodes)."""
         if nodes.process(self.record, name) is None:
             nodes.finish_boot(nodes.boot(self.record, [name]))
 
     def drain_node(self, name: str) -> None:
-        """Cordon the node and evict its pods by the Eviction API."""
+        """Cordon the node and evict its pods with the Eviction API."""
         nodes.process(self.record, name)
         self.kubectl("drain", name, "--force", "--ignore-daemonsets", "--delete-emptydir-data", timeout=600)
 
@@ -104,7 +104,7 @@ class LocalCluster:
         self.kubectl("uncordon", name)
 
     def wait_nodes(self, names: Sequence[str] | None = None, timeout: float = _READY_TIMEOUT) -> None:
-        """Wait until these nodes (by default all) are Ready and accept pods."""
+        """Wait until the given nodes (all nodes by default) are Ready and accept pods."""
         awaited_names = set(names or self.nodes())
         _until(
             lambda: awaited_names <= self._schedulable(),
@@ -126,7 +126,7 @@ class LocalCluster:
         processes.kill([identity] if identity else [])
 
     def start_component(self, name: str) -> None:
-        """Start the component again with the same address, port and data."""
+        """Start a component that was killed, with the same address, port and data."""
         if lifetime.find(self.directory, name) is None:
             lifetime.spawn(self.directory, name, self.record.commands[name])
 
@@ -140,13 +140,13 @@ class LocalCluster:
         )
 
     def running(self) -> dict[str, ProcessIdentity | None]:
-        """Return the processes of the control plane and of the nodes, with None for those that do not run."""
+        """Return the processes of the control plane and the nodes by name, with None for those that do not run."""
         component_processes = {name: lifetime.find(self.directory, name) for name in components.COMPONENTS}
         return component_processes | {name: nodes.process(self.record, name) for name in self.nodes()}
 
 
 def attach(name: str) -> LocalCluster:
-    """Return a cluster that is running or was set up earlier.
+    """Return a cluster that runs or was set up before.
 
     Raises:
         LocalClusterError: When there is no cluster with this name, or when it is on another machine.
@@ -160,7 +160,7 @@ def attach(name: str) -> LocalCluster:
 
 
 def serving(server: str) -> LocalCluster | None:
-    """Return the local cluster of this user whose API server has that address (https://HOST:PORT), or None."""
+    """Return this user's local cluster whose API server has the given URL (https://HOST:PORT), or None."""
     for file in paths.clusters().glob("*/cluster.json"):
         record = state.load(file.parent)
         if record and server.rstrip("/") == f"https://{record.endpoints.address}:{record.endpoints.api}":
@@ -169,13 +169,12 @@ def serving(server: str) -> LocalCluster | None:
 
 
 def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
-    """Start a cluster that continues to run when this process ends. A complete cluster is left unchanged.
+    """Start a cluster that continues to run after this process ends. If it already runs completely, leave it unchanged.
 
-    The remains of an incomplete cluster (after a kill during the start, or after a restart of the machine) are removed
-    first.
+    If a cluster is incomplete, for example after a restart of the machine, its remains are removed first.
 
     Raises:
-        LocalClusterError: When the cluster is running with other options, or cannot be started.
+        LocalClusterError: When the cluster runs with other options, or cannot be started.
     """
     folder = state.directory(name)
     with lifetime.alone(name):
@@ -198,18 +197,18 @@ def up(name: str, options: Options, say: Say = silent) -> LocalCluster:
 
 
 def down(name: str) -> None:
-    """End every process of the cluster and delete its files except for the logs. The cluster need not exist."""
+    """Stop all processes of the cluster and delete its files except the logs. The cluster need not exist."""
     lifetime.end(name)
 
 
 @contextlib.contextmanager
 def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalCluster]:
-    """Yield a cluster that exists for the duration of the block.
+    """Context manager for a cluster that exists only while the block runs.
 
-    The cluster is also stopped after an exception, Ctrl-C and SIGKILL of this process.
+    The cluster is also stopped after an exception, after Ctrl-C and if this process is killed with SIGKILL.
 
     Raises:
-        LocalClusterError: When the cluster is running already, because this process must not stop it.
+        LocalClusterError: When the cluster already runs, because this process must not stop it then.
     """
     with lifetime.sole_owner(name):
         existing = state.load(state.directory(name))
@@ -224,7 +223,7 @@ def owned(name: str, options: Options, say: Say = silent) -> Iterator[LocalClust
 def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path], say: Say) -> LocalCluster:
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)  # it contains volumes that any user may write to
+    folder.chmod(0o700)  # contains volumes that any user may write to
     address = f"{state.claim_network(folder)}.0.1"
     endpoints = components.Endpoints(address, *processes.free_ports(address, 3))
     components.write_files(folder, endpoints)
@@ -254,7 +253,7 @@ def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path]
 
 
 def _off_by_default(options: Options) -> components.OffByDefault:
-    """Return what the options turn on that Kubernetes leaves off by default."""
+    """Return the Kubernetes features that the options enable and that are off by default."""
     admission = "OwnerReferencesPermissionEnforcement" if options.owner_permissions else ""
     if not options.gang_scheduling:
         return components.OffByDefault(admission=admission)

@@ -1,5 +1,5 @@
-"""Errors of the local cluster, each with a sentence for the user."""
+"""Errors of the local cluster. Each message is a sentence for the user."""
 
 
 class LocalClusterError(Exception):
-    """Problem that the user must know or fix. The message says what happened, why, and what to do."""
+    """Problem that the user must know or solve. The message says what happened, why, and what to do."""

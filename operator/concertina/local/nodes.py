@@ -1,4 +1,4 @@
-"""Operations on nodes from outside: create, boot, kill, stop, continue.
+"""Operations on nodes from outside: define, boot, kill, stop and continue.
 
 A node is process 1 of its pid namespace and all processes below it.
 """
@@ -26,7 +26,8 @@ def define(record: ClusterRecord, index: int) -> Path:
     """Write the configuration of a node agent, and return the node's folder.
 
     Args:
-        index: Number of the node from 1, which determines its name and address.
+        record: Record of the cluster.
+        index: Number of the node, from 1. It determines the node's name and address.
     """
     options, name = record.options, f"node-{index}"
     network = record.endpoints.address.rpartition(".")[0].rpartition(".")[0]
@@ -43,7 +44,7 @@ def define(record: ClusterRecord, index: int) -> Path:
         api_port=record.endpoints.api,
         pki=str(pki),
         images=str(record.directory / "images.json"),
-        port=processes.free_ports(address, 1)[0],  # a kubelet of the machine uses 10250 on all addresses
+        port=processes.free_ports(address, 1)[0],  # a real kubelet on the machine would use port 10250 on all addresses
     )
     authority = certificates.ClusterAuthority(pki)
     authority.issue(f"node-{name}", f"system:node:{name}", ["system:nodes"], hosts=[address, name])
@@ -56,7 +57,7 @@ def _memory() -> str:
 
 
 def boot(record: ClusterRecord, names: Sequence[str]) -> "subprocess.Popen[str]":
-    """Start to boot nodes, and return before they have booted (see finish_boot)."""
+    """Start to boot nodes. finish_boot() waits until they have booted."""
     folders = [str(record.directory / "nodes" / name) for name in names]
     command = [sys.executable, "-m", "concertina.local.node", *folders]
     environment = os.environ | {MARKER: str(record.directory)}
@@ -84,7 +85,7 @@ def finish_boot(booting: "subprocess.Popen[str]") -> None:
 
 
 def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
-    """Return process 1 of a node, or None when the node is down.
+    """Return process 1 of a node; None if the node is down.
 
     Raises:
         LocalClusterError: When there is no such node.
@@ -113,7 +114,7 @@ def running(record: ClusterRecord, name: str) -> ProcessIdentity:
 
 
 def kill(record: ClusterRecord, name: str) -> None:
-    """Kill all processes of the node at once, as a power failure would. The API server is not informed.
+    """Kill all processes of the node at the same time, as in a power failure. The API server is not informed.
 
     Raises:
         LocalClusterError: When a process does not end.
@@ -126,10 +127,10 @@ def kill(record: ClusterRecord, name: str) -> None:
 
 
 def stop(record: ClusterRecord, name: str) -> None:
-    """Stop every process of the node, so that it becomes silent. Connections stay open."""
+    """Stop (SIGSTOP) all processes of the node, so that it does not respond. Its connections stay open."""
     processes.signal_tree(running(record, name), signal.SIGSTOP)
 
 
 def cont(record: ClusterRecord, name: str) -> None:
-    """Continue the processes of a stopped node."""
+    """Continue (SIGCONT) the processes of a stopped node."""
     processes.signal_tree(running(record, name), signal.SIGCONT)

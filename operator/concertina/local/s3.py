@@ -1,4 +1,4 @@
-"""S3 server on this machine: SeaweedFS as one process, with its own credentials and data."""
+"""S3 server on this machine: SeaweedFS as a single process, with its own credentials and data."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class S3Settings:
-    """Content of s3.json in a state folder."""
+    """Settings of an S3 server, as in s3.json of its state folder."""
 
     ports: dict[str, int]
     access_key: str
@@ -43,7 +43,7 @@ class S3Settings:
 
 
 class Server:
-    """S3 server of a state folder."""
+    """S3 server with its files in a state folder."""
 
     def __init__(self, folder: Path, settings: S3Settings) -> None:
         self._folder, self._settings = folder, settings
@@ -51,7 +51,7 @@ class Server:
         self.endpoint = f"http://{_ADDRESS}:{settings.ports['s3.port']}"
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that S3 clients read, which are also the content of a job's checkpoint Secret."""
+        """Return the environment variables that S3 clients read. A job's checkpoint Secret has the same entries."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -61,10 +61,10 @@ class Server:
         }
 
     def start(self) -> None:
-        """Start the server unless it runs, and wait until it responds.
+        """Start the server if it does not run, and wait until it responds.
 
         Raises:
-            LocalClusterError: When it does not start.
+            LocalClusterError: When the server does not start.
         """
         if not self.running():
             lifetime.spawn(self._folder, _NAME, self._command())
@@ -77,12 +77,12 @@ class Server:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Send SIGKILL. The data remain."""
+        """Send SIGKILL to the server. Its data stay."""
         identity = lifetime.find(self._folder, _NAME)
         processes.kill([identity] if identity else [])
 
     def restart(self) -> None:
-        """Send SIGKILL, and start again with the same port and data."""
+        """Send SIGKILL to the server, and start it again with the same port and data."""
         self.kill()
         self.start()
 
@@ -90,7 +90,7 @@ class Server:
         return lifetime.find(self._folder, _NAME) is not None
 
     def create_bucket(self, name: str) -> None:
-        """Create a bucket, or leave an existing one unchanged.
+        """Create a bucket. If it exists, leave it unchanged.
 
         Raises:
             LocalClusterError: When the bucket is not created.
@@ -111,7 +111,10 @@ class Server:
             raise LocalClusterError(f"bucket {name} was not created: {done.stderr.strip() or done.stdout.strip()}")
 
     def _ready(self) -> bool:
-        """Return whether it responds for all buckets (403: the request is not signed; 404: there is no bucket yet)."""
+        """Return whether the server responds for all buckets.
+
+        Status 403 means that the request is not signed, so the bucket exists. With 404 the bucket does not exist yet.
+        """
         return all(self._status(bucket) in (200, 403) for bucket in self._settings.buckets or [""])
 
     def _status(self, bucket: str) -> int:
@@ -147,7 +150,7 @@ class Server:
 
 
 def create(folder: Path, buckets: Sequence[str] = (), flags: Mapping[str, str] = NONE) -> Server:
-    """Write the files of a new S3 server into a state folder. start() starts it."""
+    """Write the files of a new S3 server into a state folder. Call start() to start it."""
     folder.mkdir(parents=True, exist_ok=True)
     settings = S3Settings(_free_ports(), secrets.token_hex(10), secrets.token_hex(20), list(buckets), dict(flags))
     credentials = [{"accessKey": settings.access_key, "secretKey": settings.secret_key}]
@@ -160,12 +163,12 @@ def create(folder: Path, buckets: Sequence[str] = (), flags: Mapping[str, str] =
         for part, port in settings.ports.items()
         if "grpc" in part
     ]
-    (folder / "litter").write_text("\n".join(sockets))  # SeaweedFS creates them there and does not delete them
+    (folder / "litter").write_text("\n".join(sockets))  # SeaweedFS creates these files and does not delete them
     return Server(folder, settings)
 
 
 def load(folder: Path) -> Server | None:
-    """Return the S3 server of a state folder, or None when it has none."""
+    """Return the S3 server of a state folder; None if the folder has none."""
     try:
         return Server(folder, S3Settings(**json.loads((folder / "s3.json").read_text())))
     except FileNotFoundError:
@@ -176,7 +179,7 @@ def load(folder: Path) -> Server | None:
 def running(
     folder: Path, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE
 ) -> Iterator[Server]:
-    """Yield an S3 server for the duration of the block. Below a cluster's folder, it ends with the cluster."""
+    """Context manager for an S3 server. If its folder is in a cluster's folder, it also ends with the cluster."""
     try:
         yield _started(folder, buckets, flags)
     finally:
@@ -186,7 +189,7 @@ def running(
 def _started(folder: Path, buckets: Sequence[str], flags: Mapping[str, str]) -> Server:
     """Return a running server with its buckets.
 
-    Another process may take a free port before it is used. Then the server is created again with new ports.
+    Another process may take a free port before the server does. The server is then created again with new ports.
 
     Raises:
         LocalClusterError: When the server does not start at the third try.
@@ -201,13 +204,13 @@ def _started(folder: Path, buckets: Sequence[str], flags: Mapping[str, str]) -> 
                 raise
             lifetime.tear_down(folder)
     for bucket in buckets:
-        server.create_bucket(bucket)  # it responds before the buckets of its command line exist
+        server.create_bucket(bucket)  # the server responds before the buckets from its command line exist
     return server
 
 
 @contextlib.contextmanager
 def serve(name: str, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE) -> Iterator[Server]:
-    """Yield an S3 server without a cluster, in a state folder of this name. SIGKILL of this process ends it too."""
+    """Context manager for an S3 server without a cluster. It also ends if this process is killed with SIGKILL."""
     with lifetime.guarded(name), running(state.directory(name), buckets, flags) as server:
         yield server
 
@@ -221,7 +224,7 @@ def _weed() -> str:
 
 
 def _free_ports() -> dict[str, int]:
-    """Return a free port for each part. The admin's gRPC port is 10000 above its port."""
+    """Return a free port for each part of SeaweedFS. The admin's gRPC port must be its port plus 10000."""
     while True:
         names = [f"{part}.{kind}" for part in _PARTS for kind in ("port", "port.grpc")]
         ports = dict(zip(names, processes.free_ports(_ADDRESS, len(names)), strict=True))

@@ -1,1 +1,1 @@
-"""Decision functions of the operator, one policy per file. They are pure: they use no clock, no I/O and no logging."""
+"""Decision functions of the operator, one policy per file. All are pure: no clock, no I/O and no logging."""

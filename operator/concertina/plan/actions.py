@@ -1,16 +1,17 @@
-"""The output of plan(): a `Plan` holds everything that should follow from one observation. Data only.
+"""Data types for the output of plan(). A `Plan` lists everything that the operator should do after one observation.
 
 The shell (`concertina.controller.reconcile`) applies a Plan in this order:
-  1. the status, in one JSON patch that tests the job's uid and the `status.world.claim` that was observed. If that
-     test fails, nothing else is done, and the job is observed and planned again;
-  2. calls to agents, which run in the background;
-  3. the watch streams: those of `Plan.watch` are opened, and all others of the job are closed;
-  4. the events;
-  5. creates and deletes, in the background, a limited number at a time (`concertina.controller.writes`). No pass waits
-     for a write, and no write waits for another, except that a write to a Workload of Kueue and the job's creates of
-     pods never overlap. A write that is still outstanding at the next pass is planned again.
-So a claim is written before any Prepare of it is sent, and a commit before any Assign. A job recovers whether or not
-its pods can be created.
+  1. The status is written in one JSON patch. The patch tests that the job's uid and `status.world.claim` are still as
+     observed. If that test fails, the shell does nothing else, and the job is observed and planned again.
+  2. Calls to agents are started. They run in the background.
+  3. The status streams of the agents in `Plan.watch` are opened. All other streams of the job are closed.
+  4. The events are recorded.
+  5. Creates and deletes run in the background, a limited number at a time (`concertina.controller.writes`). No pass
+     waits for a write, and writes run in parallel. There is one exception: a write to a Kueue Workload and the creation
+     of the job's pods never overlap. A write that has not finished by the next pass is planned again.
+
+The status with a new claim is therefore written before any Prepare call for the claim, and a commit before any Assign
+call. A job can recover even if its pods can't be created.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class CreateSecret:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Parameters that a member's torchrun is started with, with `launcher: Torchrun`."""
+    """Parameters with which the operator starts torchrun in a member's pod, with `launcher: Torchrun`."""
 
     address: str
-    """Address of the store, as host:port."""
+    """Address of torchrun's store, as host:port."""
     round: int
     least: int
     """Minimum number of replicas that torchrun needs to start."""
@@ -43,26 +44,28 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class PodQuota:
-    """Quota that a new pod uses."""
+    """Kueue quota that a new pod uses."""
 
     lender: tuple[str, int]
-    """Name of the admitted Workload whose quota the pod uses, and the total number of pods of that Workload. If either
-    has changed when the pod is written, the pod is not created."""
+    """Name of the admitted Workload whose quota the pod uses, and the total number of pods of that Workload.
+
+    If either value has changed by the time of the write, the operator does not create the pod.
+    """
     pod_set: PodSet
     changes: PodChanges = field(default=PodChanges(), hash=False)
-    """Changes that the admission makes to the pod."""
+    """Labels, tolerations and other fields that Kueue's admission adds to the pod."""
 
 
 @dataclass(frozen=True)
 class ApplyPodGroup:
-    """Create the job's pod group, or bring its minimum up to date."""
+    """Create the job's pod group, or update its minimum number of pods."""
 
     group: PodGroup
 
 
 @dataclass(frozen=True)
 class DeletePodGroup:
-    """Delete the job's pod group: no pod of the job refers to it."""
+    """Delete the job's pod group, because no pod of the job refers to the group any more."""
 
     api: GangApi
     name: str
@@ -73,15 +76,15 @@ class CreatePod:
     index: int
     attempt: int
     avoid_nodes: tuple[str, ...] = ()
-    """Nodes on which the pod should preferably not run."""
+    """Nodes on which the pod should not run if another node has enough free resources (a preference)."""
     never_nodes: tuple[str, ...] = ()
-    """Nodes on which the pod must not run. Other nodes have room for it."""
+    """Nodes on which the pod must not run (a requirement), because other nodes have enough free resources."""
     standby: bool = False
-    """Whether the pod is for a standby replica, preferably on a node without any other replica of the job."""
+    """Whether the pod is for a standby replica, which preferably runs on a node without other replicas of the job."""
     snapshot_memory: int | None = None
     """Upper bound in bytes for the snapshots of the bundled trainer; None if they are unbounded."""
     rendezvous: Rendezvous | None = None
-    """Parameters for torchrun; None if agents run in the pods."""
+    """Parameters for torchrun; None if the job uses agents instead of torchrun."""
     quota: PodQuota | None = None
     """Quota that the pod uses; None if the job has no queue."""
     pod_group: PodGroup | None = None
@@ -90,7 +93,7 @@ class CreatePod:
 
 @dataclass(frozen=True)
 class CreateRendezvous:
-    """Create the pod that serves torchrun's store."""
+    """Create the pod that serves torchrun's TCPStore."""
 
     round: int
     quota: PodQuota | None = None
@@ -103,12 +106,16 @@ class DeletePod:
     uid: str
     reason: str
     force: bool = False
-    """Whether the grace period is 0: the node is out of service, or it does not answer and the pod is fenced out."""
+    """Whether to delete the pod with a grace period of 0, so that deletion does not wait for its node.
+
+    True if the node is out of service. Also true if the node does not answer and a fence keeps the pod's agent out of
+    the job.
+    """
 
 
 @dataclass(frozen=True)
 class EndPod:
-    """Stop the containers of a pod; the pod has then failed, and stays with its logs."""
+    """Stop the containers of a pod without deleting the pod. The pod becomes Failed and its logs stay readable."""
 
     name: str
     uid: str
@@ -117,18 +124,18 @@ class EndPod:
 
 @dataclass(frozen=True)
 class DeleteJob:
-    """Delete the job: its TTL after the end has passed."""
+    """Delete the job, because `spec.ttlSecondsAfterFinished` has passed since its end."""
 
 
 @dataclass(frozen=True)
 class CreateWorkload:
-    """Ask a queue of Kueue for quota."""
+    """Create a Workload, which asks a Kueue queue for quota."""
 
     number: int
     request: Request
     priority: int
     by_class: bool = True
-    """Whether the Workload names the priority class of the job, which can't be added later."""
+    """Whether the Workload names the job's priority class. Kueue does not allow to add the name later."""
     elastic: bool = False
     replaces: str = ""
     """Name of the Workload that the new Workload replaces once it is admitted."""
@@ -139,7 +146,10 @@ class CreateWorkload:
 
 @dataclass(frozen=True)
 class WorkloadKey:
-    """Identity and version of the Workload that a write expects. If the Workload has changed, it is not written to."""
+    """Identity and version of a Workload.
+
+    A write is refused if the Workload no longer has this uid and resourceVersion.
+    """
 
     name: str
     uid: str
@@ -148,11 +158,11 @@ class WorkloadKey:
 
 @dataclass(frozen=True)
 class EditWorkload:
-    """Change the spec of a Workload without giving quota back. None leaves a field as it is."""
+    """Change the spec of a Workload without returning quota. A field that is None stays as it is."""
 
     key: WorkloadKey
     request: Request | None = None
-    """Number of pods by set; with `template`, all pod sets are written anew."""
+    """Number of pods by pod set. With `template`, the operator writes all pod sets anew."""
     template: bool = False
     priority: int | None = None
     queue: str | None = None
@@ -161,24 +171,30 @@ class EditWorkload:
 
 @dataclass(frozen=True)
 class ShrinkWorkload:
-    """Lower the counts of a Workload that holds quota, if no more than the given number of pods are left."""
+    """Lower the pod counts of a Workload that has quota.
+
+    The action has no effect if the job has more pods than the new counts.
+    """
 
     key: WorkloadKey
     request: Request
     eviction: str = ""
-    """Transition time of the condition Evicted for which the job shrinks; empty if there is none."""
+    """Transition time of the Evicted condition because of which the job shrinks; empty if there was no eviction."""
 
 
 @dataclass(frozen=True)
 class ReleaseWorkload:
-    """Give the quota of an evicted Workload back, if no pods are left."""
+    """Return the quota of an evicted Workload. The action has no effect while the job has pods."""
 
     key: WorkloadKey
 
 
 @dataclass(frozen=True)
 class FinishWorkload:
-    """Set the condition Finished, by which Kueue frees the quota, if no more than `pods_left` pods are left."""
+    """Set the Finished condition of a Workload, so that Kueue frees the quota.
+
+    The action has no effect if the job has more than `pods_left` pods.
+    """
 
     key: WorkloadKey
     reason: FinishReason
@@ -188,17 +204,20 @@ class FinishWorkload:
 
 @dataclass(frozen=True)
 class DropWorkload:
-    """Remove Kueue's finalizer from a Workload, and delete it, if no more than `pods_left` pods are left."""
+    """Remove Kueue's finalizer from a Workload and delete the Workload.
+
+    The action has no effect if the job has more than `pods_left` pods.
+    """
 
     key: WorkloadKey
     pods_left: int | None = 0
-    """None if the Workload holds no quota, so that pods do not matter."""
+    """Largest number of pods that the job may still have; None for any number, if the Workload holds no quota."""
     delete: bool = True
 
 
 @dataclass(frozen=True)
 class ReportPodsReady:
-    """Set the condition PodsReady, for which Kueue may wait (waitForPodsReady)."""
+    """Set the PodsReady condition of a Workload. Kueue waits for this condition if `waitForPodsReady` is configured."""
 
     key: WorkloadKey
     ready: bool
@@ -213,9 +232,9 @@ WorkloadWrite = (
 class Send:
     """A call to one agent.
 
-    A call of the same kind, round and claim that is under way or answered is not sent twice. A call that failed
-    (Call.error) is sent again, and so is a Drain that is durable now. The Call is in the AgentView from the moment it
-    is sent.
+    A call is not sent twice while a call with the same kind, round and claim is in progress or answered. There are two
+    exceptions: a call that failed (`Call.error`) is sent again, and a Drain is sent again if it must now be durable.
+    The agent's `AgentView` lists the call from the moment at which the call is sent.
     """
 
     replica: str
@@ -246,10 +265,13 @@ class Event:
 
 
 class SpanName(enum.StrEnum):
-    """Name of a span in a round's trace; the names of the phases of a start are the words of `Progress.timeline`."""
+    """Name of a span in a round's trace.
+
+    The names of the start phases, GROUP to FIRST_STEP, are the keys of `Progress.timeline`.
+    """
 
     ROUND = "round"
-    """The whole round, from the end of training (or from the claim) to the first step."""
+    """The whole round, from the end of the previous training (or from the claim) to the first step."""
     DETECT = "detect"
     DRAIN = "drain"
     DECIDE = "decide"
@@ -268,7 +290,7 @@ class Span:
     name: SpanName
     begin: float
     end: float
-    """Unix seconds by this operator's clock, no earlier than `begin`."""
+    """End of the span in Unix seconds by this operator's clock, no earlier than `begin`."""
     attributes: Mapping[str, str | int] = field(default_factory=dict)
     children: tuple[Span, ...] = ()
     error: str = ""
@@ -286,19 +308,24 @@ class Plan:
     status: JobStatus
     actions: tuple[Action, ...] = ()
     watch: Mapping[str, str] = field(default_factory=dict)
-    """Streams that should be open: address by replica."""
+    """Agents to which a status stream should be open: the agent's address by replica."""
     events: tuple[Event, ...] = ()
     recheck_after: float | None = None
     """Seconds until the job must be planned again even if nothing happens."""
     trace: RoundTrace | None = None
-    """Trace of the current or aborted round after this pass; None leaves the recorded trace as it is."""
+    """New trace of the current or aborted round; None to leave the recorded trace unchanged."""
     only_numbers: bool = False
-    """Whether only numbers and sentences of the status change. Another pass over such a status would decide the
-    same."""
-    silent: tuple[str, ...] = ()
-    """Uids of pods against which nothing but their silence is known, the longest silent first.
+    """Whether the new status differs from the old one only in numbers and messages.
 
-    The shell limits how many of them are given up (`JobObservation.given_up`).
+    Planning again from such a status would give the same decision.
+    """
+    silent: tuple[str, ...] = ()
+    """Uids of pods whose only fault is that their agent does not answer, the longest silent first.
+
+    The shell limits how many of these pods are given up at once (`JobObservation.given_up`).
     """
     only_conditions: bool = False
-    """Whether the status changes in conditions and numbers only, so that no action waits for its write."""
+    """Whether the new status differs only in conditions and numbers.
+
+    Actions then need not wait for the status write.
+    """

@@ -1,8 +1,8 @@
-"""Objects of Kueue as plan() reads them. Data only.
+"""Kueue's objects, as plan() reads them. Data only.
 
-A Workload asks a queue for the quota of a number of pods. It is pending until a ClusterQueue reserves the quota, and
-admitted once all admission checks are ready too. A slice is a Workload that replaces another one of the same job with
-another number of pods.
+A Workload asks a queue for the quota of a number of pods. The Workload is pending until a ClusterQueue reserves the
+quota. It is admitted when the quota is reserved and all admission checks are ready. A slice is a Workload that replaces
+another Workload of the same job, with another number of pods.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ from typing import Any
 from concertina.api.spec import JobSpec, Launcher
 
 LOWEST_PRIORITY = -(2**31)
-"""Priority of a pending growth slice, which therefore preempts no other Workload."""
+"""Priority of a pending slice that asks for more pods. With this priority, the slice preempts no other Workload."""
 
 
 class PodSet(enum.StrEnum):
-    """Sets of a job's pods, each with a count of its own in a Workload."""
+    """Sets into which a Workload divides a job's pods. Each set has its own count."""
 
     TRAINER = "trainer"
     SPARES = "spares"
-    """Standby replicas."""
+    """Pods of standby replicas."""
     RENDEZVOUS = "rendezvous"
-    """The pod that serves torchrun's store, with `launcher: Torchrun`."""
+    """The pod that serves torchrun's TCPStore, with `launcher: Torchrun`."""
 
 
 Counts = Mapping[PodSet, int]
 """Number of pods by set."""
 Request = tuple[tuple[PodSet, int], ...]
-"""Number of pods by set, in the order of a Workload's pod sets, as part of an action."""
+"""Number of pods for each pod set, as tuples in the order of a Workload's pod sets. Actions contain this form."""
 
 
 def wanted_sets(spec: JobSpec) -> tuple[PodSet, ...]:
-    """Return the pod sets that the job asks for. A set without pods is asked for only if the job wants some in it."""
+    """Return the pod sets that the job's Workload lists.
+
+    Optional sets are listed only if the job wants pods in them.
+    """
     spares = (PodSet.SPARES,) if spec.standby_replicas else ()
     rendezvous = (PodSet.RENDEZVOUS,) if spec.launcher is Launcher.TORCHRUN else ()
     return (PodSet.TRAINER, *spares, *rendezvous)
@@ -51,20 +54,20 @@ class ConditionName(enum.StrEnum):
 
 
 class EvictionReason(enum.StrEnum):
-    """Reasons of the condition Evicted to which the operator reacts in a special way."""
+    """Reasons of Kueue's Evicted condition that the operator treats specially."""
 
     PREEMPTED = "Preempted"
     NODE_FAILURES = "NodeFailures"
 
 
 class FinishReason(enum.StrEnum):
-    """Reasons of the condition Finished."""
+    """Reasons that the operator writes to Kueue's Finished condition."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     SLICE_REPLACED = "WorkloadSliceReplaced"
     FAILED_TO_START = "FailedToStart"
-    """The flavor or an admission check contradicts the template of the pods."""
+    """The resource flavor or an admission check contradicts the pod template."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,9 @@ class WorkloadCondition:
     reason: str = ""
     message: str = ""
     since: str = ""
-    """Time of the last transition, as Kueue wrote it."""
+    """Time of the last transition, as text in Kueue's format."""
     generation: int = 0
-    """Generation of the Workload that the condition is about."""
+    """Generation of the Workload for which the condition was written."""
 
 
 ABSENT = WorkloadCondition(true=False)
@@ -83,7 +86,7 @@ ABSENT = WorkloadCondition(true=False)
 
 @dataclass(frozen=True)
 class PodChanges:
-    """Fields that the admission of a pod set adds to each of its pods."""
+    """Fields that Kueue's admission of a pod set adds to each pod of that set."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +117,7 @@ class WorkloadView:
     uid: str
     namespace: str
     version: str
-    """The resourceVersion, which guards each write."""
+    """The Workload's resourceVersion. A write fails if this version has changed."""
     generation: int
     created: float
     """Creation time in Unix seconds."""
@@ -122,30 +125,33 @@ class WorkloadView:
     """Uid of the TrainingJob that controls the Workload; empty for Workloads of other kinds of objects."""
     queue: str
     number: int = 0
-    """Number of the Workload among those of its job; 0 if another program created it."""
+    """Number of the Workload among the Workloads of its job; 0 if the operator did not create it."""
     job_generation: int = 0
     """Generation of the job when the operator created the Workload."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of pods asked for, by pod set."""
+    """Number of pods that the Workload asks for, by pod set."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
-    """Amounts asked for by resource, for all pods together."""
+    """Amount of each resource that the Workload asks for, for all pods together."""
     request_hash: str = ""
-    """Hash of the pod sets without their counts (`QuotaView.request_hash`) when the operator wrote them."""
+    """Hash of the pod sets, without their counts, at the time when the operator wrote the Workload.
+
+    If it differs from `QuotaView.request_hash`, the Workload is outdated.
+    """
     priority: int = 0
     active: bool = True
     paused: bool = False
-    """Whether the operator itself deactivated the Workload, and may activate it again."""
+    """Whether the operator has deactivated the Workload and may activate it again."""
     elastic: bool = False
     replaces: str = ""
     """Name of the Workload that this slice replaces."""
     slice_name: str = ""
-    """Name of the first Workload of the series of slices."""
+    """Name of the first Workload in this Workload's series of slices."""
     deleting: bool = False
     has_finalizer: bool = False
-    """Whether Kueue's finalizer keeps the Workload until the operator has removed it."""
+    """Whether Kueue's finalizer prevents the deletion of the Workload until the operator removes it."""
     cluster_queue: str = ""
     admission: Mapping[str, Assignment] | None = None
-    """Quota that is reserved, by pod set; None without a reservation."""
+    """Reserved quota by pod set; None if no quota is reserved."""
     conditions: Mapping[str, WorkloadCondition] = field(default_factory=dict)
     check_changes: Mapping[str, tuple[PodChanges, ...]] = field(default_factory=dict)
     """Changes that admission checks make to the pods, by pod set."""
@@ -154,13 +160,13 @@ class WorkloadView:
     shortfalls: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     """Amounts that the Workload lacks according to its condition QuotaReserved, by resource and flavor."""
     victims: int | None = None
-    """Number of Workloads that are being preempted for this Workload; None if its message names no number."""
+    """Number of Workloads that Kueue is preempting to make room for this Workload; None if Kueue names no number."""
     preemptor_uid: str = ""
-    """Uid of the Workload for which this Workload was preempted."""
+    """Uid of the Workload for which Kueue preempted this Workload."""
     shrunk_for: str = ""
-    """Transition time of the eviction for which the operator has lowered the counts."""
+    """Transition time of the last eviction for which the operator lowered the pod counts."""
     shrunk_at: float | None = None
-    """When the operator last lowered the counts for an eviction, in Unix seconds."""
+    """Unix time at which the operator last lowered the pod counts because of an eviction."""
 
     def condition(self, name: ConditionName) -> WorkloadCondition:
         return self.conditions.get(name, ABSENT)
@@ -171,22 +177,28 @@ class WorkloadView:
 
     @property
     def reserved(self) -> bool:
-        """Return whether quota is counted for the Workload."""
+        """Return whether Kueue counts quota for the Workload."""
         return self.admission is not None and not self.finished
 
     @property
     def evicted(self) -> bool:
-        """Return whether the quota is to be given back. The condition stays until the next admission."""
+        """Return whether the job must return the quota of this Workload.
+
+        Kueue keeps the Evicted condition until the next admission.
+        """
         return self.reserved and self.condition(ConditionName.EVICTED).true
 
     @property
     def admitted(self) -> bool:
-        """Return whether pods may be created."""
+        """Return whether the job may create pods with this Workload's quota."""
         return self.reserved and not self.evicted and self.condition(ConditionName.ADMITTED).true and self.active
 
     @property
     def granted(self) -> Counts:
-        """Number of pods by set for which Kueue counts quota: as admitted, or fewer where the count fell since."""
+        """Number of pods in each pod set for which Kueue counts quota.
+
+        It is the admitted count, or the Workload's current count if that is lower.
+        """
         assignments = self.admission or {}
         return {
             pod_set: min(assignments[pod_set].count, self.counts.get(pod_set, 0))
@@ -197,7 +209,7 @@ class WorkloadView:
 
 @dataclass(frozen=True)
 class FlavorView:
-    """A ResourceFlavor: kind of nodes whose quota is counted apart."""
+    """A ResourceFlavor of Kueue: a kind of nodes with its own quota."""
 
     name: str
     node_labels: Mapping[str, str] = field(default_factory=dict)
@@ -206,23 +218,23 @@ class FlavorView:
 
 @dataclass(frozen=True)
 class QuotaView:
-    """Queue of a job, and its Workloads."""
+    """The queue of a job, with the job's Workloads."""
 
     queue: str
     """Name of the LocalQueue."""
     workloads: tuple[WorkloadView, ...] = ()
     flavors: Mapping[str, FlavorView] = field(default_factory=dict)
     priority: int = 0
-    """Priority of the job's Workloads: of the class that the job names, or of the template's priority class."""
+    """Priority of the job's Workloads, from the priority class of the job or of its pod template."""
     request_hash: str = ""
     """Hash of the pod sets that the job asks for, without their counts."""
     preemptor: WorkloadView | None = None
-    """Workload for which the job is preempted; None if there is none, or if the operator does not see it."""
+    """Workload for which Kueue preempts the job; None if there is none, or if the operator can't see it."""
     writing: bool = False
-    """Whether a write to a Workload of the job is under way (its outcome is not known yet) or was just refused."""
+    """Whether a write to a Workload of the job is in progress or was just refused."""
     refusal: str = ""
-    """Message of the API server that refused the last write to a Workload."""
+    """Message with which the API server refused the last write to a Workload."""
     conflict: str = ""
-    """Reason why the pods of the admitted Workload can't be made: the admission contradicts the template."""
+    """Reason why the pods of the admitted Workload can't be created: the admission contradicts the pod template."""
     trouble: str = ""
     """Reason why the job can't ask for quota until a person acts."""

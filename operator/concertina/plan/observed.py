@@ -1,4 +1,4 @@
-"""The input of plan(): `JobObservation` is one consistent look at one job. Data only."""
+"""The input of plan(): `JobObservation` is one consistent observation of one job. Data only."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from concertina.plan.kueue import QuotaView
 
 
 class GangApi(enum.StrEnum):
-    """APIs of gang scheduling, as group/version, that an API server may serve."""
+    """APIs of gang scheduling (group/version) that an API server may serve."""
 
     POD_GROUP = "scheduling.k8s.io/v1beta1"
     """PodGroup of Kubernetes 1.37 or later."""
     POD_GROUP_ALPHA = "scheduling.k8s.io/v1alpha2"
-    """PodGroup of Kubernetes 1.36, whose minimum is immutable."""
+    """PodGroup of Kubernetes 1.36. Its minimum can't be changed."""
     VOLCANO = "scheduling.volcano.sh/v1beta1"
     COSCHEDULING = "scheduling.x-k8s.io/v1alpha1"
     KAI = "scheduling.run.ai/v2alpha2"
-    """PodGroup of KAI, which KAI itself writes."""
+    """PodGroup of the KAI scheduler, which KAI creates itself."""
     KARTA = "run.ai/v1alpha1"
-    """Description of a kind of jobs, by which KAI learns the minimum of ours."""
+    """Karta: a description of the TrainingJob kind from which the KAI scheduler derives a job's minimum."""
 
 
 @dataclass(frozen=True)
 class PodGroup:
-    """Pod group of a job, as one of the APIs has it."""
+    """Pod group of a job: pods that a gang scheduler places together."""
 
     api: GangApi
     name: str
-    """Name of the object, or empty where the scheduler makes it (KAI)."""
+    """Name of the object; empty if the scheduler creates it (KAI)."""
     min_count: int
-    """Number of pods that get their nodes together."""
+    """Minimum number of pods that must get their nodes together."""
     queue: str = ""
     topology: str = ""
-    """Label of the nodes whose value all pods of the group must share; empty for none."""
+    """Node label whose value must be the same for all nodes of the group; empty for no such rule."""
 
 
 @dataclass(frozen=True)
@@ -50,34 +50,40 @@ class JobView:
     uid: str
     generation: int
     created: float
-    """Creation time in Unix seconds, as all times here."""
+    """Creation time in Unix seconds. All times in this module are in Unix seconds."""
     deleting: bool
     spec: JobSpec | None
-    """Spec of the job; None if the manifest is invalid, and then `spec_error` says why."""
+    """Spec of the job; None if the manifest is invalid (see `spec_error`)."""
     spec_error: str
     status: JobStatus
     ignored: tuple[str, ...] = ()
-    """Paths of fields of the spec that this version does not know; `spec` is what remains without them."""
+    """Paths of spec fields that this version of the operator does not know. `spec` does not contain these fields."""
     claims_error: str = ""
-    """Why the GPUs of the template's claims, and with them the number of workers, are not known; empty if they are."""
+    """Why the number of GPUs in the template's resource claims is unknown; empty if it is known.
+
+    Without this number, `workersPerReplica: Auto` can't be resolved.
+    """
     checkpoint_request: str = ""
-    """Value of the annotation by which a person asks for a checkpoint now."""
+    """Value of the annotation with which a user requests a checkpoint."""
     template_hash: str = ""
-    """Hash of the pod-related part of the spec; empty if this version does not know all of that part."""
+    """Hash of the part of the spec that determines the pods; empty if that part has fields unknown to this version."""
     finalizers: tuple[str, ...] = ()
-    """Finalizers that keep the job after its deletion, until each is removed."""
+    """Finalizers of the job. A deleted job exists until all of them are removed."""
     queue: str = ""
-    """LocalQueue of Kueue that the job's label names; empty without the label."""
+    """Name of the Kueue LocalQueue in the job's label; empty without the label."""
     priority_class: str = ""
-    """WorkloadPriorityClass of Kueue that the job's label names."""
+    """Name of the Kueue WorkloadPriorityClass in the job's label."""
     prebuilt_workload: str = ""
-    """Workload that the job's label names to be used instead of one that the operator makes."""
+    """Name of an existing Workload in the job's label, to use instead of one that the operator creates."""
     request_hash: str = ""
-    """Hash of the pod sets that the job asks a queue for, without their counts; empty without a readable spec."""
+    """Hash of the pod sets for which the job asks Kueue, without their counts; empty if the spec is invalid."""
 
 
 class PodPhase(enum.StrEnum):
-    """Phase of a pod as in Kubernetes, except that a pod that lingers has ended."""
+    """Phase of a pod as in Kubernetes, with one exception.
+
+    A pod whose trainer container has ended counts as ended, although other containers still run.
+    """
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -87,7 +93,7 @@ class PodPhase(enum.StrEnum):
 
 
 UNSCHEDULABLE = "Unschedulable"
-"""The scheduler's reason, as in `PodView.waiting`."""
+"""Value of `PodView.waiting` for a pod for which the scheduler has found no node."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ class PodView:
     name: str
     uid: str
     index: int | None
-    """Index of the replica; None for the pod that serves torchrun's store."""
+    """Index of the pod's replica; None for the pod that serves torchrun's TCPStore."""
     attempt: int
     created: float
     phase: PodPhase
@@ -103,54 +109,61 @@ class PodView:
     node: str = ""
     ip: str = ""
     waiting: str = ""
-    """Reason why the pod does not run yet: Unschedulable, ErrImagePull, ImagePullBackOff, CrashLoopBackOff etc."""
+    """Reason why the pod does not run yet, such as Unschedulable, ErrImagePull or CrashLoopBackOff."""
     waiting_message: str = ""
     awaited_scheduler: str = ""
-    """Name of the scheduler that has not looked at the pod yet; empty once one has."""
+    """Name of the scheduler that has not looked at the pod yet; empty once it has."""
     avoids: tuple[str, ...] = ()
-    """Nodes that the pod must not run on, by a rule that this operator set."""
+    """Nodes on which the pod must not run, because the operator added a rule to the pod."""
     exit_code: int | None = None
     exit_reason: str = ""
-    """Exit reason of the trainer container, once it has ended: Error, OOMKilled, Evicted and so on."""
+    """Reason with which the trainer container ended, such as Error, OOMKilled or Evicted; empty while it runs."""
     exit_message: str = ""
     restarts: int = 0
-    """Number of restarts of the trainer container in this pod. The next two fields describe how it last ended."""
+    """Number of restarts of the trainer container in this pod.
+
+    `last_exit_*` describe the last exit before a restart.
+    """
     last_exit_code: int | None = None
     last_exit_reason: str = ""
     priority: int = 0
-    """Priority as admission resolved it from the priority class."""
+    """Priority that Kubernetes derived from the pod's priority class."""
     grace: float = 30.0
-    """Seconds from the deletion of the pod to SIGKILL: of the deletion under way, or else as in the pod's spec."""
+    """Grace period in seconds: of the deletion in progress, or of the pod's spec if the pod is not being deleted."""
     deletion_at: float | None = None
-    """When the grace period of the deletion under way ends."""
+    """Unix time at which the grace period of the deletion in progress ends; None if the pod is not being deleted."""
     disruption: str = ""
-    """Reason of the condition DisruptionTarget: EvictionByEvictionAPI, PreemptionByScheduler and so on."""
+    """Reason of the pod's DisruptionTarget condition, such as EvictionByEvictionAPI or PreemptionByScheduler."""
     lingers: bool = False
-    """Whether the trainer has ended (as `phase` says) while other containers run: the pod holds its resources until
-    deleted."""
+    """Whether the trainer container has ended while other containers of the pod still run.
+
+    Such a pod holds its resources until it is deleted.
+    """
     port: int = protocol.PORT
     """Port of the pod's agent."""
     round: int | None = None
-    """Round of the rendezvous that the pod was created for, with `launcher: Torchrun`."""
+    """Number of the rendezvous for which the pod was created, with `launcher: Torchrun`."""
     ending: bool = False
-    """Whether the pod's node was told to end the pod and to leave it there (EndPod)."""
+    """Whether the operator has asked the node to stop the pod's containers and keep the pod (`EndPod`)."""
     template_hash: str = ""
-    """Template hash of the job when the pod was created; empty if the annotation is gone."""
+    """Template hash of the job when the pod was created; empty if the pod has lost the annotation."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
-    """Requests of the pod's containers by resource, and 1 of `pods`; empty if unknown."""
+    """Resource requests of all containers of the pod, plus 1 of the resource `pods`; empty if unknown."""
     excluded: bool = False
-    """Whether the scheduler says that no node would take the pod, even if nothing else ran there."""
+    """Whether the scheduler reports that no node would take the pod, even if no other pods ran there."""
     scheduling_group: str = ""
-    """Name of the PodGroup of Kubernetes that the API server stored for the pod; empty without one."""
+    """Name of the Kubernetes PodGroup that the API server stored for the pod; empty if it stored none."""
     image: str = ""
-    """Image of the trainer container as the node resolved it, usually repository@sha256:digest; empty before it has
-    started."""
+    """Image of the trainer container as the node resolved it; empty before the container has started.
+
+    The value is usually repository@sha256:digest.
+    """
     pod_set: str = ""
-    """Pod set of a Workload of Kueue whose quota the pod uses; empty if it uses none."""
+    """Pod set of the Kueue Workload whose quota the pod uses; empty if the pod uses no quota."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key among the pods of the job: replica index, then attempt; the pod of the store comes first."""
+        """Sort key among the pods of the job: the pod of torchrun's store first, then by replica index and attempt."""
         return (-1 if self.index is None else self.index), self.attempt
 
     @property
@@ -160,41 +173,49 @@ class PodView:
 
     @property
     def ended(self) -> bool:
-        """Whether the trainer has ended, for good."""
+        """Whether the trainer container has ended and will not be restarted."""
         return self.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED)
 
     @property
     def released(self) -> bool:
-        """Whether the pod has ended with all its containers, and holds no resources."""
+        """Whether all containers of the pod have ended, so that the pod holds no resources."""
         return self.ended and not self.lingers
 
 
 class BlockedBy(enum.Enum):
-    """Reasons why a waiting job can't start even though others made room, in words."""
+    """Reasons why a waiting job can't start even if other jobs release resources. The values are shown to users."""
 
     EXCLUDED = "no node would take its pods, even if nothing else ran there"
     TOO_LARGE = "all nodes together could not hold as many of its pods as it needs, even if nothing else ran there"
     BEYOND_QUOTA = "a quota of its namespace is too small for as many of its pods as it needs"
     QUOTA = "a quota of its namespace is used up"
-    """Jobs of the same namespace can remove this reason by making room, unlike the other reasons."""
+    """The only reason that other jobs can remove: those of the same namespace, by releasing their pods."""
 
 
 @dataclass(frozen=True)
 class QueuePlace:
-    """Place of a job among those that wait for room. The default: it waits alone, or not at all."""
+    """Place of a job among the jobs that wait for resources.
+
+    The default value means that the job waits alone or does not wait.
+    """
 
     ahead: tuple[str, str] | None = None
     """Namespace and name of the job whose turn it is, if that is another job."""
     turn: bool = False
     """Whether it is this job's turn.
 
-    There are no turns while no waiting job holds a part of what it needs, or has released one.
+    There are turns only if a waiting job occupies a part of the resources it needs, or has released such a part.
     """
     hindrance: BlockedBy | None = None
-    """Reason why the job can't start with the room that it holds and that other waiting jobs could use."""
+    """Reason why more resources would not help the job to start.
+
+    Other waiting jobs could use the resources that this job occupies.
+    """
     fits: bool = False
-    """Whether the room that the waiting jobs hold together seems enough for this job; set only for the job whose turn
-    it is."""
+    """Whether the resources that all waiting jobs occupy seem enough for this job.
+
+    Set only for the job that has its turn.
+    """
 
 
 @dataclass(frozen=True)
@@ -203,35 +224,37 @@ class NodeView:
     ready: bool
     out_of_service: bool = False
     notice: str = ""
-    """Taint that announces the node's end, as key or key=value."""
+    """Taint that announces the node's termination, as key or key=value; empty if there is none."""
     cordoned: bool = False
     zone: str = ""
-    """Zone of the node; empty if its label does not say."""
+    """Zone of the node; empty if the node has no zone label."""
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)
-    """Allocatable amounts by resource, including `pods`; empty if the node does not say."""
+    """Allocatable amounts by resource, including `pods`; empty if the node does not list them."""
     labels: Mapping[str, str] = field(default_factory=dict)
     spot: bool = False
-    """Whether the node's labels say that it can be reclaimed at any time, and costs less."""
+    """Whether the node's labels mark it as a spot node, which can be reclaimed at any time."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One request to an agent. It is under way while it has neither a reply nor an error."""
+    """One request to an agent. The request is in progress while it has neither a reply nor an error."""
 
     round: int
     claim: str
     sent_at: float | None
-    """When waiting for the agent began; None while the call waits for its turn to shake hands, which is no evidence
-    against the agent."""
+    """Unix time since which the operator waits for the agent; None while the call is queued for a handshake.
+
+    Time in that queue is no evidence against the agent.
+    """
     done_at: float | None = None
     reply: protocol.Prepared | protocol.Accepted | protocol.Refused | None = None
     error: str = ""
     durable: bool = False
-    """For a Drain: whether it asked for a checkpoint in storage."""
+    """For a Drain call: whether it asks for a checkpoint in storage."""
     request: str = ""
-    """For a Save: the id of the request."""
+    """For a Save call: the id of the checkpoint request."""
     candidates: tuple[protocol.Candidate, ...] = ()
-    """For a Prepare: the candidates that it named."""
+    """For a Prepare call: the candidates that it names."""
 
     @classmethod
     def of(
@@ -239,7 +262,7 @@ class Call:
         message: protocol.Prepare | protocol.Assign | protocol.Release | protocol.Drain | protocol.Save,
         sent_at: float,
     ) -> Call:
-        """Return the call for a message that is under way."""
+        """Return a Call object for a message that is being sent."""
         return cls(
             message.round,
             message.claim,
@@ -250,22 +273,23 @@ class Call:
         )
 
     def is_of(self, claim: Claim) -> bool:
-        """Return whether the call was made under that claim."""
+        """Return whether the call was made for the given claim."""
         return (self.round, self.claim) == (claim.round, claim.claim_id)
 
     def waited_for(self, now: float) -> float:
-        """Return for how many seconds the agent has been waited for."""
+        """Return the seconds for which the operator has waited for the agent."""
         return 0.0 if self.sent_at is None else now - self.sent_at
 
     @property
     def failed_at(self) -> float | None:
-        """When the call failed; None if it did not fail, or not yet."""
+        """Unix time at which the call failed; None if it succeeded or is in progress."""
         return self.done_at if self.error else None
 
     def covers(self, new: Call) -> bool:
-        """Return whether a new call of the same kind would ask the same.
+        """Return whether this call makes a new call of the same kind unnecessary.
 
-        Once this call is answered, the new one must also name the same candidates.
+        It does if both ask for the same thing. If this call is already answered, both must also name the same
+        candidates.
         """
         is_same_request = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
         answered = self.done_at is not None and not self.error
@@ -273,42 +297,50 @@ class Call:
 
 
 class ConnectionRefusal(enum.Enum):
-    """Response of a reachable host that turns away an attempt to open a stream."""
+    """Reasons for which a reachable host refuses to open a stream."""
 
     NOT_LISTENING = enum.auto()
-    """No agent listens."""
+    """No agent listens on the port."""
     OTHER_KEY = enum.auto()
-    """An agent listens, but its certificates come from another master key than this operator's."""
+    """An agent listens, but its certificate derives from a different master key than the operator's."""
 
 
 @dataclass(frozen=True)
 class AgentView:
-    """Knowledge from the contact with one replica's agent.
+    """What the operator knows from its contact with one replica's agent.
 
-    This knowledge is lost when the operator restarts, and when the pod of that name has another uid than before.
+    This knowledge is lost when the operator restarts. It is also lost when the replica's pod is created anew under the
+    same name.
     """
 
     connected: bool = False
-    """Whether the watch stream is open and not silent."""
+    """Whether the status stream of the agent is open and not silent."""
     wanted_at: float | None = None
-    """Start of the period in which the agent could have been connected: the first handshake for the stream (or the
-    first failure before a handshake), plus the time for which attempts have been queued since. None before that, and if
-    no stream is wanted."""
+    """Unix time since which the agent could have been connected; None if no stream is wanted or attempted yet.
+
+    The time begins with the first handshake for the stream, or with the first failure before a handshake. It is moved
+    forward by the time in which later attempts were queued.
+    """
     lost_at: float | None = None
-    """When an open stream last broke or fell silent; None if it never did, or is open again."""
+    """Unix time at which an open stream last broke or fell silent; None if the stream is open or never was."""
     queued_at: float | None = None
-    """Since when the next attempt to open the stream waits for its turn to shake hands, or None. The time in this queue
-    does not count as silence."""
+    """Unix time since which the next attempt to open the stream is queued for a handshake; None if none is queued.
+
+    Time in this queue does not count as silence.
+    """
     closed: bool = False
-    """Whether the other end closed the stream that was open last. Otherwise it fell silent, or there was none."""
+    """Whether the remote end closed the last open stream.
+
+    False if that stream fell silent, or if there was no stream.
+    """
     refusal: ConnectionRefusal | None = None
-    """Outcome if the last attempt to open the stream was turned away; None if it was not, or if no host answered."""
+    """Why the host refused the last attempt to open the stream; None if it was not refused or no host answered."""
     ready_at: float | None = None
-    """When a report of this agent instance first said ready; None until then."""
+    """Unix time at which this agent process first reported that it is ready; None until then."""
     report: protocol.Report | None = None
-    """Last report, from this stream or an earlier one."""
+    """Last report of the agent, from the current stream or an earlier one."""
     prepare: Call | None = None
-    """Latest Prepare. The next fields hold the latest call of each other kind."""
+    """Last Prepare call to the agent. The fields after it are the last calls of the other kinds."""
     assign: Call | None = None
     release: Call | None = None
     drain: Call | None = None
@@ -316,69 +348,74 @@ class AgentView:
 
     @property
     def silent_since(self) -> float | None:
-        """When an agent that is not connected fell silent.
+        """Unix time at which an agent that is not connected fell silent.
 
-        This is when its stream broke or, if none was open so far, when a stream was first wanted.
+        This is the time at which its stream broke. If no stream has been open so far, it is the time at which one was
+        first wanted.
         """
         return self.wanted_at if self.lost_at is None else self.lost_at
 
     def silent_for(self, now: float) -> float | None:
         """Return the seconds in which the agent could have been connected and was not.
 
-        None if no stream was ever wanted.
+        The result is None if the operator never wanted a stream to the agent.
         """
         until = now if self.queued_at is None else self.queued_at
         return None if self.silent_since is None else until - self.silent_since
 
     def prepare_of(self, claim: Claim) -> Call | None:
-        """Return the Prepare of that claim, or None if it was not sent."""
+        """Return the Prepare call for the given claim, or None if it was not sent."""
         return self.prepare if self.prepare and self.prepare.is_of(claim) else None
 
     def release_of(self, claim: Claim) -> Call | None:
-        """Return the Release of that claim, or None if it was not sent."""
+        """Return the Release call for the given claim, or None if it was not sent."""
         return self.release if self.release and self.release.is_of(claim) else None
 
     @property
     def alive(self) -> bool:
-        """Whether the agent answers, if only to say that it knows another operator.
+        """Whether the agent answers.
 
-        In that case the silence is on the operator's side (decision "Agents with another key count as alive").
+        An agent that refuses the operator's certificate counts as alive too. The cause is then the operator's master
+        key (decision "Agents with another key count as alive").
         """
         return self.connected or self.refusal is ConnectionRefusal.OTHER_KEY
 
 
 class Refusal(enum.Enum):
-    """Condition under which the API server accepts a pod that it refused."""
+    """What must change before the API server accepts a pod that it refused."""
 
     QUOTA = enum.auto()
-    """Room in a quota must become free."""
+    """Resource quota must become free."""
     TRANSIENT = enum.auto()
-    """Nothing: another write was in the way, or the API server is still starting."""
+    """Nothing needs to change: there was a write conflict, or the API server is still starting."""
     PERMISSION = enum.auto()
-    """The API server must learn of the operator's role, or of the kind TrainingJob, which it may not know at first."""
+    """The operator needs a permission.
+
+    The API server may also not know the operator's role or the TrainingJob kind yet.
+    """
     MISSING = enum.auto()
-    """An object that the pod names must be created, for example its service account or its priority class."""
+    """An object to which the pod refers must be created, such as its service account or its priority class."""
     WEBHOOK = enum.auto()
-    """An admission webhook that answers must allow the pod; a broken webhook says neither yes nor no."""
+    """An admission webhook must allow the pod. A webhook that does not answer refuses pods too."""
     PERMANENT = enum.auto()
-    """The template, or a policy of the cluster, must change."""
+    """The pod template or a policy of the cluster must change."""
 
 
 @dataclass(frozen=True)
 class CreateRefusal:
-    """Last create of a job that the API server refused."""
+    """The last creation of a pod of the job that the API server refused."""
 
     kind: Refusal
     message: str
     """Error message of the API server."""
     since: float
-    """When the current series of refused creates began."""
+    """Unix time at which the current series of refusals began."""
     at: float
 
 
 @dataclass(frozen=True)
 class UriHolder:
-    """A live job that has a folder of checkpoints."""
+    """A live job that uses a checkpoint folder."""
 
     name: str
     """Name of the job, as namespace/name."""
@@ -389,56 +426,62 @@ class UriHolder:
 class JobObservation:
     job: JobView
     pods: tuple[PodView, ...]
-    """Pods owned by this job (by owner uid), in their `order`."""
+    """Pods of this job (by owner uid), in the order of `PodView.order`."""
     nodes: Mapping[str, NodeView]
     agents: Mapping[str, AgentView]
-    """Views of agents by pod name."""
+    """What is known about each agent, by pod name."""
     fresh_claim: str
-    """A random id, in case the plan makes a claim."""
+    """A random id, which plan() uses if it makes a claim."""
     seen_for: Mapping[str, float] = field(default_factory=dict)
-    """Seconds, by this operator's monotonic clock, for which it has known each pod, by uid."""
+    """Seconds for which this operator has known each pod, by uid, measured with a monotonic clock."""
     started_again_for: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which this operator has known that a pod's container was restarted, by uid of the pods that had a
-    restart."""
+    """Seconds since this operator noticed a container restart, by uid of the pods with a restart."""
     counted_for: float | None = None
-    """Seconds since `status.goodput.at` by a monotonic clock; None if another operator made that count."""
+    """Seconds since `status.goodput.at` by a monotonic clock; None if another operator wrote that value."""
     secret_made: bool = True
-    """Whether the job's Secret exists. False until this operator has seen it created (a 409 counts)."""
+    """Whether the job's Secret exists.
+
+    The value is False until this operator has created the Secret, or the API server has answered 409 (it already
+    exists).
+    """
     refused: CreateRefusal | None = None
-    """Last refused create; None once a pod was created, or if the spec has changed since."""
+    """The last refused creation of a pod. None after a pod was created, and after a change of the spec."""
     taken: frozenset[str] = frozenset()
-    """Names that this job would give its pods but that belong to another job's pods, usually those of an earlier job
-    with the same name."""
+    """Pod names of this job that pods of another job already have, usually an earlier job with the same name."""
     nodes_watched: bool = True
-    """Whether this operator watches nodes. If False, `nodes` is always empty: the operator may not read nodes."""
+    """Whether this operator watches nodes. If it lacks the permission, the value is False and `nodes` is empty."""
     place: QueuePlace | None = QueuePlace()
-    """Place among the jobs that wait for room; None if the job has changed since the places were computed."""
+    """Place among the jobs that wait for resources; None if the job has changed since the places were last computed."""
     uri_holder: UriHolder | None = None
-    """Other job of this namespace that has this job's folder of checkpoints."""
+    """The other job of this namespace that uses this job's checkpoint folder, or None."""
     uri_sharing: tuple[str, ...] = ()
-    """Uids of the other live jobs of this namespace that may write to that folder."""
+    """Uids of the other live jobs of this namespace that may write to this job's checkpoint folder."""
     master_keys: tuple[str, ...] = ()
-    """Ids of the operator's master keys, with the key for new jobs first."""
+    """Ids of the operator's master keys, the key for new jobs first."""
     gang_apis: frozenset[GangApi] | None = frozenset()
-    """APIs of gang scheduling that the API server serves; None until that is known."""
+    """APIs of gang scheduling that the API server serves; None if that is not known yet."""
     pod_group: PodGroup | None = None
-    """Pod group of the job as this operator last wrote it; None if it has not written any, or has deleted it."""
+    """Pod group of the job as this operator last wrote it; None if it has written none or has deleted it."""
     pod_group_deleted: bool = False
-    """Whether this operator has deleted the pod group and not written any since."""
+    """Whether this operator has deleted the pod group and has not written a new one."""
     template_outdated: str = ""
-    """Sentence about fields of pods that the API server knows and `spec.template` lacks (`spec.template_outdated`)."""
+    """Sentence about pod fields that the API server supports and the CRD's `spec.template` lacks."""
     operator_isolated: bool = False
-    """Whether most jobs that have trained fell silent together, so that this operator itself may be cut off."""
+    """Whether the agents of most jobs fell silent at the same time.
+
+    The operator's own network may then be the cause. Only jobs that have trained count.
+    """
     given_up: frozenset[str] = frozenset()
-    """Uids of pods whose silence counts as death (`Plan.silent`)."""
+    """Uids of pods that count as dead because they are silent (`Plan.silent`)."""
     progress_every: float = 2.0
-    """Seconds between status writes that only update progress. The shell increases the interval with the number of
-    jobs."""
+    """Seconds between status writes that only update progress. The interval grows with the number of jobs."""
     quota: QuotaView | None = None
-    """Queue of Kueue that lends the job its pods; None if it has none."""
+    """Kueue queue of the job and its Workloads; None if the job uses no queue."""
     words_every: float = 2.0
-    """Seconds between status writes that only reword why a job without a round waits. The shell increases this interval
-    likewise."""
+    """Seconds between status writes that only change the message about what a job without a round waits for.
+
+    The interval grows with the number of jobs.
+    """
 
     def agent(self, replica: str) -> AgentView:
         return self.agents.get(replica, UNKNOWN_AGENT)
@@ -449,4 +492,4 @@ class JobObservation:
 
 UNKNOWN_AGENT = AgentView()
 UNKNOWN_NODE = NodeView(name="", ready=True)
-"""The default node: nothing speaks against it."""
+"""Node of which nothing is known. It counts as ready."""

@@ -1,13 +1,18 @@
-"""One pass, from the observation of a job to everything that should follow from it.
+"""One planning pass: from the observation of a job to everything that the operator should do.
 
-A pass uses four tables. POLICIES are called in order, and the first one that returns a decision wins. The decision
-holds the phase of the job with its reason in a sentence, the world (a new claim, a commit), calls to agents, and what
-should become of the pods. Then the pods are planned. Each of REMARKS can add to the decision, FIELDS (`status.fields`)
-compute the status, and EVENTS report what changed in it. Nothing is remembered between passes except the status and
-what agents and the API server say, so the first pass of a restarted operator is a pass like any other.
+A pass uses four tables:
+- POLICIES are called in order, and the first policy that returns a decision wins. The decision contains the phase of
+  the job with its reason, the new world (a claim or a commit), calls to agents, and what to do with the pods.
+- REMARKS can each add to the decision. They run after the pods are planned.
+- FIELDS (`status.fields`) compute the new status.
+- EVENTS report what has changed in the status.
 
-A recovery takes three passes. The coordinator's report of a failure leads to a claim and its Prepares. The last answer
-leads to the commit and its Assigns. The first step of the new round makes the job Training.
+Between passes, the operator remembers nothing except the status, what agents reported and what the API server shows.
+The first pass of a restarted operator is therefore like any other pass.
+
+A recovery takes three passes. In the first, the coordinator reports a failure, and the pass makes a claim and sends
+Prepare calls. In the second, the last answer has arrived, and the pass commits the round and sends Assign calls. In the
+third, the new round has finished its first step, and the job's phase becomes Training.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from concertina.plan.status.round_trace import round_trace
 Policy = Callable[[JobContext], Decision | None]
 AGENT: tuple[Policy, ...] = (
     end.ended,  # final, whatever is observed later
-    end.succeeded,  # must precede every policy that could find fault with pods that ended well
+    end.succeeded,  # must precede every policy that could take pods that ended well for failed ones
     end.complete_in_storage,
     end.permanent_failure,
     end.deadline,
@@ -51,10 +56,10 @@ AGENT: tuple[Policy, ...] = (
     suspend.replace_outdated,  # before the round of outdated pods continues or another one begins
     startup.refused,
     gang.regroup,
-    admission.release,  # before a claim that is under way: the claim may wait for room that never comes
+    admission.release,  # before an open claim is continued: it may wait for room that never becomes free
     claims.proceed,  # finishes an open claim before any other change of the world
     causes.recover,
-    drains.change,  # changes of a round that is not broken
+    drains.change,  # planned changes of a round that has not failed
     causes.running,
     start.first_round,  # always returns a decision
 )
@@ -88,7 +93,7 @@ REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: progress.annotate_world_mismatch(ctx, decision),
     lambda ctx, decision, pods: suspend.annotate_deletion(ctx, decision),
 )
-"""If several remarks give a reason why a person must act, the first one stands."""
+"""Functions that add to a decision. If several give a reason why a person must act, the first reason is used."""
 
 Announcement = Callable[[JobContext, JobStatus], tuple[Event, ...]]
 EVENTS: tuple[Announcement, ...] = (
@@ -104,7 +109,7 @@ EVENTS: tuple[Announcement, ...] = (
 
 
 def plan(observed: JobObservation, now: float) -> Plan:
-    """Compute the plan for one observation; `now` is in Unix seconds."""
+    """Compute the plan for one observation of a job. `now` is in Unix seconds."""
     job, lending = observed.job, lend(observed, now)
     if job.deleting and (job.spec is None or not suspend.held_by(job)):
         return Plan(job.status, actions=lending.writes)
@@ -137,9 +142,9 @@ def plan(observed: JobObservation, now: float) -> Plan:
 
 
 def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
-    """Return an event, once for each generation, that names the fields of the spec that this version ignores.
+    """Return an event that names the spec fields that this version of the operator ignores, once for each generation.
 
-    The fields belong to another version's CRD; if that is a newer one, they may be no more than its defaults.
+    The fields come from the CRD of another version. If that version is newer, they may just be its default values.
     """
     job = ctx.observed.job
     if not job.ignored or job.generation == ctx.status.observed_generation:
@@ -152,7 +157,7 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
 def _unreadable(observed: JobObservation, now: float) -> Plan:
     """Return a plan that reports an invalid manifest and does nothing else.
 
-    Such a manifest got past another version's CRD. A job that has ended keeps its status.
+    Such a manifest was accepted by the CRD of another version. A job that has ended keeps its status.
     """
     job = observed.job
     if any(job.status.is_true(kind) for kind in ENDED):
@@ -169,12 +174,15 @@ def _unreadable(observed: JobObservation, now: float) -> Plan:
 
 
 def _watch(ctx: JobContext, decision: Decision) -> dict[str, str]:
-    """Return the streams that should be open: address by replica.
+    """Return the status streams that should be open: the agent's address by replica.
 
-    These are the streams to the coordinator (also while it leaves) and to replicas outside of the round, to learn when
-    they are ready. A replica that counts as dead for its silence is watched until its pod is gone: otherwise nobody
-    would listen to it any more, and its silence would prove nothing. While the coordinator is in doubt, all replicas
-    are watched. Under torchrun there are no agents, and so no streams.
+    These streams should be open:
+    - the stream to the coordinator, even while its pod is being deleted;
+    - streams to replicas outside of the round, which report when they are ready. This includes a replica that counts as
+      dead because it is silent, until its pod is gone. Without a stream, its silence would prove nothing;
+    - streams to all replicas, while the operator doubts that the coordinator is alive.
+
+    Jobs with torchrun have no agents, and so no streams.
     """
     if decision.pods is not Pods.WANTED or ctx.spec.launcher is Launcher.TORCHRUN:
         return {}

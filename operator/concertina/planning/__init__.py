@@ -1,1 +1,4 @@
-"""Cost and performance of a layout before anything runs: bytes, seconds, money. Pure, and without torch."""
+"""Estimates for a layout before anything runs: memory, time and cost.
+
+The modules are pure and don't need torch.
+"""

@@ -1,4 +1,4 @@
-"""GPUs and networks for plans, with their vendors' figures (docs/planner.md names the sources)."""
+"""GPUs and networks for which plans are computed, with the vendors' data. notebook/planner.md lists the sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class GpuName(enum.StrEnum):
 
 
 class FabricName(enum.StrEnum):
-    """Network between nodes, for each GPU."""
+    """Kind of network between nodes, and its rate in Gbit/s for each GPU."""
 
     ethernet100 = "Ethernet-100"
     ethernet400 = "Ethernet-400"
@@ -31,24 +31,25 @@ class FabricName(enum.StrEnum):
 class Gpu:
     name: GpuName
     device: str
-    """Name that the driver gives the device."""
+    """Device name that the GPU driver reports."""
     memory: float
     """Memory in bytes."""
     memory_rate: float
     """Memory bandwidth in bytes per second."""
     nvlink: float
-    """Bytes per second in each direction to the GPUs of its node."""
+    """Bytes per second, in each direction, between this GPU and the other GPUs of its node."""
     host_link: float
-    """Bytes per second to the host's memory, or from there: PCIe's 16 lanes."""
+    """Bytes per second, in each direction, between the GPU and host memory: 16 lanes of PCIe."""
     kernels: float
-    """Share of the peak that matrix products and attention reach. The share was set by some of the published runs of
-    benchmarks/planning.py, and checked by the other runs. There were no runs on H200 and B200, so their values are
-    assumed.
+    """Share of the peak rate that matrix products and attention reach.
+
+    The value was fitted to some of the published runs in benchmarks/planning.py, and checked against the other runs.
+    The values of H200 and B200 are assumptions, because there were no runs on them.
     """
 
     @property
     def flops(self) -> float:
-        """Floating-point operations per second of dense bfloat16 products."""
+        """Peak floating-point operations per second for dense matrix products in bfloat16."""
         return PEAK_FLOPS[self.device]
 
 
@@ -68,14 +69,19 @@ FABRICS = {
     FabricName.infiniband400: 50e9,
     FabricName.infiniband800: 100e9,
 }
-"""Bytes per second in each direction."""
+"""Bytes per second of each network, in each direction."""
 
 REACHED = 0.8
-"""Share of a link's rate that large collectives reach."""
+"""Share of a link's peak rate that large collectives reach."""
 USABLE = 0.92
-"""Share of a GPU's memory that tensors can use. The rest is for CUDA's context, the workspaces of NCCL and cuBLAS, and
-the allocator's waste. Not measured on a GPU."""
+"""Share of a GPU's memory that tensors can use.
+
+The rest is for the CUDA context, the workspaces of NCCL and cuBLAS, and fragmentation. This value is not measured.
+"""
 HOST_MEMORY_RATE = 40e9
-"""Bytes per second of a GPU's share of its node's memory and processors: assumed, with enough threads."""
+"""Bytes per second that a GPU's share of its node's memory and processors can process.
+
+The value is an assumption, and requires enough threads.
+"""
 LATENCY = 10e-6
-"""Seconds for each doubling of a collective's ranks."""
+"""Latency of a collective in seconds, for each doubling of its number of ranks."""

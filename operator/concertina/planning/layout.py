@@ -1,4 +1,4 @@
-"""A job's ranks by dimension, and their nodes."""
+"""Layout of a job: how its ranks are divided into groups by dimension, and which ranks share a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concertina_trainer.planning.description import Description
 
 
 class DerivedGroup(enum.StrEnum):
-    """A group that consists of parts of groups of other dimensions."""
+    """Group of ranks that combines parts of the groups of other dimensions."""
 
     expert = "expert"
 
@@ -26,10 +26,10 @@ Group: TypeAlias = Dimension | DerivedGroup
 
 @dataclasses.dataclass(frozen=True)
 class OwnDescription(Description):
-    """Description of a custom model by the process that ran its code (concertina_trainer.planning)."""
+    """Description of a custom model. A process that ran the model's code produced it (concertina_trainer.planning)."""
 
     data: Mapping[str, Any]
-    """Configuration that the model was built for, in the form that the process accepts."""
+    """Data configuration for which the model was built, in the form that this process accepts."""
 
     @property
     def of_frames(self) -> bool:
@@ -41,11 +41,11 @@ class ParallelLayout:
     trainer: TrainerConfig
     parallelism: ParallelismConfig
     size: int
-    """Number of ranks: a whole number of blocks."""
+    """Number of ranks. It is a multiple of the size of a parallel group."""
     per_node: int
-    """Number of ranks of each replica, which has a node of its own or a part of one."""
+    """Number of ranks of each replica. A replica is assumed to be alone on its node or to have a part of it."""
     own: OwnDescription | None = None
-    """Description of a custom model, used instead of the decoder."""
+    """Description of a custom model. If it is set, the model in `trainer` is ignored."""
 
     @property
     def weights(self) -> int:
@@ -62,7 +62,7 @@ class ParallelLayout:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations for one element, forward and backward."""
+        """Floating-point operations for one element of a sequence, forward and backward."""
         return self.own.flops if self.own else token_flops(self.trainer.model)
 
     @property
@@ -71,7 +71,7 @@ class ParallelLayout:
 
     @property
     def elements(self) -> str:
-        """Name of the elements of a sequence."""
+        """Name for the elements of a sequence: "frames" or "tokens"."""
         return "frames" if self.own and self.own.of_frames else "tokens"
 
     @property
@@ -86,11 +86,11 @@ class ParallelLayout:
         return self.parallelism.expert if isinstance(group, DerivedGroup) else self.degrees.degree(group)
 
     def crosses(self, group: Group) -> bool:
-        """Return whether the group has ranks on different nodes that communicate with each other."""
+        """Return whether a group communicates between nodes."""
         return self.degree(group) > 1 and self.on_node(group) < self.degree(group)
 
     def on_node(self, group: Group) -> int:
-        """Return how many ranks of one group are on the same node."""
+        """Return the number of ranks of one group that are on the same node."""
         if isinstance(group, DerivedGroup):
             shards, within = self.parallelism.expert_shards, self.parallelism.expert // self.parallelism.expert_shards
             return min(within, self.per_node) * self._near(shards, self.degrees.stride(Dimension.shard))
@@ -100,18 +100,18 @@ class ParallelLayout:
         return max(1, min(degree, self.per_node // stride))
 
     def expert_place(self, rank: int) -> int:
-        """Return which part of the experts a rank has, out of `parallelism.expert` parts."""
+        """Return the index of the part of the experts that a rank has. There are `parallelism.expert` parts."""
         place, shards = self.degrees.place(rank), self.parallelism.expert_shards
         within = self.parallelism.expert // shards
         return place.shard % shards * within + (place.context * self.degrees.tensor + place.tensor) % within
 
     @property
     def data(self) -> int:
-        """Number of ranks, or groups of ranks, that compute different sequences."""
+        """Number of data-parallel groups. Each computes different sequences."""
         return self.size // self.parallelism.group
 
 
 def of(spec: JobSpec, replicas: int, own: OwnDescription | None = None) -> ParallelLayout:
-    """Return the layout of a valid size for a job of the bundled trainer."""
+    """Return the layout of a job of the bundled trainer for a valid number of replicas."""
     assert spec.trainer is not None
     return ParallelLayout(spec.trainer, spec.parallelism, replicas * spec.workers, spec.workers, own)

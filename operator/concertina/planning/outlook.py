@@ -1,4 +1,4 @@
-"""Estimate of a layout: everything that `concertina plan` reports about it, and its main bottleneck."""
+"""Estimate for a layout: all values that `concertina plan` reports, and the main bottleneck."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from concertina_trainer.config.parallelism import PipelineSchedule
 
 DAY, HOUR = 86400.0, 3600.0
 NOTABLE = 0.05
-"""Share of a step from which on something counts as a bottleneck."""
+"""Smallest share of a step that counts as a bottleneck."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RankMemoryEstimate:
-    """Bytes of a rank at its peak, by kind; measured in the trainer's own code (concertina_trainer.planning)."""
+    """Peak memory of a rank in bytes, by kind.
+
+    The trainer's own code measures it (concertina_trainer.planning).
+    """
 
     rank: int
     phase: str
     kinds: Mapping[str, int]
     """Bytes of device memory."""
     host: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Bytes of the state that is in host memory."""
+    """Bytes of training state in host memory."""
 
     @property
     def total(self) -> int:
-        """Bytes of device memory in total."""
+        """Total bytes of device memory."""
         return sum(self.kinds.values())
 
     @property
@@ -42,14 +45,14 @@ class RankMemoryEstimate:
 
 
 def rank_memory(measured: Mapping[str, Any]) -> RankMemoryEstimate:
-    """Return the estimate from the output of `python -m concertina_trainer.planning`."""
+    """Return the memory estimate from the output of `python -m concertina_trainer.planning`."""
     phase, kinds = max(measured["peaks"].items(), key=lambda peak: sum(peak[1].values()))
     return RankMemoryEstimate(measured["rank"], phase, kinds, measured["host"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Tokens, time and cost of a whole run."""
+    """Tokens, duration and cost of a complete run."""
 
     tokens: float
     seconds: float
@@ -66,13 +69,16 @@ class Estimate:
     time: StepTime
     traffic: Sequence[Traffic]
     memory: Sequence[RankMemoryEstimate]
-    """Memory of the ranks that need most; empty if it was not measured."""
+    """Memory of the ranks that need the most. Empty if it was not measured."""
     snapshots: int
-    """Bytes of a replica's memory volume that snapshots use."""
+    """Bytes that snapshots use in the memory volume of a replica."""
     offloaded: int
-    """Bytes of a replica's state in host memory, in addition to the snapshots."""
+    """Bytes of a replica's training state in host memory, in addition to the snapshots."""
     room: int | None
-    """Bytes that the container's memory limit leaves for both; None if there is no limit."""
+    """Bytes of the container's memory limit that are available for snapshots and offloaded state.
+
+    None without a limit.
+    """
     budget: Budget | None
 
     @property
@@ -93,11 +99,11 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits into the GPU's memory; None if the peak is unknown."""
+        """Whether the peak memory fits into the GPU. None if the peak is unknown."""
         return None if self.peak is None else self.peak.total <= self.gpu.memory * USABLE
 
     def rate(self, part: Traffic) -> float:
-        """Return the bytes per second of the link that this traffic uses."""
+        """Return the rate, in bytes per second, of the link that this traffic uses."""
         return link(self.layout, part, self.gpu, FABRICS[self.fabric])
 
 
@@ -109,15 +115,15 @@ def outlook(
     memory: Sequence[RankMemoryEstimate] = (),
     tokens: float | None = None,
 ) -> Estimate:
-    """Return the estimate of a layout.
+    """Return the estimate for a layout.
 
     Args:
         spec: Spec of the job.
-        layout: A valid layout of this job, or another one that is tried for it.
+        layout: Valid layout: that of the job, or an alternative.
         gpu: GPU of each rank.
         fabric: Network between nodes.
         memory: Measured memory of ranks, if available.
-        tokens: Tokens of the run; by default the number that the job's steps train on.
+        tokens: Number of tokens of the run. The default follows from the job's number of steps.
     """
     trainer, replicas = layout.trainer, layout.size // layout.per_node
     time = step_time(layout, gpu, FABRICS[fabric])
@@ -136,12 +142,18 @@ def outlook(
 
 
 def sizes(spec: JobSpec, smallest: int, largest: int) -> list[int]:
-    """Return all valid sizes from `least` to `most`, in replicas."""
+    """Return all valid numbers of replicas from `smallest` to `largest`.
+
+    The result is empty if `smallest` is 0.
+    """
     return list(range(smallest, largest + 1, spec.replica_step)) if smallest else []
 
 
 def bottleneck(estimate: Estimate) -> str:
-    """Return a sentence on the first thing that slows a layout down or prevents it, and what to try."""
+    """Return a sentence on the main bottleneck of a layout and what to try.
+
+    If the layout does not fit into memory, the sentence says so instead.
+    """
     time, gpu = estimate.time, estimate.gpu
     peak = estimate.peak
     if peak is not None and not estimate.fits:
@@ -230,7 +242,7 @@ def _less(estimate: Estimate, kind: str) -> str:
 
 
 def _less_of_own(estimate: Estimate, own: OwnDescription, kind: str) -> str:
-    """Return advice for a custom model, which only FSDP divides."""
+    """Return advice for reducing the memory of a custom model, which only FSDP can shard."""
     trainer, parts = (
         estimate.layout.trainer,
         "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts"),

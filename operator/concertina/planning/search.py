@@ -1,4 +1,4 @@
-"""Layouts of a number of GPUs that are worth a closer look, the fastest first."""
+"""Search for layouts of a given number of GPUs that may be good, fastest first."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
 
 MOMENTS = 8
-"""Bytes of a weight's moments, if it is trained."""
+"""Bytes of the optimizer's moments for each trained weight."""
 DEEPEST, LONGEST = 16, 16
-"""Largest numbers of pipeline stages and of ranks in a context group to try: published runs have no more."""
+"""Largest number of pipeline stages, and largest size of a context group, that the search tries.
+
+Published runs do not exceed them.
+"""
 
 
 def candidates(
     trainer: TrainerConfig, gpu: Gpu, fabric: float, size: int, per_node: int, own: OwnDescription | None = None
 ) -> list[ParallelLayout]:
-    """Return all layouts that the trainer supports and that may fit into memory, by the seconds of a step.
+    """Return all layouts that the trainer supports and that may fit into memory, in order of step time.
 
-    Batch and model are the job's. What the job says about parallelism and about `memory.activations` is left open.
+    The batch and the model come from the trainer's configuration. The search ignores its current parallelism and its
+    `memory.activations`, and tries all values.
     """
     timed_layouts = [
         (step_time(layout, gpu, fabric).total, number, layout)
@@ -37,7 +41,7 @@ def candidates(
 
 def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnDescription | None) -> Iterator[ParallelLayout]:
     activation_modes = [Activations.keep] if own and not own.blocks else list(Activations)
-    # Only FSDP divides a custom model besides.
+    # Only FSDP can shard a custom model.
     tensors = _divisors(1 if own else per_node)
     pipelines, contexts = ([n for n in _divisors(1 if own else size) if n <= limit] for limit in (DEEPEST, LONGEST))
     experts = _divisors(trainer.model.experts.count) if trainer.model.experts else [1]
@@ -46,7 +50,7 @@ def _layouts(trainer: TrainerConfig, size: int, per_node: int, own: OwnDescripti
             continue
         data = size // (tensor * pipeline * context)
         schedules = list(PipelineSchedule) if pipeline > 1 else [PipelineSchedule.one_f_one_b]
-        # The state is shared by all ranks, or by those of a node, or by those of eight nodes.
+        # The state is sharded over all ranks, over the ranks of one node, or over the ranks of eight nodes.
         shards = {None, *(n for n in (max(1, per_node // tensor), 8 * per_node // tensor) if 0 < n < data)}
         for schedule, shard, expert in itertools.product(schedules, sorted(shards, key=lambda n: n or 0), experts):
             parallelism = ParallelismConfig(
@@ -64,9 +68,9 @@ def _divisors(number: int) -> list[int]:
 
 
 def least_memory(layout: ParallelLayout) -> float:
-    """Return the least number of bytes that a rank needs: a layout is not worth trying if these do not fit.
+    """Return a lower bound of the bytes that a rank needs. If even these do not fit, the layout is impossible.
 
-    The state is exact. Of the decoder's activations the result includes those that every schedule needs.
+    The bytes of the state are exact. For the decoder's activations, the bound counts what every schedule needs.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)

@@ -1,4 +1,4 @@
-"""Seconds of a step, by the model in docs/planner.md; benchmarks/planning.py compares it with published runs."""
+"""Time of a step, by the model in notebook/planner.md. benchmarks/planning.py compares it with published runs."""
 
 from __future__ import annotations
 
@@ -23,37 +23,50 @@ from concertina_trainer.config.parallelism import PipelineSchedule
 from concertina_trainer.degrees import Dimension
 
 AGAIN = {Activations.keep: 1.0, Activations.products: 1.0, Activations.recompute: 4 / 3}
-"""Ratio of the matrix products that are computed to those that are counted."""
+"""Ratio of computed matrix products to necessary ones, for each mode of activation memory."""
 PASSES, HIDDEN_PASSES = 200, 80
-"""How many numbers the elementwise operations of a block read and write for a token, forward and backward: the first as
-a multiple of dim, the second as a multiple of the feed-forward's width. Each operation is assumed to be a kernel of its
-own. Both values were fitted to the published runs, as `Gpu.kernels` was."""
+"""Memory accesses by the elementwise operations of a block, per token, forward and backward.
+
+PASSES is a multiple of dim, and HIDDEN_PASSES a multiple of the feed-forward width. The sum of both products is a count
+of numbers that are read or written. Each operation is assumed to be a separate kernel. Both values were fitted to the
+published runs, like `Gpu.kernels`.
+"""
 ROUTED_PASSES = 40
-"""The same for each row that is sent to an expert and back, as a multiple of dim. It was counted in the code, and not
-fitted to a run."""
+"""Memory accesses for each row that is sent to an expert and back, as a multiple of dim.
+
+The value was counted in the code. It was not fitted to a run.
+"""
 COUNTED = 1.6
-"""Factor for the counted bytes of custom models. For the 8-billion-parameter decoder of the published runs, the count
-is 0.63 of what the factors above give."""
+"""Correction factor for the counted bytes of custom models.
+
+For the decoder with 8 billion parameters of the published runs, the count is 0.63 of the bytes by the fitted factors.
+"""
 LOGIT_BYTES = 28
-"""Bytes for each of a token's logits: read in bfloat16, three passes in float32, and the gradient in bfloat16."""
+"""Bytes that are read and written for each logit of a token.
+
+They are a read in bfloat16, three passes in float32, and the gradient in bfloat16.
+"""
 OPTIMIZER_BYTES = 28
-"""Bytes for each weight: it, its gradient and two moments are read, and all but the gradient are written."""
+"""Bytes that the optimizer reads and writes for each weight.
+
+It reads the weight, its gradient and two moments, and writes the weight and the moments.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step, by kind."""
+    """Time of a step in seconds, by kind."""
 
     compute: float
     communication: dict[Group, float]
-    """Seconds of communication that nothing hides."""
+    """Seconds of communication that do not overlap with computation."""
     bubble: float
-    """Seconds that a rank waits for the other stages of its pipeline."""
+    """Seconds for which a rank waits for other stages of its pipeline."""
     optimizer: float
     host: float
-    """Seconds of copies between device and host memory that nothing hides."""
+    """Seconds of copies between device and host memory that do not overlap with computation."""
     filling: float
-    """Part of `compute` for rows that hold nothing, because the batch does not divide."""
+    """Part of `compute` that is spent on padding rows. They exist if the batch size is not divisible."""
 
     @property
     def total(self) -> float:
@@ -61,19 +74,19 @@ class StepTime:
 
 
 def bubble_share(layout: ParallelLayout, microbatches: int) -> float:
-    """Return the time that a rank waits in a step for its pipeline neighbours, as a share of what it computes.
+    """Return the ratio of the time that a rank waits for other pipeline stages to its computing time.
 
-    This is (P - 1) / m (arXiv 2104.04473), divided by the stages of a rank if they are interleaved; with zero bubble it
-    is a third of that (arXiv 2401.10241).
+    For P stages and m microbatches, the ratio is (P - 1) / m (arXiv 2104.04473). With an interleaved schedule it is
+    divided by the number of stages per rank. With a zero-bubble schedule it is a third of that (arXiv 2401.10241).
     """
     waiting = (layout.parallelism.pipeline - 1) / microbatches / layout.parallelism.stages_per_rank
     return waiting / 3 if layout.parallelism.schedule is PipelineSchedule.zero_bubble else waiting
 
 
 def link(layout: ParallelLayout, part: Traffic, gpu: Gpu, fabric: float) -> float:
-    """Return the bytes per second at which the rank sends.
+    """Return the rate, in bytes per second, at which a rank sends the given traffic.
 
-    Rings over several nodes use the network of each GPU that a node has in the group.
+    A ring over several nodes uses the network links of all GPUs that a node has in the group.
     """
     if not layout.crosses(part.dimension):
         return gpu.nvlink * REACHED
@@ -83,7 +96,7 @@ def link(layout: ParallelLayout, part: Traffic, gpu: Gpu, fabric: float) -> floa
     if part.dimension is Dimension.pipeline:
         together = 1
     if part.dimension is DerivedGroup.expert:
-        # Each rank uses its own network for what it sends to other nodes.
+        # Each rank uses its own network link for data to other nodes.
         return min(gpu.nvlink, fabric * (part.ranks - 1) / (part.ranks - together)) * REACHED
     return min(gpu.nvlink, together * fabric) * REACHED
 
@@ -93,7 +106,10 @@ def seconds_of(layout: ParallelLayout, part: Traffic, gpu: Gpu, fabric: float) -
 
 
 def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
-    """Return the seconds of a step; `fabric` is in bytes per second of each GPU to other nodes."""
+    """Return the estimated time of a step.
+
+    `fabric` is the rate, in bytes per second, from each GPU to other nodes.
+    """
     trainer, model, parallelism, plan = layout.trainer, layout.trainer.model, layout.parallelism, batch(layout)
     ranks = parallelism.pipeline * parallelism.context * parallelism.tensor
     tokens = plan.microbatches * plan.rows * model.sequence_length / ranks
@@ -112,9 +128,10 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
         seconds_by_dimension[part.dimension] = seconds_by_dimension.get(part.dimension, 0.0) + seconds
 
     def unhidden_seconds(seconds: float) -> float:
-        """Return the seconds that computation does not hide.
+        """Return the seconds that do not overlap with computation.
 
-        Computation hides neither the first block's weights nor the last block's gradients.
+        Nothing overlaps with the gathering of the first block's weights and the reduction of the last block's
+        gradients.
         """
         return max(0.0, seconds - compute) + min(seconds, compute) / (layout.blocks / parallelism.pipeline + 1)
 
@@ -130,10 +147,10 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
 
 
 def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
-    """Return the seconds that tensor groups send within products and that the products do not hide.
+    """Return the seconds of communication in tensor groups that do not overlap with matrix products.
 
-    Each gathering or reduction takes the time `once`. A product has as many pieces as ranks, and each piece but one
-    hides the transfer for another.
+    Each all-gather or reduce-scatter takes `once` seconds. A product consists of as many pieces as the group has ranks.
+    The computation of every piece except the first overlaps with the transfer of another piece.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     forward_passes = 1 + (layout.trainer.memory.activations is Activations.recompute)
@@ -151,7 +168,7 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     for columns, rows in [(model.dim + keys_and_values, model.dim)] * blocks + [
         (2 * width_of_layer, width_of_layer) for width_of_layer in inner
     ]:
-        # In the backward a layer's input is gathered once more, beside the product that computes its gradient.
+        # In the backward pass, a layer's input is gathered once more, during the product that computes its gradient.
         microbatch_seconds += (
             forward_passes * unhidden_seconds(1, columns)
             + unhidden_seconds(2, columns)
@@ -161,9 +178,9 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
 
 
 def moved(layout: ParallelLayout, recompute_factor: float) -> float:
-    """Return the bytes that all operations except products read and write for a token.
+    """Return the bytes per token that all operations except matrix products read and write.
 
-    `again` is the factor for operations that can be recomputed.
+    `recompute_factor` scales the operations that activation recomputation may repeat.
     """
     if layout.own is not None:
         return layout.own.moved * recompute_factor * COUNTED
@@ -181,7 +198,10 @@ def _moved_in_blocks(model: ModelConfig) -> float:
 
 
 def mfu(layout: ParallelLayout, gpu: Gpu, seconds: float) -> float:
-    """Return the ratio of the operations that the model needs to those that the GPUs could do in that time."""
+    """Return the model FLOPs utilization, from 0 to 1, for a step time in seconds.
+
+    It is the ratio of the operations that the model needs to those that the GPUs could do in this time.
+    """
     trainer = layout.trainer
     flops = trainer.global_batch_size * trainer.model.sequence_length * layout.flops
     return flops / (seconds * layout.size * gpu.flops)

@@ -1,6 +1,7 @@
-"""Bytes that one rank's collectives move in a step, by dimension: formulas for how the bundled trainer is divided.
+"""Bytes that the collectives of one rank send in a step, by dimension.
 
-tests/train/trainer/test_planning.py counts the same in the trainer's own code.
+The formulas follow how the bundled trainer shards the model. tests/train/trainer/test_planning.py compares them with
+counts from the trainer's own code.
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from concertina_trainer.degrees import Dimension
 from concertina_trainer.layouts import frees_weights
 
 COMPUTED, REDUCED, HELD = 2, 4, 4
-"""Bytes of a number: weights and activations travel in bfloat16, gradients in float32; weights are held in float32."""
+"""Bytes per number in transfers of weights and activations, in gradient reductions, and in held weights.
+
+Transfers are in bfloat16, gradients and held weights in float32.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     dimension: Group
-    """Dimension of the group. `shard` is FSDP's, over context groups too, and for experts over tensor groups."""
+    """Dimension of the group.
+
+    The group of `shard` is the FSDP group, which includes context groups. For experts, it includes tensor groups too.
+    """
     name: str
     ranks: int
     """Number of ranks in the group."""
@@ -30,13 +37,13 @@ class Traffic:
     bytes: float
     """Bytes that are gathered, reduced or sent in a step."""
     exposed: bool
-    """Whether nothing is computed meanwhile."""
+    """Whether the collectives do not overlap with computation."""
 
     @property
     def sent(self) -> float:
-        """Bytes that leave the rank, by ring algorithms.
+        """Bytes that the rank sends, by ring algorithms.
 
-        An all-reduce is a reduce-scatter and an all-gather.
+        An all-reduce consists of a reduce-scatter and an all-gather.
         """
         if self.dimension is Dimension.pipeline:
             return self.bytes
@@ -49,34 +56,34 @@ def batch(layout: ParallelLayout) -> BatchPlan:
 
 
 def stage_blocks(layout: ParallelLayout) -> int:
-    """Return the largest number of blocks of a rank."""
+    """Return the largest number of blocks that a rank has."""
     return math.ceil(layout.blocks / layout.parallelism.pipeline)
 
 
 def routed_blocks(layout: ParallelLayout) -> int:
-    """Return how many of the `stage_blocks` have experts."""
+    """Return the number of blocks with experts among the `stage_blocks`."""
     return min(stage_blocks(layout), layout.trainer.model.routed_layers)
 
 
 @dataclasses.dataclass(frozen=True)
 class RankWeights:
-    """Largest number of weights of a rank when they are gathered to compute.
+    """Largest number of weights that a rank needs for computation, when its sharded weights are gathered.
 
-    Only tensor and expert parallelism divide them then.
+    Only tensor and expert parallelism divide these weights.
     """
 
     blocks: float
     ends: float
-    """Weights before the blocks, or after them."""
+    """Weights outside the blocks: the embedding or the output layer, or both."""
     experts: float
     ranks: int
-    """Number of ranks that share all weights but experts."""
+    """Number of ranks over which all weights except experts are sharded."""
     expert_ranks: int
-    """Number of ranks that share the same experts."""
+    """Number of ranks over which the same experts are sharded."""
 
     @property
     def held(self) -> float:
-        """Number of weights that this rank holds."""
+        """Number of weights in this rank's shards."""
         return self.held_blocks + self.ends / self.ranks
 
     @property
@@ -97,7 +104,7 @@ def rank_weights(layout: ParallelLayout) -> RankWeights:
     ends = embedding * (2 if parallelism.pipeline == 1 and not model.tie_embeddings else 1)
     experts = model.experts.count if model.experts else 0
     router = experts * model.dim
-    # Routers are not divided.
+    # Tensor parallelism does not divide routers.
     cut = (stage_blocks(layout) - routed) * model.block_weights + routed * (model.routed_block_weights(0) - router)
     shared = layout.degree(Dimension.shard) * parallelism.context
     dealt_out = routed * experts * model.expert_weights / parallelism.expert
@@ -134,26 +141,28 @@ def traffic(layout: ParallelLayout) -> list[Traffic]:
 
 
 def host_bytes(layout: ParallelLayout) -> float:
-    """Return the bytes between device and host memory in a step, if the state is in host memory.
+    """Return the bytes that are copied between device and host memory in a step. They are 0 without offloading.
 
-    The weights and gradients are in float32, and move each time that weights are gathered or gradients are reduced.
+    Weights and gradients are copied in float32. Weights are copied for each all-gather, and gradients for each
+    reduction.
     """
     if layout.trainer.memory.offload is None:
         return 0.0
     plan, weights = batch(layout), rank_weights(layout)
     gathers, of_ends = _gatherings(layout, plan)
     gathered = gathers * weights.held_blocks + of_ends * weights.ends / weights.ranks
-    copied = reductions(layout, plan) if layout.degree(Dimension.replicate) == 1 else 1  # copies add up on the device
+    # Replicas of the state are summed on the device.
+    copied = reductions(layout, plan) if layout.degree(Dimension.replicate) == 1 else 1
     return HELD * (gathered + copied * layout.trained_share * weights.held)
 
 
 def _gatherings(layout: ParallelLayout, plan: BatchPlan) -> tuple[int, int]:
-    """Return how often in a step the weights of blocks are gathered, and those of the ends."""
+    """Return the number of all-gathers in a step: of the blocks' weights, and of the weights outside the blocks."""
     parallelism, count = layout.parallelism, plan.microbatches
     free = frees_weights(layout.trainer, parallelism, layout.weights)
     if parallelism.pipeline == 1:
         return count * (2 if free else 1), count
-    # The backward of each microbatch, and the forwards before the first of them.
+    # One for the backward pass of each microbatch, and one for each forward pass before the first backward pass.
     return count + min(count, parallelism.pipeline * parallelism.stages_per_rank) if free else 1, 1
 
 
@@ -184,7 +193,7 @@ def _of_weights(layout: ParallelLayout, plan: BatchPlan) -> list[Traffic]:
 
 
 def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
-    """Return how often in a step gradients are added up over ranks."""
+    """Return the number of gradient reductions over ranks in a step."""
     parallelism = layout.parallelism
     return (
         plan.microbatches
@@ -196,8 +205,8 @@ def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
 def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) -> list[Traffic]:
     """Return the traffic of tensor groups.
 
-    A block with experts counts with its attention and its shared experts only. The gradients of routers are added, and
-    for a stage the result of the embedding and the input of the output layer.
+    In a block with experts, only attention and shared experts count. The gradients of routers are added. Each stage
+    also has the embedding's result and the output layer's input.
     """
     model, routed, overlapped = layout.trainer.model, routed_blocks(layout), layout.parallelism.async_tensor
     halves = 2 * stage_blocks(layout)
@@ -221,10 +230,10 @@ def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) 
 
 
 def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
-    """Return the gatherings and reduce-scatters of an attention or a feed-forward.
+    """Return the number of all-gathers and reduce-scatters of one attention or feed-forward layer.
 
-    There is one of each in forward and backward, and again for what is recomputed. Overlapped ones gather their input
-    once more. They are products, which may be kept.
+    The forward and the backward pass have one of each. Recomputation repeats those of the forward pass. Overlapped
+    products gather their input once more, and their results count as products that may be kept in memory.
     """
     is_recomputed = activations is Activations.recompute or (activations is Activations.products and not overlapped)
     return 4 + 2 * is_recomputed + overlapped
@@ -239,9 +248,9 @@ def _of_context_groups(layout: ParallelLayout, plan: BatchPlan) -> Traffic:
 
 
 def _of_experts(layout: ParallelLayout, microbatches: int, residual: float) -> Traffic:
-    """Return the traffic of tokens to their experts and back, and of the gradients of both.
+    """Return the traffic of tokens to their experts and back, with gradients.
 
-    Loads are assumed to be even, so the traffic of each rank is the same.
+    The load of experts is assumed to be even, so all ranks have the same traffic.
     """
     experts = layout.trainer.model.experts
     assert experts is not None

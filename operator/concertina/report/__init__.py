@@ -1,1 +1,1 @@
-"""Page of HTML about a run. Pure: evidence in, text out."""
+"""HTML pages about a run: the report and the dashboard. Pure: they are computed from evidence that is passed in."""

@@ -1,4 +1,4 @@
-"""Pages of `concertina dashboard`: all jobs, one job, and errors. A page refreshes itself."""
+"""Pages of `concertina dashboard`: the list of jobs, one job, and error pages. A page refreshes itself."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ setTimeout(again, 5000);
 """
 """Script that refreshes the page.
 
-It does nothing while the page is out of sight or a text is being selected. If the server does not answer, the old
-content stays.
+The script pauses while the page is not visible or the user selects text. If the server does not respond, the old
+content remains.
 """
 SILENT = "concertina dashboard does not answer any more: this is what it said last."
 WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
@@ -45,7 +45,7 @@ WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
 
 @dataclasses.dataclass(frozen=True)
 class DashboardView:
-    """Selection, groups, order and page of the jobs that are shown."""
+    """Namespaces, grouping, order and page number of the list of jobs."""
 
     all_namespaces: bool
     by: str = ""
@@ -60,7 +60,7 @@ class DashboardView:
 def policy(nonce: str) -> str:
     """Return the value of the Content-Security-Policy header.
 
-    Only the style and the script with this nonce take effect, and the script may send requests to this server only.
+    It allows only the style and the script with this nonce. The script may send requests only to this server.
     """
     return (
         f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
@@ -69,14 +69,14 @@ def policy(nonce: str) -> str:
 
 
 def jobs_page(rows: Sequence[JobRow], view: DashboardView, now: float, nonce: str, trouble: str = "") -> str:
-    """Return the page of all jobs.
+    """Return the page with the list of jobs.
 
     Args:
-        rows: Rows in their order.
-        view: Selection of the rows.
+        rows: Sorted rows.
+        view: Settings of the list.
         now: Unix time in seconds.
         nonce: Nonce of the style and of the script.
-        trouble: Sentence that says why the rows may be out of date. Empty if they are not.
+        trouble: Sentence that says why the rows may be out of date. Empty if they are current.
     """
     root, body, main = _refreshing_document("TrainingJobs", nonce, WIDE)
     body.insert(0, _navigation(view))
@@ -109,23 +109,23 @@ def job_page(
 
     Args:
         name: NAMESPACE/NAME of the job.
-        evidence: Evidence about the job.
-        diagnosis: Diagnosis from the evidence.
-        unseen: Sentences about what could not be read.
+        evidence: Input of the diagnosis.
+        diagnosis: Diagnosis of the job.
+        unseen: Sentences about information that could not be read.
         events: Events about the job, in any order.
         nonce: Nonce of the style and of the script.
     """
     root, body, main = _refreshing_document(name, nonce)
     body.insert(0, element("a", "All jobs", href="/"))
     headline(main, name, evidence.status)
-    if not diagnosis.findings:  # Each finding has a next step of its own.
+    if not diagnosis.findings:  # Each finding already says what to try next.
         paragraph(main, f"Next: {advice.next_step(name.partition('/')[2], evidence.status)}")
     chapters(main, evidence, diagnosis, unseen, events)
     return written(root)
 
 
 def trouble_page(title: str, sentence: str, nonce: str) -> str:
-    """Return the page that is shown instead of another page after an error."""
+    """Return an error page. It is shown in place of the requested page."""
     root, body, main = _refreshing_document(title, nonce)
     body.insert(0, element("a", "All jobs", href="/"))
     xml.SubElement(main, "h1").text = title
@@ -134,7 +134,7 @@ def trouble_page(title: str, sentence: str, nonce: str) -> str:
 
 
 def _refreshing_document(title: str, nonce: str, style: str = "") -> tuple[xml.Element, xml.Element, xml.Element]:
-    """Return a document, its body, and the part of the body that is refreshed."""
+    """Return a document, its body, and the element of the body whose content is refreshed."""
     root, head, body = document(title)
     head.append(element("style", STYLE + style, nonce=nonce))
     body.append(element("p", SILENT, class_="warning", id="silent", hidden="hidden"))
@@ -144,7 +144,7 @@ def _refreshing_document(title: str, nonce: str, style: str = "") -> tuple[xml.E
 
 
 def _navigation(view: DashboardView) -> xml.Element:
-    """Return links to the same list in another order or with other groups."""
+    """Return links that change the grouping and the order of the list."""
     navigation, first = xml.Element("nav"), dataclasses.replace(view, page=1)
     line = element("div", "Groups: ")
     navigation.append(line)

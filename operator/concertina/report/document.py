@@ -1,4 +1,4 @@
-"""HTML pages as elements. Every text goes through ElementTree, which escapes it."""
+"""Elements of HTML pages. ElementTree writes all text, so all text is escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COLOURS = {
     "startup": "#90a4ae",
     "recovery": "#c62828", "replayed": "#e57373", "waiting": "#b0bec5", "stalled": "#5d4037", "suspended": "#eceff1",
 }  # fmt: skip
-"""Colours of the classes of time."""
+"""Colour for each goodput class."""
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #222; --soft: #666; --line: #ddd; --curve: #1565c0;
   --green: #2e7d32; --yellow: #9a6700; --red: #c62828 }
@@ -63,7 +63,7 @@ def paragraph(parent: xml.Element, text: str, kind: str = "") -> xml.Element:
 
 
 def table(parent: xml.Element, head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Add a table. A table that is wider than the window scrolls by itself, without the page."""
+    """Add a table to an element. A table that is wider than the window has its own scroll bar."""
     node = xml.SubElement(xml.SubElement(parent, "div", {"class": "scroll"}), "table")
     for kind, cells in (("th", head), *(("td", row) for row in rows)):
         if cells:
@@ -83,7 +83,7 @@ def bullets(parent: xml.Element, sentences: Iterable[str]) -> None:
 
 
 def _write(node: xml.Element, text: str) -> None:
-    """Write text into an element. Text between backticks becomes code."""
+    """Set the text of an element. Text between backticks becomes a `code` element."""
     node.text, *others = text.split("`")
     for code, after in zip(others[::2], [*others[1::2], ""], strict=False):
         xml.SubElement(node, "code").text = code
@@ -91,7 +91,7 @@ def _write(node: xml.Element, text: str) -> None:
 
 
 def element(kind: str, text: str, **attributes: str) -> xml.Element:
-    """Return an element that has no parent yet.
+    """Return a new element without a parent.
 
     Args:
         kind: Tag of the element.

@@ -1,4 +1,4 @@
-"""Page of `concertina report`. Its policy forbids the browser to load anything."""
+"""Page of `concertina report`. Its Content-Security-Policy prevents the browser from loading other resources."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def page(
     unseen: Sequence[str],
     events: Sequence[Raw] = (),
 ) -> str:
-    """Return the page as HTML in one file.
+    """Return the complete page as HTML, without references to other files.
 
     Args:
         name: NAMESPACE/NAME of the job.
-        evidence: Evidence about the job.
-        diagnosis: Diagnosis from the evidence.
-        unseen: Sentences about what could not be read.
+        evidence: Input of the diagnosis.
+        diagnosis: Diagnosis of the job.
+        unseen: Sentences about information that could not be read.
         events: Events about the job, in any order.
     """
     root, head, body = document(f"Run {name}")
@@ -48,7 +48,7 @@ def page(
 
 
 def headline(body: xml.Element, title: str, status: JobStatus) -> None:
-    """Add the title, the present state of the job and its progress."""
+    """Add the title, the current state of the job, and its progress."""
     xml.SubElement(body, "h1").text = title
     ready = status.condition(ConditionType.READY)
     state = paragraph(body, "")
@@ -66,7 +66,7 @@ def chapters(
     unseen: Sequence[str],
     events: Sequence[Raw],
 ) -> None:
-    """Add everything that is known of a run, the most urgent first."""
+    """Add all sections about a run, most urgent first."""
     table(body, (), _summary(evidence))
     _findings(section(body, "What is wrong"), evidence, diagnosis)
     _time(section(body, "Where the time went"), evidence.status.goodput)
@@ -80,7 +80,7 @@ def chapters(
 
 def _summary(evidence: JobEvidence) -> Iterator[tuple[str, str]]:
     status, world = evidence.status, evidence.status.world
-    runs = status.is_true(ConditionType.RUNNING)  # Otherwise, the job has no pace.
+    runs = status.is_true(ConditionType.RUNNING)  # A job that does not run has no speed.
     yield "Seen at", rfc3339(round(evidence.at))
     end = f" to {_without_fraction(status.completion_time)}" if status.completion_time else ""
     yield "Time", f"from {rfc3339(round(evidence.created))}{end}"
@@ -110,7 +110,7 @@ def _summary(evidence: JobEvidence) -> Iterator[tuple[str, str]]:
 
 
 def _without_fraction(timestamp: str) -> str:
-    """Return a timestamp without its fraction of a second."""
+    """Return a timestamp without fractions of a second."""
     return rfc3339(round(unix_seconds(timestamp)))
 
 
@@ -141,14 +141,18 @@ def _time(parent: xml.Element, goodput: Goodput) -> None:
 
 
 def _class_name(name: str) -> xml.Element:
-    """Return the name of a class of time, with its colour in the bar."""
+    """Return an element with the name of a goodput class and its colour in the bar."""
     cell = xml.Element("span")
     xml.SubElement(cell, "span", {"class": f"swatch {name}"}).tail = name
     return cell
 
 
 def _curves(body: xml.Element, evidence: JobEvidence) -> None:
-    """Add plots: replicas and loss over the whole run, from the status, and seconds per step, from the log."""
+    """Add the plots.
+
+    The numbers of replicas and the losses come from the status and cover the whole run. The seconds per step come from
+    the log.
+    """
     points = unpacked(evidence.status.history or "").points
     world = [((point.at - evidence.created) / 60, float(point.replicas)) for point in points]
     losses = [(float(point.step), point.loss) for point in _not_undone(points) if point.loss is not None]
@@ -160,7 +164,7 @@ def _curves(body: xml.Element, evidence: JobEvidence) -> None:
 
 
 def _not_undone(points: Iterable[S]) -> Sequence[S]:
-    """Return the points without steps that were trained again later."""
+    """Return the points without those whose steps were repeated later."""
     valid_points: list[S] = []
     for point in points:
         while valid_points and valid_points[-1].step >= point.step:

@@ -1,4 +1,4 @@
-"""Plots as SVG elements for a page that loads nothing."""
+"""Plots as SVG elements, for a page that loads no other resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.etree import ElementTree as xml
 WIDTH, HEIGHT = 720, 200
 LEFT, RIGHT, TOP, BOTTOM = 70, 12, 10, 34
 MOST_POINTS = 1000
-"""Maximum number of points in a line, which is more than it has pixels."""
+"""Maximum number of points in a line. It is more than the number of pixels in the width."""
 Point = tuple[float, float]
 
 
@@ -17,10 +17,10 @@ def line(points: Sequence[Point], x_name: str, y_name: str, steps: bool = False)
     """Return a line plot.
 
     Args:
-        points: Finite points in order of x.
+        points: Points with finite coordinates, in order of x.
         x_name: Name of the x axis.
         y_name: Name of the y axis.
-        steps: Whether a value holds until the next point.
+        steps: Whether to draw horizontal steps, each at the value of the previous point.
     """
     points = _fewer(points)
     left, right = points[0][0], max(points[-1][0], points[0][0] + 1e-9)
@@ -58,9 +58,9 @@ def line(points: Sequence[Point], x_name: str, y_name: str, steps: bool = False)
 
 
 def bar(parts: Sequence[tuple[str, float]]) -> xml.Element:
-    """Return one bar of all parts in their order.
+    """Return a bar that is divided in proportion to the given values.
 
-    The class of each part is its name, and its title is its share.
+    The CSS class of each part is its name, and its tooltip shows its share.
     """
     total = sum(part for _, part in parts) or 1.0
     svg, begin = xml.Element("svg", viewBox=f"0 0 {WIDTH} 28", role="img"), 0.0
@@ -73,7 +73,7 @@ def bar(parts: Sequence[tuple[str, float]]) -> xml.Element:
 
 
 def _fewer(points: Sequence[Point]) -> Sequence[Point]:
-    """Return every n-th point and the last one if there are too many."""
+    """Return at most about MOST_POINTS points: every n-th point and the last point."""
     stride = math.ceil(len(points) / MOST_POINTS)
     return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 

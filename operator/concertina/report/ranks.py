@@ -1,4 +1,4 @@
-"""Picture of ranks on nodes, in one file that loads nothing."""
+"""Diagram of ranks on nodes, as one SVG file that loads no other resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concertina_trainer.degrees import Dimension
 
 CELL, GAP, TOP, MOST_NODES, MOST_PER_NODE, NODES_IN_ROW = 24, 10, 58, 64, 16, 8
 SHARES = ("#1565c0", "#2e7d32", "#ef6c00", "#6a1b9a", "#0277bd", "#c62828", "#5d4037", "#00838f")
-"""Colours of groups that compute different sequences. They repeat."""
+"""Colours of data-parallel groups. With more groups than colours, colours are reused."""
 STYLE = """
 text { font: 11px system-ui, sans-serif; fill: #222 }
 .small { font-size: 9px; fill: #fff } .head { font-size: 14px }
@@ -17,10 +17,10 @@ text { font: 11px system-ui, sans-serif; fill: #222 }
 
 
 def picture(name: str, layout: ParallelLayout) -> str:
-    """Return the picture as SVG.
+    """Return the diagram as SVG.
 
-    A square is a rank, and a frame is a replica on its node. Ranks of one colour compute the same sequences. If there
-    are many nodes, the first ones are drawn.
+    A square is a rank, and a frame is a replica on its node. Ranks with the same colour compute the same sequences. The
+    number of drawn nodes is limited, and the rest is mentioned in a line of text.
     """
     nodes = layout.size // layout.per_node
     shown, across = min(nodes, MOST_NODES), min(nodes, NODES_IN_ROW)

@@ -1,1 +1,1 @@
-"""Connection to a cluster, and views of jobs, that the commands share."""
+"""Shared code of the commands: the connection to a cluster, and terminal views of jobs."""

@@ -1,4 +1,4 @@
-"""Advice about the next step for a person who looks at a job. Pure."""
+"""Advice on what a user should do next about a job. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from concertina.api.status import ConditionType, JobStatus
 from concertina.diagnosis import problems
 
 SLOW_PERCENT = 100 * (1 - problems.FREQUENT_FAILURES)
-"""Goodput in percent below which a person should check where the time goes."""
+"""Goodput in percent below which the user should find out what takes the time."""
 SOON = 600
-"""Counted time of a job in seconds before which it is not called slow, since its start weighs too much."""
+"""Minimum age of a job's goodput in seconds.
+
+Before that age, the job's start dominates, and the job is not called slow.
+"""
 
 
 def next_step(name: str, status: JobStatus) -> str:
-    """Return the next step for a person who looks at the job, in one sentence."""
+    """Return a sentence on what a user should do next about the job."""
     if status.is_true(ConditionType.FAILED):
         return f"`concertina logs {name} --since-failure` has what was printed around the failure"
     if status.is_true(ConditionType.COMPLETE):
@@ -39,6 +42,9 @@ def _after_the_end(name: str, status: JobStatus) -> str:
 
 
 def is_slow(status: JobStatus) -> bool:
-    """Return whether too little of the job's time goes into new steps. False while its goodput is unknown."""
+    """Return whether too little of a job's time is spent on new steps.
+
+    The result is False if the goodput is unknown.
+    """
     percent = status.goodput.percent
     return percent is not None and percent < SLOW_PERCENT and sum(status.goodput.by_class.values()) > SOON

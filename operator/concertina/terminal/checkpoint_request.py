@@ -1,4 +1,4 @@
-"""Request for a checkpoint: an annotation of the job, of which the operator takes each new value for a request."""
+"""Request for a checkpoint, as an annotation on the job. Each new value of the annotation is a new request."""
 
 import secrets
 
@@ -8,10 +8,9 @@ from concertina.kube.resources import TRAINING_JOBS
 
 
 async def ask_for_checkpoint(client: Client, namespace: str, job: str) -> str:
-    """Ask a job for a checkpoint of its next step.
+    """Request a checkpoint of a job's next step, and return the identifier of the request.
 
-    Returns:
-        The request, as the job's status will name it.
+    The job's status later contains this identifier.
     """
     request = secrets.token_hex(8)
     annotation = {"metadata": {"annotations": {CHECKPOINT_NOW: request}}}

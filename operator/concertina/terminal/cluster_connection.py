@@ -1,4 +1,4 @@
-"""Connection of a command to its cluster, and the exit status and message for its errors."""
+"""Connection of a command to its cluster, and conversion of errors to messages and exit statuses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class UserError(Exception):
-    """Error that the caller can correct. The message says how."""
+    """Error that the user can correct. The message says how."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Cluster and namespace of a command."""
+    """Cluster and namespace on which a command operates."""
 
     kubeconfig: Path | None
     context: str | None
@@ -32,10 +32,7 @@ class Target:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[tuple[Client, str]]:
-        """Connect to the cluster.
-
-        Yields a client and the namespace to use.
-        """
+        """Connect to the cluster, and yield a client and the namespace to use."""
         from concertina.kube.access import load
         from concertina.kube.client import Client
 
@@ -45,9 +42,9 @@ class Target:
 
 
 def call(command: Coroutine[Any, Any, int | None]) -> None:
-    """Run a command to its end, and exit with its status.
+    """Run a command, and exit with its status.
 
-    An expected error is printed as a sentence, and the exit status is 1.
+    For expected errors, the message is printed, and the exit status is 1.
 
     Raises:
         typer.Exit: Always, with the exit status.
@@ -68,10 +65,9 @@ def call(command: Coroutine[Any, Any, int | None]) -> None:
 
 
 async def _ungrouped(command: Coroutine[Any, Any, T], expected_types: tuple[type[Exception], ...]) -> T:
-    """Run a command, and raise the first error of a group alone if all errors in the group are expected.
+    """Run a command. If it raises a group of expected errors only, raise just the first of these errors.
 
-    Tasks of a group raise such a group. A BrokenPipeError belongs to the expected errors, since typer ends the process
-    by it.
+    Task groups raise such groups. A BrokenPipeError is an expected error too, and typer handles it.
 
     Raises:
         ExceptionGroup: When an error in the group is not expected.

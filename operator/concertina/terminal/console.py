@@ -1,4 +1,4 @@
-"""Consoles that commands print to."""
+"""Consoles on which commands print."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from concertina.terminal.characters import CONTROL, harmless
 
 
 class HarmlessConsole(Console):
-    """Console that replaces control characters in texts.
-
-    The colours and cursor movements of rich itself are printed.
-    """
+    """Console that replaces control characters in text. Colours and cursor movements by rich itself still work."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -24,10 +21,10 @@ class HarmlessConsole(Console):
 
 
 def plain(width: int = 200, stderr: bool = False) -> Console:
-    """Return a console that shows texts as they are.
+    """Return a console that prints text without interpreting markup.
 
-    Tenants wrote many of the texts, such as the last lines of a script or a label. Markup of rich in them would raise
-    an error or hide something, and escape sequences would reach the reader's terminal.
+    Tenants of the cluster wrote many of the texts, such as labels and the last lines of a script. Markup in such text
+    could raise an error or hide content, and escape sequences could affect the user's terminal.
 
     Args:
         width: Width in characters if the output is not a terminal.

@@ -1,4 +1,4 @@
-"""Curves of a run over time, one line of text each. Pure."""
+"""Curves of a run over time. Each curve is one line of text. Pure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,32 @@ from concertina.api.loss_history import LossHistory, Point
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 60
-"""Maximum number of columns. Each is an equal part of the time from the first point to the last."""
+"""Maximum number of columns. The time from the first point to the last is divided evenly among the columns."""
 NOTHING = " "
-"""Character of a column without a point, in whose time the job did not train."""
+"""Character for a column without a point. The job did not train in that period."""
 LATE = 3
-"""Multiple of the usual gap between points. In a longer gap, the job did not train."""
+"""Longest gap between two points in which the job still counts as training, as a multiple of the usual gap."""
 
 
 def loss(history: LossHistory, width: int = WIDTH) -> str:
-    """Return the loss from its lowest to its highest value, or an empty string without any loss."""
+    """Return the curve of the loss, scaled from its minimum to its maximum. Empty without any loss."""
     return _line([_last(point.loss for point in column) for column in _columns(history.points, width)], low=None)
 
 
 def world(history: LossHistory, width: int = WIDTH) -> str:
-    """Return the number of members, from zero. A column shows the smallest number in its time."""
+    """Return the curve of the number of replicas, scaled from zero.
+
+    Each column shows the smallest number in its period.
+    """
     columns = _columns(history.points, width)
     return _line([min((point.replicas for point in column), default=None) for column in columns], low=0)
 
 
 def _columns(points: Sequence[Point], width: int) -> list[list[Point]]:
-    """Return the points in each part of the time.
+    """Return the points of each column's period.
 
-    If a point is only a little late, the point before it fills the columns between the two.
+    If the gap between two points is not much longer than usual, copies of the earlier point fill the empty columns
+    between them.
     """
     if not points:
         return []

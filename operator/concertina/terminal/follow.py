@@ -1,4 +1,4 @@
-"""One job from now to its end: a live view on a terminal, and a line for each change elsewhere."""
+"""View of one job from now until its end: live on a terminal, otherwise one printed line per change."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from concertina.kube.resources import EVENTS, TRAINING_JOBS, Raw
 from concertina.terminal import show
 
 EVENTS_EVERY = 5.0
-"""Minimum time between two readings of the events, in seconds. A job that trains changes more often."""
+"""Minimum number of seconds between two reads of the job's events. The job itself may change more often."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 3.0
-"""First and longest delay before a watch that failed is opened again, in seconds."""
+"""First and longest delay, in seconds, before a failed watch is reopened."""
 
 
 async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw]:
-    """Yield the job as it is now and whenever it changes, until it is deleted.
+    """Yield the job's current object, and the new object after each change, until the job is deleted.
 
-    Outages of the API server are waited out.
+    During an outage of the API server, the generator waits.
     """
     failures = 0
     while True:
@@ -51,7 +51,7 @@ async def states(client: Client, namespace: str, name: str) -> AsyncIterator[Raw
 
 
 async def events_of(client: Client, job: Raw) -> list[Raw]:
-    """Return the events about the job, or none if they can't be read."""
+    """Return the events about the job, or an empty list if they can't be read."""
     namespace, uid = job["metadata"]["namespace"], job["metadata"]["uid"]
     try:
         return (await client.list_all(EVENTS, namespace, fields=f"involvedObject.uid={uid}"))[0]
@@ -60,13 +60,14 @@ async def events_of(client: Client, job: Raw) -> list[Raw]:
 
 
 async def follow_job(client: Client, namespace: str, name: str, console: Console) -> int:
-    """Follow a job to its end, and return the exit status: 0 if it completes, 1 if it fails or is deleted.
+    """Show a job until its end, and return the exit status: 0 if it completes, 1 if it fails or is deleted.
 
     Raises:
-        NotFound: When there is no such job at first.
-        asyncio.CancelledError: When the user stops following by Ctrl-C.
+        NotFound: When the job does not exist at the start.
+        asyncio.CancelledError: When the user presses Ctrl-C.
     """
-    await client.get(TRAINING_JOBS, namespace, name)  # A job that never existed is an error, not an end.
+    # A job that never existed is an error, in contrast to a job that is deleted later.
+    await client.get(TRAINING_JOBS, namespace, name)
     try:
         jobs = states(client, namespace, name)
         code = await (_live(jobs, console, client) if console.is_terminal else _lines(jobs, console))
@@ -87,7 +88,7 @@ def _exit_code(job: Raw) -> int | None:
 
 async def _live(jobs: AsyncIterator[Raw], console: Console, client: Client) -> int | None:
     events, read_at = list[Raw](), -EVENTS_EVERY
-    console.soft_wrap = False  # Live crops what exceeds the window. The last sentence says what to do.
+    console.soft_wrap = False  # Live crops lines that don't fit into the window.
     with Live(console=console, auto_refresh=False) as live:
         async for job in jobs:
             if time.monotonic() - read_at >= EVENTS_EVERY:
@@ -104,7 +105,7 @@ async def _lines(jobs: AsyncIterator[Raw], console: Console) -> int | None:
         status = status_of(job)
         ready, progress = status.condition(ConditionType.READY), status.progress
         line = f"{show.word(status)} {status.world.size} {ready.message if ready else ''}".strip()
-        # While a run goes well, a line for each percent is enough.
+        # During normal training, one line per percent is enough.
         percent = f" ({int(progress.percent)}%)" if progress and progress.percent is not None else ""
         key = f"{line}{percent}"
         if key != printed_key:

@@ -1,4 +1,4 @@
-"""Table of all jobs, those first that need attention. Pure."""
+"""Table of all jobs. Jobs that need attention come first. Pure."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from concertina.terminal import advice
 from concertina.terminal.show import COLOURS, word
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Label in which Kueue keeps the queue of any object."""
+"""Label that names the Kueue queue of an object."""
 
 
 QUEUED = "Queued"
-"""Word of a job that waits for quota. Its conditions are those of a suspended job."""
+"""Phase of a job that waits for quota. Its conditions are the same as those of a suspended job."""
 NO_GROUP = "(none)"
 WAITS_FOR = "Waits for"
-"""Column that the groups by queue have in addition."""
+"""Additional column for grouping by queue."""
 COLUMNS = (
     "Name", "Status", "World", "Progress", "ETA", "Loss", "Tokens/s", "Goodput", "Waited", "Cost", "Failures", "Age",
 )  # fmt: skip
 
 
 class AttentionLevel(enum.IntEnum):
-    """Attention that a job needs, the most urgent level first."""
+    """How urgently a job needs attention. Smaller values are more urgent."""
 
     STALLED = 0
-    """The job waits for a person to act."""
+    """The job waits for action by a person."""
     WAITING = 1
     SLOW = 2
-    """The job trains, but too little of its time goes into new steps."""
+    """The job trains, but too little of its time is spent on new steps."""
     TRAINING = 3
     SUSPENDED = 4
     ENDED = 5
 
 
 class RowOrder(enum.StrEnum):
-    """Order of the rows."""
+    """Order in which the rows are sorted."""
 
     ATTENTION = "attention"
     GOODPUT = "goodput"
@@ -58,15 +58,15 @@ class RowOrder(enum.StrEnum):
 
 @dataclass(frozen=True)
 class JobRow:
-    """Facts about one job that the table shows."""
+    """Values that the table shows for one job."""
 
     namespace: str
     name: str
     labels: Mapping[str, str]
     queue: str
-    """LocalQueue of Kueue that lends the job its pods, or that its label names. Empty without a queue."""
+    """Kueue LocalQueue that admits the job's pods, or the queue in the job's label. Empty without a queue."""
     waits_for: str
-    """Reason why the job has fewer replicas than it asks its queue for; empty if it has all."""
+    """Reason why the queue admits fewer replicas than the job requests. Empty if it admits all."""
     attention: AttentionLevel
     word: str
     world: str
@@ -77,9 +77,9 @@ class JobRow:
     loss: float | None
     tokens_per_second: float | None
     goodput: float | None
-    """Goodput in percent, or None while it is unknown."""
+    """Goodput in percent, or None if it is unknown."""
     counted: bool
-    """Whether the operator has counted the job's time."""
+    """Whether the status contains a goodput from the operator."""
     waiting_seconds: float
     cost: float | None
     currency: str
@@ -91,7 +91,7 @@ class JobRow:
 def row(job: Raw) -> JobRow:
     status, meta = status_of(job), job["metadata"]
     progress, cost, attention = status.progress, status.cost, _attention(status)
-    # A job that does not train has no pace.
+    # A job that does not train has no speed.
     pace = progress if attention in (AttentionLevel.SLOW, AttentionLevel.TRAINING) else None
     return JobRow(
         namespace=meta["namespace"],
@@ -119,7 +119,7 @@ def row(job: Raw) -> JobRow:
 
 
 def group(row: JobRow, by: str) -> str:
-    """Return the name of the job's group, or an empty string if it has none.
+    """Return the name of the group to which a job belongs, or an empty string if it belongs to none.
 
     Args:
         row: Row of the job.
@@ -161,7 +161,7 @@ def _least(goodput: float | None) -> float:
 
 
 def ordered(rows: Iterable[JobRow], order: RowOrder, by: str = "") -> list[JobRow]:
-    """Return the rows by group, in the given order within each group, and then by name."""
+    """Return the rows sorted by group, then by the given order, then by namespace and name."""
     return sorted(rows, key=lambda row: (group(row, by), *_KEYS[order](row), row.namespace, row.name))
 
 
@@ -182,12 +182,12 @@ def screen(
     """Return the table with a summary above it.
 
     Args:
-        rows: Rows in their order.
+        rows: Sorted rows.
         now: Unix time in seconds.
         with_namespace: Whether to show the namespaces.
-        by: What the rows are grouped by, as in `group`.
-        height: Number of lines on the screen. Rows that do not fit are counted.
-        trouble: Reason why the rows may be out of date.
+        by: Grouping of the rows, as in `group`.
+        height: Number of lines on the screen. Rows that don't fit are only counted.
+        trouble: Reason why the rows may be out of date. Empty if they are current.
     """
     table = Table(
         *([by.capitalize()] if by else []), *(["Namespace"] if with_namespace else []), *COLUMNS,

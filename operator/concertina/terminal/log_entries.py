@@ -1,6 +1,6 @@
-"""Lines of replicas' logs, with the round and the rank that each belongs to. Pure.
+"""Log lines of replicas, with the round and the rank of each line. Pure.
 
-The agent writes a line of its own when it starts a worker, which tells the round and the rank.
+When an agent starts a worker, it writes a log line that contains the round and the rank.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from concertina_protocol import log_lines
 from concertina_protocol.log_lines import StepDoneLine
 
 _RANK = re.compile(r"\[rank (\d{1,7})\] ")
-"""Prefix that the agent puts before a line if a replica has several workers."""
+"""Prefix that the agent adds to each line if a replica has several workers."""
 _LONGEST_LINE = 16_384
-"""Maximum length of a line of the agent in characters. A longer line is not the agent's."""
+"""Maximum length in characters of a line that the agent wrote. Longer lines come from workers."""
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,28 @@ class LogEntry:
     """One line of a log."""
 
     at: str
-    """Time at which the line was printed, in RFC 3339. Empty if it is not known."""
+    """Time of the line in RFC 3339. Empty if it is unknown."""
     replica: str
     round: int | None
     rank: int | None
     step: int | None
-    """Last step that this log reported before the line."""
+    """Last step that this replica's log reported before the line."""
     text: str
     fact: dict[str, JsonValue] | None
-    """Fields of the line if the agent wrote it."""
+    """Fields of the line if the agent wrote it, or None."""
 
     @property
     def seconds(self) -> float:
-        """Unix time of the line in seconds, or 0 if it is not known."""
+        """Unix time of the line in seconds, or 0 if it is unknown."""
         return unix_seconds(self.at) if self.at else 0.0
 
     def line(self) -> str:
-        """Return the line as text for a person."""
+        """Return the line with its replica and rank, for printing."""
         source = self.replica if self.rank is None else f"{self.replica} rank {self.rank}"
         return f"{source} | {self.text}"
 
     def json(self, job: str) -> str:
-        """Return the line as one JSON object, with what is known of its origin."""
+        """Return the line as a JSON object, with its known origin."""
         where: dict[str, JsonValue] = {
             "at": self.at, "job": job, "replica": self.replica, "round": self.round, "rank": self.rank,
             "step": self.step,
@@ -61,7 +61,7 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class LogFilter:
-    """Filter of log lines. None accepts every value."""
+    """Filter of log lines. A field that is None accepts all lines."""
 
     rank: int | None = None
     round: int | None = None
@@ -71,14 +71,14 @@ class LogFilter:
 
 
 class LogReader:
-    """Reader of one replica's log, line by line from any point on."""
+    """Reader of one replica's log. It handles one line at a time, and may begin at any line."""
 
     def __init__(self, replica: str, world: World) -> None:
         """Begin to read a log.
 
         Args:
             replica: Name of the replica.
-            world: Present world of the job. It tells the rank of lines that come before the agent's first own line.
+            world: Current members of the job. They determine the ranks before the log has a line of the agent.
         """
         self._replica = replica
         self._round: int | None = None
@@ -134,7 +134,10 @@ def _count(value: JsonValue) -> int | None:
 
 
 def split(line: str) -> tuple[str, str]:
-    """Return the time that the kubelet has put before a line, and the line. The time is empty if there is none."""
+    """Return the timestamp before a line, which the kubelet adds, and the line itself.
+
+    The timestamp is empty if the line has none.
+    """
     at, _, text = line.partition(" ")
     try:
         unix_seconds(at)

@@ -1,4 +1,4 @@
-"""Traces of several ranks as one file for https://ui.perfetto.dev and chrome://tracing. Pure."""
+"""Merging of several ranks' traces into one file for https://ui.perfetto.dev and chrome://tracing. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 TraceEvent = dict[str, Any]
 _COLLECTIVES = 1 << 30
-"""Thread id that no thread has. It is the row of the flight recorder."""
+"""Thread id for the collectives of the flight recorder. No real thread has this id."""
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """Trace of one rank, as torch's profiler and flight recorder write it."""
+    """Trace of one rank, in the formats of torch's profiler and flight recorder."""
 
     rank: int
     replica: str
@@ -22,24 +22,25 @@ class RankTrace:
 
     @property
     def base(self) -> int:
-        """Unix time of the trace's time 0 in nanoseconds. Events are in microseconds after it."""
+        """Unix time in nanoseconds of the trace's time zero. Events count in microseconds from there."""
         return int(self.trace.get("baseTimeNanoseconds") or 0)
 
     @property
     def events(self) -> Iterable[TraceEvent]:
-        """Events of processes and devices. The profiler's own marks have words as pid."""
+        """Events of processes and devices. Other events, whose pid is a word, come from the profiler itself."""
         return (event for event in self.trace.get("traceEvents", ()) if isinstance(event.get("pid"), int))
 
     @property
     def begin(self) -> int:
-        """Unix time of the first event in nanoseconds."""
+        """Unix time of the first event, in nanoseconds."""
         return self.base + int(1000 * min((event["ts"] for event in self.events if event.get("ph") == "X"), default=0))
 
 
 def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """Merge traces onto one clock, as far as the nodes' clocks agree.
+    """Return one trace of all ranks with a common time axis.
 
-    Each rank and each of its devices is a process. The flight records are included whole, too.
+    The alignment is as exact as the clocks of the nodes. Each rank and each of its devices is a process in the result.
+    The complete flight records are included too.
     """
     origin = min((rank_trace.begin for rank_trace in traces), default=0)
     events: list[TraceEvent] = []
@@ -62,7 +63,7 @@ def _events(rank_trace: RankTrace, origin: int) -> Iterable[TraceEvent]:
             continue
         if "ts" in event:
             moved["ts"] = event["ts"] - (origin - rank_trace.base) / 1000
-        if isinstance(event.get("id"), int):  # Arrows join events with the same id.
+        if isinstance(event.get("id"), int):  # Perfetto draws arrows between events with the same id.
             moved["id"] = f"{rank_trace.rank}-{event['id']}"
         yield moved
 
@@ -72,14 +73,14 @@ def _pid(rank: int, number: int) -> int:
 
 
 def _process_names(rank_trace: RankTrace, pid: int, number: int) -> Iterable[TraceEvent]:
-    """Yield the names of a process. The first process is the worker itself, and the other processes are its devices."""
+    """Yield the events that name a process. Process 0 is the worker, and the others are its devices."""
     name = f"rank {rank_trace.rank} ({rank_trace.replica})" + (f" device {number - 1}" if number else "")
     yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
 
 
 def _collectives(rank_trace: RankTrace, origin: int) -> Iterable[TraceEvent]:
-    """Yield the collectives in the flight record as a row of the rank, from the beginning of the trace on."""
+    """Yield a row with the collectives that the flight record contains since the start of the trace."""
     pid = _pid(rank_trace.rank, 0)
     rows = [
         entry

@@ -1,4 +1,4 @@
-"""Views of TrainingJobs for a person: raw objects in, rich renderables out. Pure."""
+"""Terminal views of TrainingJobs: functions from API objects to rich renderables. Pure."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ ENDED = ("Complete", "Failed")
 EVENT_COLUMNS = ("Event", "", "Reason", "Ago", "Message")
 _SHARES, _CAUSES, _EVENTS = 4, 5, 8
 _BAR = 30
-"""Length of the longest bar in characters."""
+"""Maximum length of a bar in characters."""
 
 
 def word(status: JobStatus) -> str:
-    """Return what the job does in one word, as in the column Status of `kubectl get`."""
+    """Return the job's phase, as in the column Status of `kubectl get`."""
     return status.phase or "Unseen"
 
 
 def said(status: JobStatus) -> str:
-    """Return what the operator says about the job."""
+    """Return the operator's message about the job."""
     ready = status.condition("Ready")
     return f"{ready.reason}: {ready.message}" if ready else "nothing yet"
 
 
 def ended(status: JobStatus) -> Condition | None:
-    """Return the condition that says that the job is over, or None while it is not."""
+    """Return the condition Complete or Failed if it is true, otherwise None."""
     return next((c for c in status.conditions if c.type in ENDED and c.status == "True"), None)
 
 
@@ -61,7 +61,7 @@ def age(timestamp: str | None) -> str:
 
 
 def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
-    """Return a table with one line for each job."""
+    """Return a table with one row per job."""
     names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Checkpoint", "Failures", "Age"]
     result = Table(
         *(["Namespace"] if with_namespace else []), *names, box=None, header_style="bold", padding=(0, 2, 0, 0)
@@ -87,10 +87,10 @@ def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
 
 
 def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
-    """Return everything that is known of one job.
+    """Return a view with all details of one job.
 
     Args:
-        job: The job.
+        job: Object of the job.
         events: Events about the job, in any order.
     """
     status, meta = status_of(job), job["metadata"]
@@ -110,18 +110,18 @@ def detail(job: Raw, events: Sequence[Raw] = ()) -> RenderableType:
         source = f"{failure.replica}; kubectl logs {failure.replica} has more" if failure.replica else "the worker"
         parts.append(Text(f"The last lines of {source}:"))
         parts += [Text(f"  {line}") for line in failure.last_lines]
-    if not no_operator:  # Advice assumes that an operator serves the job.
+    if not no_operator:  # The advice assumes that an operator manages the job.
         parts.append(Text.assemble(("Next  ", "bold"), advice.next_step(meta["name"], status)))
     return Group(*parts)
 
 
 def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Table:
-    """Return a table with one line for each member, in order of rank.
+    """Return a table with one row per member, in order of rank.
 
     Args:
-        world: Present world of the job.
+        world: Current members of the job.
         pods: Pods of the job by name.
-        report: Report of the coordinator, or None if it could not be asked. A report of another round is ignored.
+        report: Report of the coordinator, or None. A report of another round is ignored.
     """
     names = ["Ranks", "Replica", "Node", "Pod", "State", "Step"]
     result = Table(*names, box=None, header_style="bold", padding=(0, 2, 0, 0))
@@ -144,9 +144,9 @@ def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Tab
 
 
 def _step(member: MemberState, coordinator: Report) -> str:
-    """Return the step that the member has reported at the end of a round.
+    """Return the step that the member reported at the end of the round.
 
-    While all members run, they are at the step of rank 0, which the coordinator reports.
+    While all members run, the step is that of rank 0, which the coordinator reports.
     """
     if member.step is not None:
         return f"{member.step}"
@@ -169,7 +169,7 @@ def _state(status: JobStatus, no_operator: str) -> Text:
 
 
 def _world_rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
-    """Yield the rows about where the job trains, and how it gets its place."""
+    """Yield the rows about the job's members, queue, gang and standby replicas."""
     world = status.world
     nodes = {member.node for member in world.members if member.node}
     where = f" on {amount(len(nodes), 'node')}" if nodes or not world.members else ""
@@ -259,7 +259,7 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
 
 
 def _checkpoint_rows(status: JobStatus) -> Iterable[tuple[str, str]]:
-    """Yield how often checkpoints are made, and what was damaged, rolled back or left out."""
+    """Yield the rows about checkpoint intervals, damaged checkpoints, rollbacks and skipped samples."""
     if interval := status.checkpoint_interval:
         yield "", checkpoints_every(interval, status.restarts.total)
     for damaged in (status.damaged_checkpoints or ())[-1:]:
@@ -273,7 +273,10 @@ def _checkpoint_rows(status: JobStatus) -> Iterable[tuple[str, str]]:
 
 
 def snapshots_every(status: JobStatus) -> str:
-    """Return how often snapshots are taken and what they cost, to follow the newest one; empty if unknown."""
+    """Return text on the snapshot interval and its cost, to be appended to the newest snapshot.
+
+    Empty if it is unknown.
+    """
     interval = status.snapshot_interval
     if interval is None:
         return ""
@@ -282,7 +285,7 @@ def snapshots_every(status: JobStatus) -> str:
 
 
 def checkpoints_every(every: CheckpointEvery, failures: int) -> str:
-    """Return the interval between checkpoints, and the best interval for the number of failures so far."""
+    """Return a sentence on the checkpoint interval, and on the best interval for the number of failures so far."""
     clock = f"every {duration(every.seconds)} by the clock" if every.seconds else "by steps alone"
     if not failures:
         return clock
@@ -309,7 +312,7 @@ def _progress(status: JobStatus) -> RenderableType:
 
 
 def mfu(progress: JobProgress) -> str:
-    """Return the model FLOPs utilization with its other convention, or an empty string if it is unknown."""
+    """Return the model FLOPs utilization by both conventions, or an empty string if it is unknown."""
     full = progress.mfu_full_attention
     also = f" ({full:.1%} with all of attention counted)" if full else ""
     return f"{progress.mfu:.1%}{also}" if progress.mfu else ""
@@ -321,7 +324,7 @@ def _evaluation(progress: JobProgress) -> str:
 
 
 def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:
-    """Yield the loss and the number of replicas over time."""
+    """Yield the rows with the curves of the loss and of the number of replicas."""
     history = loss_history.unpacked(status.history) if status.history else loss_history.LossHistory()
     if len(history.points) < 2:
         return
@@ -334,7 +337,7 @@ def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:
 
 
 def _time_bars(goodput: Goodput) -> Table:
-    """Return a bar for each class of time, the longest first."""
+    """Return one bar for each goodput class, longest first."""
     parts = sorted(goodput.by_class.items(), key=lambda part: -part[1])
     total, longest = sum(goodput.by_class.values()) or 1.0, parts[0][1] or 1.0
     result = Table.grid(padding=(0, 1))
@@ -348,7 +351,10 @@ def _time_bars(goodput: Goodput) -> Table:
 
 
 def _events_table(events: Sequence[Raw]) -> Table:
-    """Return a table of the last events. Messages are shown as they are, since anyone may have written them."""
+    """Return a table of the last events.
+
+    Their text is not interpreted as markup, because anyone may have written it.
+    """
     result = Table(*EVENT_COLUMNS, box=None, header_style="bold", pad_edge=False)
     for row in last_events(events):
         result.add_row(*map(Text, row))
@@ -356,7 +362,7 @@ def _events_table(events: Sequence[Raw]) -> Table:
 
 
 def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
-    """Yield the last events in the order of EVENT_COLUMNS, the newest last as in a log."""
+    """Yield the cells of the last events in the order of EVENT_COLUMNS, newest last."""
     for event in sorted(events, key=lambda event: str(event.get("lastTimestamp") or ""))[-_EVENTS:]:
         times = event.get("count") or 1
         yield (
@@ -369,7 +375,7 @@ def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
 
 
 def goodput(spent: Goodput) -> str:
-    """Return the goodput in a sentence."""
+    """Return a sentence with the goodput."""
     if spent.at is None:
         return "not counted yet"
     if spent.percent is None:
@@ -379,14 +385,14 @@ def goodput(spent: Goodput) -> str:
 
 
 def recovery_spent(goodput: Goodput) -> str:
-    """Return the recovery time by cause, the longest first."""
+    """Return the recovery time for each cause, largest first."""
     causes = sorted(goodput.recovery, key=lambda entry: -entry.seconds)[:_CAUSES]
     at_least = "at least " if goodput.percent is None else ""
     return ", ".join(f"{entry.cause} {entry.times} x, {at_least}{entry.seconds:.1f}s" for entry in causes)
 
 
 def incident(entry: Incident, cost: Cost | None) -> str:
-    """Describe an incident in a sentence: when, why, and what it cost."""
+    """Return a sentence with the time, cause and cost of an incident."""
     at_least = "at least " if entry.at_least else ""
     source = f" ({entry.replica}" + (f" on {entry.node})" if entry.node else ")") if entry.replica else ""
     steps = f", {amount(entry.steps_replayed, 'step')} trained again ({entry.replayed_seconds:.1f}s)"
@@ -403,9 +409,9 @@ def _cost(cost: Cost) -> str:
 
 
 def _conditions(status: JobStatus) -> Table:
-    """Return a table of the conditions that hold or have a message.
+    """Return a table of the conditions that are true or have a message.
 
-    A message that already stands at the top is not repeated.
+    A message that the title already shows is not repeated.
     """
     result = Table("Condition", "", "Reason", "For", "Message", box=None, header_style="bold", pad_edge=False)
     ready = status.condition(ConditionType.READY)

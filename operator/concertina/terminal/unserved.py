@@ -1,6 +1,6 @@
-"""Judge whether an operator looks after a job, as far as the job itself shows it. Pure.
+"""Detection of jobs that no operator manages, from the job's object alone. Pure.
 
-Users see neither the operator's Deployment nor its Lease, which are in another namespace.
+Users can't see the operator's Deployment or Lease, because these are in another namespace.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from concertina.kube.parse.views import other_manager
 from concertina.kube.resources import Raw
 
 SEEN_SECONDS = 15.0
-"""Seconds after which a job or a change that no operator has handled counts as evidence.
+"""Age in seconds of an unhandled job or change from which no operator is assumed to be running.
 
-An operator answers within a second or two, and a successor takes over within 10 s.
+A running operator reacts within two seconds. A new leader takes over within 10 s.
 """
 COUNTED_SECONDS = 300.0
-"""Seconds after which a status that was not written counts as evidence.
+"""Age in seconds of the goodput in the status from which no operator is assumed to be running.
 
-The status of a job that trains is written at least once a minute, even beside a thousand other jobs.
+A running operator updates the goodput of a job that trains at least once a minute, even with a thousand jobs.
 """
 
 
 def sentence(job: Raw, status: JobStatus, now: float) -> str:
-    """Return a sentence that no operator serves the job, with the evidence.
+    """Return a sentence that says that no operator manages the job, and why.
 
-    The sentence is empty if an operator seems to serve the job.
+    The result is empty if an operator seems to manage the job.
     """
     evidence = _evidence(job, status, now)
     if not evidence:
@@ -41,7 +41,7 @@ def sentence(job: Raw, status: JobStatus, now: float) -> str:
 def _evidence(job: Raw, status: JobStatus, now: float) -> str:
     meta = job["metadata"]
     if meta.get("deletionTimestamp") or status.is_true(ConditionType.COMPLETE) or status.is_true(ConditionType.FAILED):
-        return ""  # An operator has nothing to write for such a job.
+        return ""  # An operator does not update such a job.
     if other_manager(job):
         return ""
     if not status.conditions:
@@ -57,7 +57,7 @@ def _evidence(job: Raw, status: JobStatus, now: float) -> str:
 
 
 def _changes(job: Raw) -> Iterable[float]:
-    """Yield the Unix times at which the spec was written, by the last writer of each of its fields."""
+    """Yield the Unix times of changes to the spec, as `managedFields` lists them."""
     for entry in job["metadata"].get("managedFields") or ():
         if entry.get("time") and entry.get("subresource") != "status":
             yield unix_seconds(entry["time"])

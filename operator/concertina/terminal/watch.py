@@ -1,4 +1,4 @@
-"""Watch of a job that is drilled or shown: its status, read repeatedly, and the trainers' logs."""
+"""Watch of a job: its status, which is read repeatedly, and the logs of its trainers. Drills and the demo use it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 class Late(Exception):
-    """Error for an event that did not come in time.
+    """Error for an event that did not happen in time.
 
-    The message says what was waited for, and what the job says instead.
+    The message contains the expected event and the current message of the job.
     """
 
 
 class JobWatch:
-    """Watch of a job from `async with` on. Outages of the API server are waited out."""
+    """Watch of a job while an `async with` block runs. During an outage of the API server, the watch waits."""
 
     def __init__(
         self,
@@ -47,22 +47,22 @@ class JobWatch:
             client: Client of the cluster.
             namespace: Namespace of the job.
             name: Name of the job.
-            on_look: Called with the status at each reading.
-            on_step: Called once with each line of a step.
+            on_look: Called with the status after each read.
+            on_step: Called once for each log line about a step.
         """
         self._client, self._namespace, self._name = client, namespace, name
         self._on_look, self._on_step = on_look, on_step
         self.job: Raw = {}
-        """The job as last read."""
+        """Most recently read object of the job."""
         self.status = JobStatus()
-        """Status of the job as last read."""
+        """Most recently read status of the job."""
         self.seen_at = 0.0
         self.pods: dict[str, str] = {}
         """Names of the running pods by uid."""
         self.starts: dict[int, RoundStarted] = {}
-        """Log lines about the first step of each round, by round."""
+        """Log line about the first step of each round, by round number."""
         self.step = 0
-        """Highest step in any log."""
+        """Highest step in any of the logs."""
         self._reported_steps: set[StepDoneLine] = set()
         self._following: dict[str, asyncio.Task[None]] = {}
 
@@ -78,15 +78,15 @@ class JobWatch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def until(self, event: str, seconds: float, look: Callable[[], T | None]) -> T:
-        """Wait for the first truthy result of `look`, and return it.
+        """Call `look` repeatedly, and return its first truthy result.
 
         Args:
-            event: Event that is waited for, in words.
+            event: Description of the expected event, for the error message.
             seconds: Time limit in seconds.
-            look: Function that is called until its result is truthy.
+            look: Function to call.
 
         Raises:
-            Late: When the time is over.
+            Late: When the time limit is exceeded.
         """
         deadline = time.monotonic() + seconds
         while not (result := look()):
@@ -99,14 +99,17 @@ class JobWatch:
 
     @property
     def bundled(self) -> bool:
-        """Whether the job runs the bundled trainer, whose log can be read."""
+        """Whether the job uses the bundled trainer, so that its log can be parsed."""
         return "trainer" in self.job["spec"]
 
     def training(self) -> bool:
         return show.word(self.status) == "Training"
 
     def first_start(self, above: int, since: float) -> RoundStarted | None:
-        """Return the first round above `above` whose first step was done after the Unix time `since`, or None."""
+        """Return the earliest matching log line about the first step of a round, or None.
+
+        Rounds match if their number is larger than `above` and their first step ended after the Unix time `since`.
+        """
         later = [start for number, start in self.starts.items() if number > above and start.at > since]
         return min(later, key=lambda start: start.at, default=None)
 
@@ -129,9 +132,9 @@ class JobWatch:
                 self._following[uid] = asyncio.create_task(self._follow(uid, name))
 
     async def _follow(self, uid: str, pod: str) -> None:
-        """Read a pod's log until the pod is gone.
+        """Read a pod's log until the pod no longer exists.
 
-        A stream that breaks (a silent node, an API server that is away) is opened again.
+        If the stream ends, for example because the API server is down, it is opened again.
         """
         while uid in self.pods:
             with suppress(ApiError):
@@ -140,7 +143,10 @@ class JobWatch:
             await asyncio.sleep(LOOK_EVERY)
 
     def _read_line(self, text: str) -> None:
-        """Handle a line of a log. A stream that is opened again repeats its last lines, so duplicates are ignored."""
+        """Process one log line.
+
+        Steps that are already known are skipped, because a reopened stream repeats its last lines.
+        """
         line = log_lines.parse(text)
         if isinstance(line, RoundStarted):
             self.starts[line.round] = line

@@ -49,7 +49,7 @@ def job(name: str, steps: int, shared: str) -> e2e.Object:
     template = e2e.pod(container)
     template["volumes"].append({"name": "shared", "hostPath": {"path": shared, "type": "Directory"}})
     training = {**drills.TRAINER, "steps": steps, "data": {"uri": f"{shared}/data"}}
-    checkpoint = {"uri": f"{shared}/{name}", "everySteps": 100, "keep": 2}
+    checkpoint = {"uri": f"file://{shared}/{name}", "everySteps": 100, "keep": 2}
     return e2e.own_job(name, template, replicas=3, elastic=elastic, trainer=training, checkpoint=checkpoint)
 
 

@@ -29,16 +29,16 @@ GIVE_UP_SECONDS, POLL_SECONDS = 120.0, 0.005
 
 @dataclasses.dataclass
 class Ran:
-    """The result of one run of a script; lists are indexed by rank."""
+    """Result of one run of a script. Lists are indexed by rank."""
 
     codes: list[int]
     output: str
     steps: list[dict[int, dict[str, Any]]]
-    """Records of each rank for each step."""
+    """For each rank, what it recorded in each step."""
     committed: list[dict[int, dict[str, Any]]]
-    """State of the objects on each rank when each step was committed."""
+    """For each rank, the state of its objects when each step was committed."""
     restored: list[tuple[int, dict[str, Any]]]
-    """Step to continue with, and the state that all objects had then."""
+    """For each rank, the step to continue with, and the state that its objects had after the restore."""
     end: list[dict[str, Any]]
 
     @property
@@ -47,7 +47,7 @@ class Ran:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank has failed without having been killed."""
+        """Whether a rank has failed without being killed."""
         return any(code > 0 for code in self.codes)
 
     @property
@@ -59,18 +59,18 @@ class Ran:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """One run of a script, in a folder of its own."""
+    """Start of a run of a script, in a folder of its own."""
 
     script: str
     folder: Path
     size: int
     steps: int
     asks_before: int = 0
-    """Commit, counted from 1, before which the world is told to end; 0 for none."""
+    """Number of the commit before which all ranks are asked to stop, counted from 1. 0: they are never asked."""
     stops_after: int = 0
-    """Number of commits after which all ranks are killed; 0 for never."""
+    """Number of commits after which all ranks are killed. 0: they are never killed."""
     path: str = ""
-    """Folder with packages for the script."""
+    """Folder with Python packages for the script, or ""."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class Start:
         }
 
     def all_have(self, done: str) -> bool:
-        """Whether all ranks have reached the commit at which they ask, or stop."""
+        """Return whether all ranks have written the file `done`, at the commit at which they ask or stop."""
         return all((self.folder / f"{done}-{rank}").exists() for rank in range(self.size))
 
 
@@ -122,7 +122,7 @@ class Agents:
 
 
 def _ends(start: Start) -> Callable[[node.Round], None]:
-    """Return a function that tells the ranks to stop once they ask, and kills them once they stop."""
+    """Return a function that asks the ranks to stop at their commit, and kills them when they have stopped."""
     asked: list[bool] = []
 
     def watch(round: node.Round) -> None:
@@ -138,7 +138,7 @@ def _ends(start: Start) -> Callable[[node.Round], None]:
 
 
 def run(parent: Parent, *starts: Start) -> list[Ran]:
-    """Run scripts at the same time, each to its end or until all its ranks are killed."""
+    """Run scripts at the same time, each until its end or until all its ranks are killed."""
     running = [Running(parent, start) for start in starts]
     until = time.monotonic() + GIVE_UP_SECONDS
     try:
@@ -153,7 +153,7 @@ def run(parent: Parent, *starts: Start) -> list[Ran]:
 
 
 class Running:
-    """The ranks of a run."""
+    """Processes of all ranks of a run."""
 
     def __init__(self, parent: Parent, start: Start) -> None:
         start.folder.mkdir(parents=True, exist_ok=True)
@@ -170,11 +170,11 @@ class Running:
             parent.fork("loops.run:main", {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, self._log.fileno())
             for rank in range(start.size)
         ]
-        self._handles = [os.pidfd_open(pid) for pid in self._pids]  # By now, another process may have the same pid.
+        self._handles = [os.pidfd_open(pid) for pid in self._pids]  # a pid may belong to another process later
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have ended, or all may be killed, or one has failed."""
+        """Whether the run is over: all ranks have ended, one has failed, or all have made their last commit."""
         codes = [self._parent.codes.get(pid) for pid in self._pids]
         return None not in codes or any(codes) or (self._start.stops_after > 0 and self._start.all_have("stops"))
 
@@ -225,7 +225,7 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def left_behind(source: Path, target: Path) -> None:
-    """Copy the checkpoints of `State` that a run has left in its folder into the folder of another run."""
+    """Copy the checkpoints that a run has left in its folder into the folder of another run."""
     target.mkdir(parents=True)
     shutil.copytree(source / "checkpoints", target / "checkpoints")
 
@@ -234,10 +234,12 @@ def left_behind(source: Path, target: Path) -> None:
 
 
 def as_saved(first: Ran, then: Ran) -> list[str]:
-    """Return the differences, to the bit, between the state that was saved and the state that was restored.
+    """Return the differences between the state that was saved and the state that was restored.
 
-    The saved state is that of the first world at the commit of the step from which the second world continues. A new
-    rank takes the state of rank r modulo the old world's size, but draws other random numbers.
+    They must be equal to the bit.
+
+    The saved state is that of the first world, at the commit of the step from which the second world continues. In a
+    larger world, a new rank takes the state of rank r modulo the first world's size, but draws other random numbers.
     """
     step = then.restored_step
     saved = [ran.get(step - 1, {}) for ran in first.committed]
@@ -291,7 +293,7 @@ def _items(ran: Ran, step: int) -> list[int]:
 
 
 def _whole(ranks: Sequence[Mapping[str, Any]], rank: int, name: str) -> Any:
-    """Return a value of this rank, or all of an array of which each rank has a part."""
+    """Return a value of this rank. If each rank has a part of an array, return the whole array."""
     value = ranks[rank].get(name)
     if not isinstance(value, dict) or "part" not in value:
         return value
@@ -312,12 +314,15 @@ def _same_bits(one: Any, other: Any) -> bool:
 
 
 def difference(one: Any, other: Any) -> float:
-    """Return the largest difference, relative to the largest number; infinite for other values or other shapes."""
+    """Return the largest difference between two values, relative to the largest number.
+
+    The result is infinite if the types or shapes differ.
+    """
     if isinstance(one, Mapping) and isinstance(other, Mapping) and one.keys() == other.keys():
         return max((difference(one[key], other[key]) for key in one), default=0.0)
     try:
         first, second = numpy.asarray(one), numpy.asarray(other)
-    except ValueError:  # The lists have different lengths.
+    except ValueError:  # the lists have different lengths
         return 0.0 if one == other else numpy.inf
     if first.dtype.kind not in "biufc" or second.dtype.kind not in "biufc" or first.dtype.kind != second.dtype.kind:
         return 0.0 if _same_bits(one, other) else numpy.inf
@@ -337,7 +342,7 @@ def difference(one: Any, other: Any) -> float:
 
 
 def outside(worst: Mapping[str, float], bound: float, but: Sequence[str] = ()) -> dict[str, float]:
-    """Return the names that differ by more than the bound, without those that match one of the patterns `but`."""
+    """Return the names whose difference exceeds the bound, without those that match a pattern in `but`."""
     return {name: value for name, value in sorted(worst.items()) if value > bound and not matches(name, but)}
 
 

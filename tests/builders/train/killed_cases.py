@@ -13,67 +13,68 @@ from builders.train.killed import Ran, Start
 from builders.train.node import Parent
 
 NEAR = 1e-5
-"""Tolerance between worlds of different sizes, whose sums are in another order."""
+"""Tolerance between worlds of different sizes, which add numbers in different orders."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Equal:
-    """The run equals an uninterrupted one."""
+    """Expectation that a killed and restored run equals an uninterrupted one."""
 
     bound: float = 0.0
-    """The largest difference allowed, relative to the largest number."""
+    """Largest difference that is allowed, relative to the largest number."""
     why: str = ""
-    """The reason for a bound above 0."""
+    """Reason for a bound above 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Differs:
-    """Some results differ, for a reason that State can not change; the others are equal."""
+    """Expectation that some results differ, for a reason that State can't change. All other results are equal."""
 
     why: str
     names: tuple[str, ...]
-    """Patterns of the names that differ."""
+    """Patterns of the names of the results that differ."""
     bound: float = NEAR
 
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """The script ends with an error that names what can not be kept."""
+    """Expectation that the script ends with an error that names what can't be restored."""
 
     match: str
 
 
 Expected = Equal | Differs | Refused
 ERROR = r"^(?:[\w.]+\.)?(?:InvalidInput|NotSavable|Unsaveable): .*$"
-"""The last line of a script that was refused."""
+"""Pattern of the last line of a script that ended with such an error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     script: str
     same: Expected = Equal()
-    """The result in a world of the same size."""
+    """Expected result in a world of the same size."""
     other: Expected = Equal(NEAR)
-    """The result in a world of another size."""
+    """Expected result in a world of another size."""
     first: int = 2
     others: tuple[int, ...] = (3, 1)
-    """Sizes of other worlds; the gate has the first of them."""
+    """Sizes of the other worlds. The gate uses only the first of them."""
     steps: int = 12
     kill: int = 5
-    """The number of commits after which all ranks are killed."""
+    """Number of commits after which all ranks are killed."""
     kills: tuple[int, ...] = (1, 9)
-    """More such numbers, for the long suite."""
+    """More numbers of commits after which all ranks are killed, for the long suite."""
     saved: Callable[[int], int] = lambda commits: commits
-    """The step that a run continues with, after so many commits."""
+    """Function that returns the step from which a run continues, given the number of commits before the kill."""
     not_compared: tuple[str, ...] = ()
-    """Patterns of names: of clocks, and of what an object says otherwise until its loop goes on."""
+    """Patterns of names that are not compared: clocks, and values that an object restores only when its loop
+    continues."""
     sibling: str = ""
-    """A script of the same kind, which the gate has: this one is for the long suite."""
+    """Similar script that the gate runs. If it is set, this script is for the long suite."""
     parent: str = "loops.preload"
     package: str = ""
-    """A package that the script imports: without it the test is skipped."""
+    """Package that the script imports, or "". Without this package, the test is skipped."""
     path: str = ""
-    """The folder of that package."""
+    """Folder that contains the package, or ""."""
 
     @property
     def id(self) -> str:
@@ -117,7 +118,10 @@ def check(case: Case, expected: Equal | Differs, whole: Ran, before: Ran, after:
 
 
 def check_log(ran: Ran, saved_size: int) -> None:
-    """Check that the log names the rank from which each new rank takes its own values, and the first one left out."""
+    """Check what the log says about the ranks of a world of another size.
+
+    It must name the rank from which each new rank takes its own values, and the first rank that is left out.
+    """
     sources = dict(re.findall(r"rank (\d+) is new, and takes what .* from rank-(\d+), but for random", ran.output))
     assert sources == {str(rank): str(rank % saved_size) for rank in range(saved_size, ran.size)}, ran.output
     left_out = re.findall(r"what each rank from rank-(\d+) on had for itself .* is left out", ran.output)
@@ -125,7 +129,7 @@ def check_log(ran: Ran, saved_size: int) -> None:
 
 
 def check_refused(expected: Refused, ran: Ran) -> None:
-    """Check that the script ended with an error of State, and not a raw one."""
+    """Check that the script ended with an error of State, and not with an error of a library."""
     assert ran.failed, "nothing was refused"
     errors = re.findall(ERROR, ran.output, re.MULTILINE)
     assert any(re.search(expected.match, error) for error in errors), ran.output

@@ -1,5 +1,8 @@
-"""A small stand-in for the agents of a job, for tests of the trainer: real worker processes, forked by the real
-forkserver, over the real channel, real files. It keeps a folder per node and copies each snapshot to the next one."""
+"""Stand-in for the agents of a job, for tests of the trainer.
+
+Worker processes, the forkserver that forks them, the worker channel and the files are real. The stand-in has a folder
+for each node, and copies each snapshot into the folder of the next node.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ GIVE_UP = 120
 POLL_SECONDS = 0.005
 FRESH = Restore("Fresh")
 ENDINGS = 30
-"""Seconds for what follows a round that was given up."""
+"""Seconds for what follows a round that was given up, such as the end of its processes."""
 ONLY_IMPORTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 class Parent:
-    """The forkserver, with the trainer preloaded, or another module."""
+    """Forkserver that has imported the trainer, or another module."""
 
     def __init__(self, preload: str = "concertina_trainer.preload", **environment: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -63,7 +66,7 @@ class Parent:
             self.codes[said["pid"]] = said["code"]
 
     def hear(self) -> None:
-        """Of one child's end."""
+        """Receive the report that a child has ended, and record its exit code."""
         said = json.loads(self.control.recv(1 << 16))
         self.codes[said["pid"]] = said["code"]
 
@@ -79,7 +82,7 @@ class Parent:
 
 @dataclasses.dataclass
 class Outcome:
-    """What became of one round."""
+    """Result of one round."""
 
     progress: list[Progress] = dataclasses.field(default_factory=list)
     done: dict[int, channel.Done] = dataclasses.field(default_factory=dict)
@@ -89,7 +92,7 @@ class Outcome:
     codes: dict[int, int] = dataclasses.field(default_factory=dict)
     pids: dict[int, int] = dataclasses.field(default_factory=dict)
     output: str = ""
-    """Of the processes that began with this round."""
+    """Output of the processes that were started in this round."""
     t0: float = 0.0
 
     @property
@@ -99,9 +102,12 @@ class Outcome:
 
 @dataclasses.dataclass
 class Script:
-    """Events of a round: `kill`: from this step on, these ranks get SIGKILL as soon as a whole snapshot of step
-    `kill_with` or later is held; `drain`: rank 0 is asked at this step or the first one after it; `watch`: called every
-    few milliseconds."""
+    """Events that a test plans for a round.
+
+    `kill` is a step and ranks: from that step on, these ranks get SIGKILL as soon as all shards of a snapshot of step
+    `kill_with` or later exist. `drain` is a step at which rank 0 is asked to drain, or the first later one. `watch` is
+    called every few milliseconds.
+    """
 
     kill: tuple[int, tuple[int, ...]] | None = None
     kill_with: int = 1
@@ -113,7 +119,7 @@ class Script:
 
 @dataclasses.dataclass(frozen=True)
 class Survivor:
-    """A worker that has left its round."""
+    """Worker process that has left its round and waits for the next one."""
 
     pid: int
     connection: socket.socket
@@ -130,7 +136,7 @@ class Job:
         stays: bool = False,
     ):
         self.stays = stays
-        """Workers stay in their process from round to round, and take each other's ranks."""
+        """Whether worker processes continue in the next round. They can get another rank there."""
         self.survivors: list[Survivor] = []
         self.folder, self.parent, self.uid = folder, parent, uid
         self.trainer, self.checkpoint = trainer, checkpoint
@@ -141,7 +147,7 @@ class Job:
         folder.mkdir(exist_ok=True)
 
     def run(self, world: int, restore: Restore = FRESH, script: Script | None = None) -> Outcome:
-        """One round from start to the end of all its processes."""
+        """Run one round, from its start to the end of all its processes."""
         self.number += 1
 
         async def play() -> Outcome:
@@ -153,7 +159,7 @@ class Job:
         shutil.rmtree(self.folder / f"node-{node}")
 
     def newest(self) -> Restore:
-        """The newest snapshot of which every shard is held somewhere, as the operator would choose it."""
+        """Return the newest snapshot whose shards all exist on some node, as the operator would choose it."""
         held: dict[SnapshotId, set[int]] = {}
         for path in self.folder.glob("node-*/*/round-*/shard-*/*.json"):
             if found := held_in(path.with_suffix("")):
@@ -168,7 +174,7 @@ class Job:
 
 
 def held_in(path: Path) -> tuple[SnapshotId, int] | None:
-    """What a slot holds; None where its bytes are not what its sidecar says."""
+    """Return the snapshot and the shard in a slot, or None if the bytes do not match the sidecar."""
     said = read_sidecar(path)
     return (said.id, said.shard) if said and zlib.crc32(path.read_bytes()) == said.crc32 else None
 
@@ -188,10 +194,10 @@ class Round:
         self.shards = 0
         self.drained = self.killed = False
         self.torn: list[tuple[int, int]] = []
-        """Shard and step of copies that the worker wrote over."""
+        """Shard and step of each copy during which the worker changed the slot."""
         self.uploads = asyncio.Lock()
         self.calls: dict[int, int] = {}
-        """Of `should_checkpoint`, by rank, once they were asked for."""
+        """Number of calls of `should_checkpoint` that each rank has finished, once the ranks have been asked."""
 
     async def play(self) -> Outcome:
         self.outcome.t0 = time.time()
@@ -250,7 +256,7 @@ class Round:
                     pass
         except TimeoutError as error:
             for pid in self._stuck():
-                os.kill(pid, signal.SIGABRT)  # it says where it is then
+                os.kill(pid, signal.SIGABRT)  # so that it writes its stacks
             await asyncio.sleep(1.0)
             log.seek(0)
             words = log.read().decode(errors="replace")[-20_000:]
@@ -284,7 +290,7 @@ class Round:
         return self.outcome
 
     async def _leave(self) -> None:
-        """All that are left leave the round, from wherever they are."""
+        """Make all remaining workers leave the round, wherever they are, and wait until they have left."""
         for rank, end in self.ends.items():
             if rank not in self.gone:
                 end.send(channel.Leave(self.job.number))
@@ -297,12 +303,15 @@ class Round:
             await asyncio.sleep(POLL_SECONDS)
 
     def tell_scripts_to_stop(self) -> None:
-        """All ranks are asked how often they have called `should_checkpoint`; they stop at the call behind that."""
+        """Ask all ranks how often they have called `should_checkpoint`.
+
+        They stop at the call after the highest number.
+        """
         for end in self.ends.values():
             end.send(channel.QueryCalls())
 
     def kill(self) -> None:
-        """All ranks at once."""
+        """Kill all remaining ranks at once."""
         for pid in self._stuck():
             os.kill(pid, signal.SIGKILL)
 
@@ -316,7 +325,7 @@ class Round:
                 connections.create_task(self._serve(AgentEnd(connection)))
 
     async def _serve(self, end: AgentEnd) -> None:
-        if (hello := await end.receive()) is None:  # aborted before its first word
+        if (hello := await end.receive()) is None:  # it was killed before its first message
             return
         if isinstance(hello, channel.UploaderHello):
             self.uploader.set_result(end)
@@ -331,7 +340,7 @@ class Round:
             await self._hear(hello.rank, end, message)
         else:
             end.release()
-        # A worker is gone: when it was not well, the rest of the round is stuck, and the agents would kill it.
+        # A worker is gone. If it did not finish, the other workers are stuck, and agents would kill them.
         self.gone.add(hello.rank)
         if len(self.gone) == self.world or not (
             hello.rank in self.outcome.done or (hello.rank not in self.left and await self._completes(hello.rank))
@@ -339,7 +348,10 @@ class Round:
             self.over.set()
 
     async def _completes(self, rank: int) -> bool:
-        """Wait for the end of a worker, and return whether its exit code is 0: a script that completes says nothing."""
+        """Wait for the end of a worker, and return whether its exit code is 0.
+
+        A script that completes sends no message.
+        """
         parent, pid = self.job.parent, self.pids[rank]
         while pid not in parent.codes:
             if select.select([parent.control], [], [], 0)[0]:
@@ -393,13 +405,16 @@ class Round:
                 os.kill(self.pids[rank], signal.SIGKILL)
 
     def _newest_whole(self) -> int:
-        """Return the newest step of this round of which every shard is held, or 0."""
+        """Return the newest step of this round whose shards all exist, or 0."""
         if not self.committed or len(self.committed) < self.shards:
             return 0
         return max(set.intersection(*map(set, self.committed.values())), default=0)
 
     def _copy(self, node: int, id: SnapshotId, shard: int, path: Path) -> bool:
-        """False where the worker has written over it meanwhile, as an agent finds out by the sidecar."""
+        """Copy a shard to another node, and return whether the copy is whole.
+
+        It is not if the worker has changed the slot in the meantime. An agent notices this by the sidecar.
+        """
         folder = self.job.folder / f"node-{node}" / "copies" / f"round-{id.round}" / f"shard-{shard}"
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"slot-{id.step % COPY_SLOTS}"
@@ -414,7 +429,11 @@ class Round:
         return False
 
     def _check_torn(self) -> None:
-        """Only a round's last snapshot waits for no copy (decision "A drain may write over a running copy")."""
+        """Check that the worker changed only slots of the round's last snapshots while they were copied.
+
+        Only the last snapshot of a round does not wait for running copies (decision "A drain may write over a running
+        copy").
+        """
         for shard, step in self.torn:
             assert step in self.committed[shard][-3:], f"the slot of step {step} was written while it was copied"
 

@@ -1,5 +1,8 @@
-"""Run in forked workers: legs of one training, each in a layout of its own, one after another in one process group.
-A leg begins where another has left off, by the trainer's own restore, loop and snapshots."""
+"""Program of forked workers: legs of one training, one after another, each with its own layout.
+
+All legs use one process group. A leg continues where another has ended, by the trainer's own restore, loop and
+snapshots.
+"""
 
 import json
 import os
@@ -26,7 +29,7 @@ UID = "u1"
 
 
 class Folder:
-    """In the place of an agent: has the snapshots of one leg, or none, and keeps what a worker says."""
+    """Stand-in for an agent: it has the snapshots of one leg, or none, and keeps the messages of the worker."""
 
     def __init__(self, path):
         self._path, self.said = path, []
@@ -74,7 +77,7 @@ def main() -> int:
 
 
 def run(config, world, folder):
-    """Losses and positions by step, and the weights after the last one."""
+    """Run a leg, and return its losses and positions by step, and the weights after its last step."""
     given = folder.newest()
     start = Start(given, world.size, UID)
     reporter = Reporter(config, world.rank, folder, HeartbeatWriter(), None)

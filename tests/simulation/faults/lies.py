@@ -1,7 +1,7 @@
 """Agents that lie: invalid content of valid protocol types, as it arrives through `agents.bounds`.
 
 The operator believes what a round's coordinator says about the round, except for claims that no round could recover
-from. Left out are lies that end the job as they would if they were true (docs/limits.md): those of an agent about
+from. Left out are lies that end the job as they would if they were true (docs/limitations.md): those of an agent about
 durable storage, and those of a coordinator that the round has succeeded, that a failure is permanent, or that training
 has to be undone.
 """

@@ -203,7 +203,7 @@ CASES = [
     Case("data:distributed_with_workers", sibling="data:distributed"),
     Case("data:shuffled", first=1, others=ALONE),
     Case("data:shuffled_by_generator", sibling="data:shuffled", first=1, others=ALONE),
-    # A pass that is left early just before a kill, with the epoch counted on already, is refused: see docs/limits.md.
+    # A pass left early just before a kill, with the epoch counted on already, is refused: see docs/limitations.md.
     Case("data:left_early", kills=(1,)),
     Case("data:in_order", sibling="data:shuffled", first=1, others=ALONE),
     loader("stateful_data:distributed"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import kopf
 import pytest
@@ -28,10 +30,8 @@ def token(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_address_is_that_of_the_pods_variables(token: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    access = service_account.service_account_access()
+    access = asyncio.run(service_account.operator_access())
     assert (access.server, access.namespace) == ("https://[fd00::1]:6443", "system")
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    assert service_account.service_account_access().server == "https://by-name"
 
 
 def test_a_token_is_read_again_when_it_is_due_and_when_it_is_refused(
@@ -40,7 +40,7 @@ def test_a_token_is_read_again_when_it_is_due_and_when_it_is_refused(
     async def body() -> None:
         now = 0.0
         monkeypatch.setattr(service_account.time, "monotonic", lambda: now)
-        access = service_account.service_account_access()
+        access = await service_account.operator_access()
         assert await access.authorization() == "Bearer first"
         token[0] = "second"
         assert await access.authorization() == "Bearer first"
@@ -56,4 +56,21 @@ def test_a_token_is_read_again_when_it_is_due_and_when_it_is_refused(
 def test_without_a_token_a_sentence_says_what_to_set(token: list[str]) -> None:
     token[0] = ""
     with pytest.raises(NoAccess, match="automountServiceAccountToken"):
-        service_account.service_account_access()
+        asyncio.run(service_account.operator_access())
+
+
+@pytest.mark.parametrize("module", ["concertina.controller.operator", "concertina.controller.installation_check"])
+def test_each_program_of_the_operators_image_logs_in_without_the_client_library(module: str) -> None:
+    program = (
+        "import runpy, sys, kopf; sys.modules['kubernetes'] = None; kopf.login_with_service_account = lambda **_: None;"
+        f"sys.argv[1:] = []; runpy.run_module({module!r}, run_name='__main__')"
+    )
+    environment = {
+        "CONCERTINA_NAMESPACE": "system",
+        "CONCERTINA_MASTER_KEY_SECRET": "key",
+        "CONCERTINA_IMAGE_AGENT": "agent",
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "This pod has no token of a service account" in done.stderr

@@ -13,7 +13,7 @@ from concertina.diagnosis.problems import RUNBOOKS, Problem
 
 ROOT = Path(__file__).parents[3]
 PANEL = re.compile(r"[Pp]anel\s+\*\*([^*]+)\*\*")
-BOARD = re.compile(r"\bof\s+`(\w+)`")
+BOARD = re.compile(r"\bof\s+(?:dashboard\s+)?`(\w+)`")
 
 
 def page(problem: Problem) -> str:

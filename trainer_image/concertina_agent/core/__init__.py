@@ -1,1 +1,1 @@
-"""State of the agent, which consumes events and returns effects. The package has no side effects."""
+"""State machine of the agent. It receives events and returns effects, and has no side effects itself."""

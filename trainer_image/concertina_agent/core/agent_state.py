@@ -1,6 +1,6 @@
-"""Facts that an agent knows, and what follows from them: its state, its report, and whether it may exit.
+"""Facts that an agent knows, and what is derived from them: its state, its report, and whether it may exit.
 
-The module has no side effects. Only the steps change the facts.
+The module has no side effects. Only the functions in `steps` change the facts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concertina_agent.core.upload_state import UploadState
 
 
 class AgentState:
-    """Facts that an agent knows, in independent parts."""
+    """Facts that an agent knows."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class AgentState:
         seen: tuple[int, str] = (0, ""),
         held: Iterable[p.HeldSnapshot] = (),
     ) -> None:
-        """Initialize the state of a new agent.
+        """Initialize the state of an agent that has just started.
 
         Args:
             replica: Name of the replica.
@@ -51,23 +51,24 @@ class AgentState:
         self.replica, self.uid, self.instance = replica, uid, instance
         self.workers_here, self.bundled = workers, bundled
         self.seen = seen
-        """Highest round and claim ever seen."""
+        """Highest round that this agent has ever seen, and its claim."""
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage, is_named=storage_named)
         self.ready, self.learning, self.startup_error = False, False, ""
         self.warm_start = e.WarmStartKnown()
         self.tracking = ""
-        """Reason why the tracker does not accept records, or empty."""
+        """Reason why the tracking tool does not accept records, or ""."""
         self.preparation: Optional[Preparation] = None
         self.round: Optional[Membership] = None
-        """Round that runs here, or has ended here."""
+        """Round that this agent takes part in. After its end, this is still the round until the next one. None before
+        the first."""
         self.notice: Optional[Notice] = None
         self.last_event: Optional[e.Moment] = None
 
-    # --- its state --------------------------------------------------------------------------------------------------
+    # --- state of this agent ----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> OwnState:
-        """State of this agent on its own (see `states`)."""
+        """State of this agent's own part in its round, such as running or failed (see `states`)."""
         r = self.round
         if r is None:
             if self.preparation is None:
@@ -86,10 +87,11 @@ class AgentState:
 
     @property
     def reported(self) -> OwnState:
-        """State as in Report.
+        """State as in the Report that the operator receives.
 
-        Starting is reported as running. A coordinator's end is the end of the whole round: every member has ended, and
-        the checkpoint that this end requires is in storage. A failure is reported once its cause is known.
+        The state `starting` is reported as `running`. A coordinator reports the end of a round only when every member
+        has ended and the checkpoint that this end requires is in storage. A coordinator reports a failure only when the
+        cause is known.
         """
         own, r = self.state, self.round
         if r is None or r.coordinator is None or own not in OVER:
@@ -101,9 +103,10 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """Return whether storage has the checkpoint that the end of this round requires, or can no longer receive it.
+        """Return whether the end of this round need not wait for a checkpoint in storage any longer.
 
-        The latter is possible only after a drain.
+        That is the case if storage has the checkpoint that this end requires. After a drain, it is also the case if a
+        member is gone before it has uploaded its shards: the checkpoint can then never be complete.
         """
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
         if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
@@ -114,20 +117,20 @@ class AgentState:
         return nothing or self.uploads.has(self.uid, step, complete=False)
 
     def last_step(self, r: Membership) -> Optional[int]:
-        """Return the step that the end of this round requires in storage, or None.
+        """Return the step whose state must be in storage when this round ends, or None.
 
-        Only the end of a script shows which of its steps is the last one. Its last saved state must be in storage on
-        all ranks (`ends_at`).
+        For a script, only its end shows which step was the last one. The newest step that all ranks have saved must
+        then be in storage (`ends_at`).
         """
         if r.ends_at is not None:
             return r.ends_at
         saved = [] if self.bundled else [last.id.step for last in r.last.values()]
         return max(saved, default=r.workers.step)
 
-    # --- what it says -----------------------------------------------------------------------------------------------
+    # --- messages of this agent -------------------------------------------------------------------------------------
 
     def member_state(self) -> p.MemberState:
-        """Return this agent's state as a member of its round, which it sends to its coordinator."""
+        """Return the state that this agent, as a member of its round, sends to the coordinator."""
         r = self.round
         if r is None:
             return p.MemberState(self.replica, self.instance, *self.seen, state=p.State.STARTING)
@@ -151,9 +154,10 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """Return the heartbeat that a coordinator sends to its members.
+        """Return the heartbeat that this agent, if it is the coordinator, sends to its members.
 
-        It is equal to member_state(), but succeeded and drained apply to the whole round.
+        It is equal to `member_state`, with one exception: the states succeeded and drained are sent only if they apply
+        to the whole round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -161,7 +165,7 @@ class AgentState:
         return dataclasses.replace(state, state=self.reported.on_wire)
 
     def report(self) -> p.Report:
-        """Return everything that this agent knows, which Watch streams."""
+        """Return the state of this agent and of its workers, as the agent reports it to the operator."""
         r, reported = self.round, self.reported
         coordinator = r.coordinator if r else None
         return p.Report(
@@ -201,13 +205,14 @@ class AgentState:
         """Checkpoint that LATEST names, unless it was undone."""
         return self.uploads.latest
 
-    # --- whether it may go ------------------------------------------------------------------------------------------
+    # --- exit of this agent -----------------------------------------------------------------------------------------
 
     def at_rest(self) -> bool:
-        """Return whether nothing would be lost if this agent exited now.
+        """Return whether this agent can exit without losing a state that a later round may need.
 
-        Its state may be needed by a later round: if it is prepared and not released, or if its neighbour in the ring of
-        copies leaves too, unless the state is in storage.
+        It must stay in two cases, unless the state is also in storage:
+        - It has taken part in Prepare, and the operator has not sent it a Release yet.
+        - The replica that keeps copies of its state departs too.
         """
         r = self.round
         if r is None:
@@ -220,17 +225,20 @@ class AgentState:
         return r.workers.all_over() and self.uploads.all_shipped and copied and coordinated
 
     def leaving(self) -> tuple[str, ...]:
-        """Return the members that have to leave, as the coordinator knows or its heartbeats say."""
+        """Return the members that have a termination notice and must depart.
+
+        The coordinator knows them from the members. Other members know them from the coordinator's heartbeats.
+        """
         r = self.round
         if r is None:
             return ()
         return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Return whether this agent may be the last holder of a state.
+        """Return whether this agent may be the only one that still has a certain state.
 
-        The result is also True if the coordinator has not yet reported the other leaving members, because notices come
-        in groups.
+        Termination notices often come in groups. So until the coordinator has reported the other departing members, the
+        result is True.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable
@@ -243,18 +251,18 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the whole round has succeeded, which exit code 0 tells the operator.
+        """Return whether the whole round has succeeded. If so, the agent exits with 0, which tells the operator.
 
-        On a member, return whether its coordinator has reported success.
+        A member knows this from the coordinator.
         """
         r = self.round
         is_outcome_known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
         return is_outcome_known and self.reported is OwnState.SUCCEEDED
 
-    # --- whose word counts ------------------------------------------------------------------------------------------
+    # --- validity of requests ---------------------------------------------------------------------------------------
 
     def current(self, round: int) -> Optional[Membership]:
-        """Return the round in progress at this agent, if it has this number."""
+        """Return the membership in the round with this number if that round is in progress here, otherwise None."""
         return self.round if round == self.seen[0] else None
 
     def is_current_or_higher(self, round: int, claim: str) -> bool:
@@ -267,6 +275,6 @@ class AgentState:
         return e.Reply(request, p.Refused(reason, *self.seen))
 
     def refuse_older(self, request: int, round: int) -> e.Reply:
-        """Refuse a request that is not of the highest round and claim."""
+        """Refuse a request that is not of the highest round and claim that this agent has seen."""
         highest = f"{self.seen[0]} ({self.seen[1]})"
         return self.refuse(request, f"round {round} under this claim is not the highest seen here: {highest}")

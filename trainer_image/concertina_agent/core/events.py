@@ -1,6 +1,6 @@
-"""Events that an agent receives, and effects that it must carry out.
+"""Events that an agent handles, and effects that it must carry out, as data classes.
 
-The module contains only data; `machine` contains the rules.
+`machine` has the rules: which effects an event has.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from concertina_protocol import worker_channel as w
 
 
 class Moment(NamedTuple):
-    """Time at which an event is handled."""
+    """Time at which an event is handled, by two clocks."""
 
     now: float
     """Monotonic time in seconds."""
     at: float
-    """Unix time in seconds, used only in output for people (Failure.at)."""
+    """Unix time in seconds. It is used only in messages for people (Failure.at)."""
 
 
 # --- events ---------------------------------------------------------------------------------------------------------
@@ -29,7 +29,10 @@ Request = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Join, p.Ping,
 
 @dataclasses.dataclass(frozen=True)
 class RequestReceived:
-    """Request over the wire, which is answered by exactly one Reply with the same `request` number, possibly later."""
+    """Event: a request has arrived.
+
+    It is answered by exactly one Reply with the same `request` number, possibly later.
+    """
 
     request: int
     message: Request
@@ -37,18 +40,22 @@ class RequestReceived:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersGone:
-    """Answer to KillWorkers: no worker is in a lower round any more, and the volume has been read since."""
+    """Event after KillWorkers: no worker of a round below `round` is left, and the volume has been read since."""
 
     round: int
     held: Optional[tuple[p.HeldSnapshot, ...]] = None
-    """Snapshots in the volume. If None, the core's own record applies (a worker leaves its newest three complete)."""
+    """Snapshots that are in the volume.
+
+    If None, the agent continues with its own record of committed snapshots. That is correct because a worker's newest
+    three snapshots are always complete.
+    """
     replaced: tuple[p.Replaced, ...] = ()
-    """Reason for each worker that had not ended and was killed, because it can't enter the next round."""
+    """Workers that were killed before they had ended: for each, the reason why it can't enter the next round."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StoreBound:
-    """Answer to BindStore."""
+    """Event after BindStore: a port is bound for the c10d store of the round."""
 
     round: int
     claim: str
@@ -57,7 +64,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Answer to PingPeers: the candidates that answered a Ping, including this agent."""
+    """Event after PingPeers: these candidates have answered a Ping. This agent is one of them."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -65,7 +72,7 @@ class Reached:
 
 @dataclasses.dataclass(frozen=True)
 class StartFailed:
-    """Failure to start the workers of this round."""
+    """Event: the workers of a round could not be started."""
 
     round: int
     message: str
@@ -73,12 +80,10 @@ class StartFailed:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMessage:
-    """Message of a worker.
+    """Event: a worker has sent a message to this agent.
 
     `message` is one of Hello, Progress, Beat, Committed, WantDurable, Done, Fault, KeepsState, Register and CallCount.
-
-
-    For a user's own command, the shell sends Hello when the process has started.
+    For a user's own command, the agent itself produces Hello when the process has started.
     """
 
     round: int
@@ -88,28 +93,38 @@ class WorkerMessage:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerExited:
-    """End of a worker, after its last WorkerMessage; `code` is negative for a signal, as in `subprocess`."""
+    """Event: a worker has exited. All its messages have been handled before.
+
+    `code` is negative for a signal, as in `subprocess`.
+    """
 
     round: int
     rank: int
     code: int
     last_lines: tuple[str, ...] = ()
     last_error: str = ""
-    """Last line of stderr. If stdout is buffered, its lines come last although they were printed first."""
+    """Last line that the worker wrote to stderr.
+
+    The last line of all output would say less: if stdout is buffered, its lines arrive after those of stderr, although
+    they were printed before.
+    """
     out_of_memory: bool = False
-    """Whether the kernel has killed a process of this container for lack of memory since the worker started."""
+    """Whether the kernel killed a process of this container for lack of memory since the worker started."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberMessage:
-    """Line on the stream that this member's accepted Join opened."""
+    """Event on the coordinator: a member has sent a line on the stream that its Join opened."""
 
     state: p.MemberState
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberGone:
-    """Loss of a member: its stream broke and its agent could not be reached, or it sent an invalid message."""
+    """Event on the coordinator: a member is lost.
+
+    The member's stream broke and its agent could not be reached, or the member sent an invalid message.
+    """
 
     round: int
     claim: str
@@ -119,7 +134,7 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorJoined:
-    """Acceptance of this agent's Join: the first one, or another one after the stream broke."""
+    """Event on a member: the coordinator has accepted its Join. This happens again after the stream was broken."""
 
     round: int
     claim: str
@@ -127,7 +142,7 @@ class CoordinatorJoined:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorMessage:
-    """Line of the coordinator: Drain, StopAt, DurableMoved, or a heartbeat (MemberState)."""
+    """Event on a member: the coordinator has sent a line, which is Drain, StopAt, DurableMoved or its MemberState."""
 
     round: int
     claim: str
@@ -136,7 +151,10 @@ class CoordinatorMessage:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorGone:
-    """Loss of the coordinator: its stream broke and stayed broken, or it refused this agent's Join permanently."""
+    """Event on a member: the coordinator is lost.
+
+    The stream broke and could not be opened again, or the coordinator refused this agent's Join permanently.
+    """
 
     round: int
     claim: str
@@ -145,7 +163,7 @@ class CoordinatorGone:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCopied:
-    """Confirmation that the next member holds this shard of this agent."""
+    """Event: the next member in the ring of copies has a copy of this shard of this agent."""
 
     id: p.SnapshotId
     shard: int
@@ -153,7 +171,7 @@ class PeerCopied:
 
 @dataclasses.dataclass(frozen=True)
 class CopyHeld:
-    """Confirmation that this agent holds this shard of the previous member."""
+    """Event: this agent has a copy of this shard of the previous member in the ring of copies."""
 
     id: p.SnapshotId
     shard: int
@@ -161,14 +179,19 @@ class CopyHeld:
 
 @dataclasses.dataclass(frozen=True)
 class PartShipped:
-    """Answer to Ship: the shard is in durable storage."""
+    """Event after Ship: a shard is in durable storage."""
 
     part: p.Part
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishDone:
-    """Answer to Publish: `durable` is what LATEST names now, or None if the fence refused the snapshot permanently."""
+    """Event after Publish: the attempt to publish a checkpoint is over.
+
+    `durable` is the checkpoint that LATEST names now.
+
+    `durable` is None if the checkpoint was refused permanently, because a later round or another job has published one.
+    """
 
     id: p.SnapshotId
     durable: Optional[p.Durable]
@@ -177,94 +200,100 @@ class PublishDone:
 
 @dataclasses.dataclass(frozen=True)
 class StorageSeen:
-    """News about durable storage."""
+    """Event: durable storage has been checked, and this is its state."""
 
     storage: p.Storage
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """News about the tracker."""
+    """Event: the tracking tool has begun to accept records, or no longer accepts them."""
 
     trouble: str
-    """Reason why the tracker does not accept records, in a sentence, or empty if it does."""
+    """Sentence about why the tracking tool does not accept records, or "" if it does."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """Result of the warm-up: workers can start at once from now on, or never if `error` is set."""
+    """Event: the preparation for warm starts is over. Workers can start at once, or never if `error` is set."""
 
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """Begin or end of a request to another replica for modules to import before workers start."""
+    """Event: this agent begins, or has ended, to ask another replica which modules to import before workers start."""
 
     under_way: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStartKnown:
-    """Work that a user's own command repeats at each start although a warm start is requested.
+    """Event: it is known why the user's command has no warm start, or what each of its warm starts imports again.
 
-    It replaces the previous such event.
+    A new event of this kind replaces the previous one.
     """
 
     warm_start_disabled_reason: str = ""
-    """Reason why the command is not started warm at all."""
+    """Reason why the command has no warm start, or "".
+
+    A warm start forks the workers from a process that has imported the script's modules.
+    """
     warm_start_skipped_modules: str = ""
-    """Modules that the command has to import itself, with the reasons."""
+    """Modules that each worker imports again, although it was forked from a process with the script's modules, or "".
+
+    The text has the reason for each module.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldsSeen:
-    """Result of a check whether each worker of this round trains in a separate world."""
+    """Event: it is known whether each worker of this round trains in a world of its own."""
 
     round: int
     mismatch: str
-    """Clause that says how each worker trains in a world of its own, or empty if one worker does not."""
+    """Clause that says how each worker trains in a world of its own, or "" if some worker does not."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TerminationNotice:
-    """SIGTERM: this pod must end within `grace` seconds."""
+    """Event: this agent has received SIGTERM, and the pod must end within `grace` seconds."""
 
     grace: float
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCount:
-    """Optimizer steps that a script's process has made, counted by a hook of torch."""
+    """Number of optimizer steps of a script's process, which a hook in torch counts."""
 
     rank: int
     steps: int
-    """Number of steps since the process started, at least 1."""
+    """Number of optimizer steps since the process started, at least 1."""
     first_at: float
     """Time of the first step in Unix seconds."""
     seconds: float
-    """Duration of the last step in seconds, or 0 before the second one."""
+    """Duration of the last step in seconds, or 0 before the second step."""
     optimizer: str
     """Class of the optimizer whose steps are counted."""
     still: float
-    """Seconds since an optimizer last stepped."""
+    """Seconds since the last optimizer step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Passage of time, a few times a second."""
+    """Event: time has passed. It occurs a few times per second."""
 
     heartbeats: tuple[p.Heartbeat, ...] = ()
-    """Heartbeats of own workers that write one."""
+    """Heartbeats of those workers of this agent that write heartbeats."""
     stopped: tuple[tuple[int, int], ...] = ()
-    """Ranks of own workers that are stopped (SIGSTOP), and the CPU time that each has used."""
+    """Ranks of this agent's workers that are stopped (SIGSTOP), with the CPU seconds that each has used."""
     counts: tuple[StepCount, ...] = ()
-    """Counted optimizer steps of own workers."""
+    """Optimizer steps of those workers of this agent whose steps are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StacksCollected:
-    """Answer to CollectStacks: bounded lines by rank."""
+    """Event after CollectStacks: the stacks of this agent's workers, as a limited number of lines by rank."""
 
     round: int
     stacks: Mapping[int, tuple[str, ...]]
@@ -281,9 +310,9 @@ Event = Union[
 
 @dataclasses.dataclass(frozen=True)
 class PersistSeen:
-    """Write the highest round to the volume durably before WorkersGone of this round is emitted.
+    """Effect: write the highest round and its claim to the volume, and sync them to the disk.
 
-    Until then, nothing is answered and nothing starts.
+    WorkersGone of this round is emitted only after the write. Until then, no request is answered and nothing starts.
     """
 
     round: int
@@ -292,11 +321,11 @@ class PersistSeen:
 
 @dataclasses.dataclass(frozen=True)
 class KillWorkers:
-    """Leave everything older than `round`, then emit WorkersGone(round).
+    """Effect: end everything of rounds below `round`, then emit WorkersGone(round).
 
-    Workers that stay leave their round; this kills (SIGKILL) and reaps all others, and ends the store, the copier,
-    shipping and the streams (both to the coordinator and of members). The effect is repeated if a kill is requested
-    again.
+    Workers whose processes can continue in the next round are asked to leave their round. All other workers are killed
+    by SIGKILL and reaped. The store, copies, uploads, and the streams between coordinator and members are ended. If
+    this effect occurs again, it is carried out again.
     """
 
     round: int
@@ -304,7 +333,7 @@ class KillWorkers:
 
 @dataclasses.dataclass(frozen=True)
 class BindStore:
-    """Bind a store, then emit StoreBound."""
+    """Effect: bind a port for the c10d store of the round, then emit StoreBound."""
 
     round: int
     claim: str
@@ -312,16 +341,16 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """Ping candidates with a short timeout, then emit Reached."""
+    """Effect: send a Ping to candidates, with a short timeout, then emit Reached."""
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
-    """Candidates to ping, including this agent (see `probes`)."""
+    """Candidates that get a Ping, including this agent (see `probes`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """Send the answer to a request."""
+    """Effect: send the answer to a request."""
 
     request: int
     message: Union[p.Prepared, p.Accepted, p.Refused]
@@ -329,10 +358,11 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class StartRound:
-    """Start the workers of members[me].
+    """Effect: start the workers of this agent. `members[me]` of the round is this agent.
 
-    If `coordinator`, serve the bound store. Otherwise, close it and join the coordinator (members[0]), repeatedly until
-    it accepts or the round is over.
+    If `coordinator` is set, this agent serves the c10d store at the port that was bound. Otherwise, this agent closes
+    the port and sends a Join to the coordinator (members[0]). The Join is repeated until the coordinator accepts it or
+    the round is over.
     """
 
     assign: p.Assign
@@ -345,7 +375,10 @@ class StartRound:
 
 @dataclasses.dataclass(frozen=True)
 class CopyFrom:
-    """Copy every snapshot of these shards of this round as that member commits it; emit CopyHeld after each."""
+    """Effect: copy these shards of another member after each of its commits in this round.
+
+    After each copy, emit CopyHeld.
+    """
 
     round: int
     member: p.Member
@@ -354,14 +387,14 @@ class CopyFrom:
 
 @dataclasses.dataclass(frozen=True)
 class DropSnapshots:
-    """Delete these snapshots, and shards that were fetched from peers, because no worker asks for them any more."""
+    """Effect: delete these snapshots, and all shards that were fetched from peers. No worker needs them any more."""
 
     ids: tuple[p.SnapshotId, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class SendToWorker:
-    """Send a message to a worker."""
+    """Effect: send a message to a worker."""
 
     rank: int
     message: Union[w.DrainRequest, w.SaveNow, w.TraceSteps, w.CopiedUpTo, w.Registered, w.QueryCalls, w.StopAtCall]
@@ -369,14 +402,14 @@ class SendToWorker:
 
 @dataclasses.dataclass(frozen=True)
 class SignalWorkers:
-    """Send a signal to the process group of every worker of the round that still exists."""
+    """Effect: send a signal to the process group of each worker of the round that still exists."""
 
     signal: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Broadcast:
-    """Send a message from the coordinator on the streams of this round, or to the replica `only`."""
+    """Effect on the coordinator: send a message to all members of this round, or only to the replica `only`."""
 
     message: Union[p.Drain, p.StopAt, p.DurableMoved]
     only: str = ""
@@ -384,21 +417,25 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Put the file into storage, with retries, until it is there (PartShipped) or the round is over.
+    """Effect: upload a shard file to storage. Repeat until it is there (PartShipped) or the round is over.
 
-    An earlier one of the same shard is dropped.
+    If an earlier upload of the same shard is not finished, it is dropped.
     """
 
     id: p.SnapshotId
     shard: int
     path: str
     is_slot: bool = False
-    """Whether the path is the slot's own, and not a second name that a worker has created for shipping."""
+    """Whether `path` is the file of the slot itself. Otherwise, it is a hard link that a worker has made for the
+    upload."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """Write the manifest and move LATEST, with retries, because all parts are in storage; then emit PublishDone."""
+    """Effect on the coordinator: publish a checkpoint whose shards are all in storage, then emit PublishDone.
+
+    The uploader writes the manifest and makes LATEST name the checkpoint. Failed attempts are repeated.
+    """
 
     id: p.SnapshotId
     complete: bool
@@ -406,9 +443,9 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Make LATEST name nothing that was undone, with retries, then emit StorageSeen.
+    """Effect on the coordinator: make LATEST name no state that a rollback has undone, then emit StorageSeen.
 
-    This write precedes any other publication, and happens even if the round ends.
+    Failed attempts are repeated, even after the end of the round. Until one succeeds, no checkpoint is published.
     """
 
     undone: p.Undone
@@ -416,42 +453,45 @@ class Undo:
 
 @dataclasses.dataclass(frozen=True)
 class CollectStacks:
-    """Write the complete stacks of all own workers to the log, then emit StacksCollected."""
+    """Effect: write the whole stacks of this agent's workers to the log, then emit StacksCollected."""
 
     round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportChanged:
-    """Send the new report() and member_state() of the AgentState to the watchers and the coordinator.
+    """Effect: send this agent's new report to the operator, and its new `member_state` to the coordinator.
 
-    The effect occurs at most once per event, and last.
+    This effect occurs at most once per event, as the last one.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class UseStorage:
-    """Start to use durable storage for a script's state: check it (StorageSeen), and prepare to write."""
+    """Effect: begin to use durable storage for a script's state.
+
+    Check storage (StorageSeen), and start the uploader.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeStorage:
-    """Check LATEST, because the known LATEST may be outdated; StorageSeen follows."""
+    """Effect: check what LATEST names, because what the agent knows may be outdated. StorageSeen follows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Exit:
-    """Exit the agent with this code."""
+    """Effect: exit with this code."""
 
     code: int
 
 
 @dataclasses.dataclass(frozen=True)
 class IllegalTransition:
-    """Transition that `states.TRANSITIONS` does not contain.
+    """Effect: report a change of state that `states.TRANSITIONS` does not allow.
 
-    Tests fail with it. An agent logs it and continues, because its facts are as true as before, and its end would cost
-    a round.
+    In tests, this is an error. An agent writes it to the log and continues, because its facts are still correct, and an
+    exit would end the round.
     """
 
     what: str

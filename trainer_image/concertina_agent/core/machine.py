@@ -1,7 +1,7 @@
-"""Decisions of the agent as one state machine: `step` handles one event at a time and returns what must be done.
+"""State machine of the agent: `step` handles one event at a time and returns the effects that must be carried out.
 
-The function is pure and deterministic, without clock, I/O and threads. The shell (`agent`) and the simulation call the
-same function.
+The function is deterministic and has no side effects: it uses no clock, I/O or threads. The agent's event loop
+(`agent`) and the simulation call the same function.
 
     agent = AgentState(replica, uid, instance, workers, bundled=True, storage=Storage(StorageHealth.UNKNOWN))
     effects = step(agent, event, now, at)     # now: monotonic seconds, at: Unix seconds (only for Failure.at)
@@ -9,33 +9,42 @@ same function.
     agent.member_state() -> MemberState       # sent by a member to its coordinator
     agent.seen -> (round, claim)              # the highest ever seen
 
-The facts are in `agent_state`, the states and their transitions in `states`, events and effects in `events`. HANDLERS
-names the function that handles an event (for a request: REQUESTS). Effects must be carried out in order. The rules:
-- A request of a lower round than the highest seen, or of that round under another claim, is refused. The highest round
-  is persisted before anything follows from it. A restarted agent reads it back.
-- A Prepare (of a higher round, or the same one after a restart) leads to PersistSeen, KillWorkers, BindStore and
-  PingPeers. The Reply follows only after WorkersGone, StoreBound and Reached. The same Prepare again gets the same
-  answer and kills nothing. If the same round and claim come with other candidates before the Assign, only these are
-  pinged again.
-- An Assign leads to StartRound once, if this (round, claim) is prepared and the instance id is that of this agent. The
-  same Assign again is accepted.
-- Only a Prepare kills workers (and the end of a command's grace period). A round that failed waits for it.
-- The coordinator collects MemberState lines. Silence (Tick), a stream that stays broken, or a missing Join is
-  MemberLost. Members treat the coordinator alike (CoordinatorLost). The cause is a failure that was not provoked by a
-  lost peer, and its consequences are `secondary`. If all failures look provoked, the coordinator reports none for
-  SETTLE_SECONDS, because the cause usually arrives in that time.
-- drained: all own workers ended after a drain and the peer has copied their last snapshot (or the grace period is
-  over). The coordinator reports drained only when every member is. With `durable`, LATEST must also name that step,
-  unless a member is gone with a part that it had not shipped.
-- succeeded: all own workers have finished. The coordinator reports succeeded when the workers of every member have
-  finished, and the final checkpoint is published.
-- Snapshots beyond the base of a new round are deleted at its Assign. Those of older rounds are deleted once this round
-  has a snapshot that is complete on all peers, as rank 0 knows and the coordinator's heartbeats say.
-- If a round has succeeded as a whole (the coordinator's heartbeats say so), its agents exit with 0 after
-  LINGER_SECONDS.
-- A TerminationNotice makes an agent report draining to the coordinator. The agent exits when the workers are gone,
-  copied and shipped, or the grace period is over. If only this agent and others that leave hold the state, it stays
-  until the operator sends a Release.
+`agent_state` has the facts, `states` the states and their transitions, and `events` the events and effects. HANDLERS
+names the function that handles each event, and REQUESTS the one that handles each request. Effects must be carried out
+in order.
+
+Rules for requests:
+- A request is refused if the agent has seen a higher round, or the same round with another claim. The highest round is
+  written to the volume before anything follows from it. A restarted agent reads it.
+- A Prepare of a higher round leads to PersistSeen, KillWorkers, BindStore and PingPeers. So does a Prepare of the same
+  round after a restart. The Reply follows only after WorkersGone, StoreBound and Reached.
+- The same Prepare again gets the same answer and kills nothing. If it comes with other candidates before the Assign,
+  only these get another Ping.
+- An Assign leads to StartRound once, if this (round, claim) is prepared and the Assign names the agent's instance id.
+  The same Assign again is accepted.
+
+Rules for the end of a round:
+- Only two events kill workers: a Prepare, and the end of a command's grace period. So the workers of a round that has
+  failed stay until the next Prepare.
+- The coordinator collects MemberState lines. A member is lost (MemberLost) if it is silent, its stream stays broken, or
+  it does not join. In the same way, a member can lose the coordinator (CoordinatorLost).
+- The cause of a round's end is a failure that is not a consequence of a lost peer. Its consequences are `secondary`.
+  If all failures look like consequences, the coordinator reports none for SETTLE_SECONDS, because the cause usually
+  arrives in that time.
+- An agent is drained when, after a drain, its workers have ended and the peer has copied their last snapshot, or the
+  grace period is over. The coordinator reports drained when every member is. If the drain is `durable`, LATEST must
+  also name that step, unless a member is gone that had not uploaded its shard.
+- An agent has succeeded when its workers have finished. The coordinator reports succeeded when the workers of every
+  member have finished and the final checkpoint is published. When its heartbeats have told the members, all agents exit
+  with 0 after LINGER_SECONDS.
+- An agent with a TerminationNotice reports draining to the coordinator. It exits when its workers are gone and their
+  snapshots are copied and uploaded, or when the grace period is over. If only departing agents have the state, the
+  agent stays until the operator sends a Release.
+
+Rules for snapshots:
+- At the Assign of a new round, snapshots are deleted that are later than the step from which the round continues.
+- Snapshots of older rounds are deleted when this round has a snapshot whose shards are all copied to another replica.
+  Rank 0 reports this, and the coordinator's heartbeats pass it on.
 """
 
 from __future__ import annotations
@@ -51,22 +60,22 @@ from concertina_agent.core.agent_state import AgentState
 from concertina_agent.core.steps import draining, members, preparing, storage, worker_steps
 
 LINGER_SECONDS = 5.0
-"""Seconds from a round's success to the agent's exit with 0.
+"""Seconds from the success of a round until the agent exits with 0.
 
-In this time, the operator and the members receive the news (decision "Agents leave by themselves after success").
+In this time, the operator and the members learn of the success (decision "Agents leave by themselves after success").
 """
 EXIT_NOTICED = 128 + signal.SIGTERM
 STOOD_STILL_SECONDS = 1.0
-"""Seconds between two events from which this agent is assumed to have been suspended.
+"""Seconds without an event after which the agent assumes that it was suspended.
 
-The shell alone sends four ticks a second. So after such a gap, this agent did not run (it was stopped, or had no CPU
-time, or its machine was asleep), and perhaps the other agents did not run either. Silence in this time does not count
-against any member (decision "Time in which a process did not run").
+Usually there are four ticks per second. If there was no event for longer, this process was stopped, had no CPU time, or
+its machine was asleep. Other agents may have been suspended too. So silence in this time does not count against any
+member (decision "Time in which a process did not run").
 """
 
 
 def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list[e.Effect]:
-    """Handle one event, and return the effects, which must be carried out in order."""
+    """Handle one event, and return the effects. They must be carried out in order."""
     t, last, before = e.Moment(now, at), agent.last_event, agent.state
     agent.last_event = t
     if agent.round is not None and last is not None and now - last.now >= STOOD_STILL_SECONDS:
@@ -79,9 +88,9 @@ def step(agent: AgentState, event: e.Event, now: float, at: float = 0.0) -> list
 
 
 def _leave(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """Return an Exit if the round has succeeded as a whole, or if there was a notice and the agent may exit.
+    """Return an Exit if this agent may exit, because the round has succeeded or because of a termination notice.
 
-    The coordinator determines the success itself. Members learn of it from its heartbeats.
+    The coordinator determines the success of the round. Other members learn of it from the coordinator's heartbeats.
     """
     r, notice = agent.round, agent.notice
     if r is not None:

@@ -1,6 +1,6 @@
-"""Snapshots that an agent holds, and which of them it must delete.
+"""Index of the snapshots that an agent has, and selection of those that it must delete.
 
-The module has no side effects; `files.snapshot_files` handles the files.
+The module has no side effects. `files.snapshot_files` handles the files themselves.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ COPY_SLOTS = 2
 
 
 class SnapshotIndex:
-    """Shards by snapshot id, with the same slots as in the volume."""
+    """Index of the shards that this agent has, by the id of their snapshot. It has the same slots as the volume."""
 
     def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:
         self._shards: dict[SnapshotId, set[int]] = {}
         self.replace(snapshots)
 
     def replace(self, snapshots: Iterable[HeldSnapshot]) -> None:
-        """Replace the index by the snapshots that have been read from the volume."""
+        """Replace the contents of the index by the snapshots that were found in the volume."""
         self._shards = {h.id: set(h.shards) for h in snapshots}
 
     def committed(self, id: SnapshotId, shard: int) -> None:
-        """Record that a worker of this agent has filled a slot."""
+        """Record that a worker of this agent has committed a snapshot."""
         self._add(id, shard, OWN_SLOTS)
 
     def copied(self, id: SnapshotId, shard: int) -> None:
@@ -37,18 +37,19 @@ class SnapshotIndex:
         return max((id.step for id in self._ids_of_shard(round, shard)), default=None)
 
     def before(self, round: int, restore: Restore) -> Optional[SnapshotId]:
-        """Return the newest snapshot of earlier rounds that is older than the snapshot that `round` restores.
+        """Return the newest snapshot of earlier rounds that is older than the snapshot that `round` restores, or None.
 
-        The agent keeps it as a fallback in case the restored one is damaged.
+        The agent keeps this snapshot until the round has restored its state, because the restored snapshot may turn out
+        to be damaged.
         """
         older = (id for id in self._lower(round) if id.step <= restore.step and id != restore.id)
         return max(older, key=lambda id: (id.round, id.step), default=None)
 
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
-        """Remove the snapshots of earlier rounds except these, and return those that were removed.
+        """Remove all snapshots of earlier rounds except `ids`, and return the removed ones.
 
-        The memory check before a job starts leaves no room for all snapshots of an earlier round in addition to those
-        of `round` (plan/state/snapshot_memory.py).
+        The memory that a job requests has no space for all snapshots of an earlier round in addition to those of
+        `round` (plan/state/snapshot_memory.py).
         """
         dropped = tuple(id for id in self._lower(round) if id not in ids)
         for id in dropped:

@@ -1,18 +1,19 @@
-"""States of one agent and the transitions between them, on which `machine` is based.
+"""States of an agent, and the transitions between them that are allowed.
 
-A state follows from the facts (`AgentState.state`). It is not stored separately, so it cannot be outdated. TRANSITIONS
-keeps the facts consistent: after each event, `machine.step` compares the state before and after, and a change that is
-in no row is the effect IllegalTransition. The table follows from two rules:
+A state is not stored. It is derived from facts (`AgentState.state`), so it cannot be outdated. TRANSITIONS checks that
+the facts are consistent: after each event, `machine.step` compares the state before and after, and a change that no row
+allows yields the effect IllegalTransition. The table follows from two rules:
 
-1. Only a Prepare ends the membership in a round, whatever its outcome: `preparing` follows from every state, and from
-   no other event. So an agent whose round has failed, drained or succeeded reports that until the operator knows it.
-2. An end is final. Only a Prepare leaves `succeeded` and `failed`. It also leaves `drained`, with one exception: a
-   commit that was made before the worker's exit and is read after it, because its socket was slow to close. The peer
-   lacks that copy.
+1. Only a Prepare ends the membership in a round, whatever the outcome of the round. So `preparing` can follow from
+   every state, but only by a Prepare. An agent whose round has failed, drained or succeeded reports that state until
+   the operator begins another round.
+2. The end of a round is final: only a Prepare leaves `succeeded`, `failed` and `drained`. There is one exception. If
+   the socket of a worker was closed late, a commit from before the worker's exit may be read after it. No other replica
+   has a copy of that commit, so a `drained` agent is `draining` again.
 
-A state that does not change needs no row. Events that no row names (StorageSeen, PartShipped, ...) change facts, but
-never a state. A `starting` agent whose notice came before its Assign drains at once. The state that a coordinator
-reports for its whole round is not a state of its own (see `AgentState.reported`).
+A state that does not change needs no row. Events without a row (StorageSeen, PartShipped and others) change facts, but
+never the state. If a `starting` agent had a termination notice before its Assign, it drains at once. The state that a
+coordinator reports for its whole round is not part of the table (see `AgentState.reported`).
 """
 
 from __future__ import annotations
@@ -25,30 +26,33 @@ from concertina_agent.core import events as e
 
 
 class OwnState(str, enum.Enum):
-    """State as on the wire, with `preparing` in addition."""
+    """States of an agent's own part in a round. They are the states in messages, and `preparing`."""
 
     IDLE = p.State.IDLE.value
     """No Prepare has arrived since this agent started."""
     PREPARING = "preparing"
-    """Workers of older rounds may still run, or the store is not bound, so no Assign is accepted yet."""
+    """Workers of older rounds may still run, or the store's port is not bound. No Assign is accepted yet."""
     PREPARED = p.State.PREPARED.value
     STARTING = p.State.STARTING.value
-    """The agent is assigned, but not all own workers have sent a message."""
+    """The agent has received Assign, but not all of its workers have sent a message yet."""
     RUNNING = p.State.RUNNING.value
     DRAINING = p.State.DRAINING.value
-    """Workers stop after the same step, or have stopped, and the peer lacks a copy of their last snapshots."""
+    """Workers are about to stop after the same step. Or they have stopped, and their last snapshots are not copied yet.
+
+    Each replica keeps copies of another replica's snapshots.
+    """
     DRAINED = p.State.DRAINED.value
     SUCCEEDED = p.State.SUCCEEDED.value
     FAILED = p.State.FAILED.value
 
     @property
     def on_wire(self) -> p.State:
-        """State as in Report and MemberState, which do not distinguish `preparing` from `prepared`."""
+        """State as in messages, in which `preparing` is called `prepared`."""
         return p.State.PREPARED if self is OwnState.PREPARING else p.State(self.value)
 
 
 OVER = (OwnState.SUCCEEDED, OwnState.DRAINED, OwnState.FAILED)
-"""Final states of a round for one agent."""
+"""States of an agent whose part in the round has ended."""
 
 
 DRAIN_BEGINS = (p.Drain, e.CoordinatorMessage, e.MemberMessage, e.TerminationNotice)
@@ -96,16 +100,19 @@ TRANSITIONS: Mapping[OwnState, Mapping[OwnState, tuple[type, ...]]] = {
         OwnState.PREPARING: (p.Prepare,),
     },
 }
-"""Events that lead from a state to another one; a request is represented by its message."""
+"""Events that may lead from a state (first key) to another state (second key). A request stands for its message."""
 
 
 def trigger(event: e.Event) -> type:
-    """Return the type that represents this event in TRANSITIONS."""
+    """Return the class that stands for an event in TRANSITIONS.
+
+    For a request, it is the class of the request's message.
+    """
     return type(event.message) if isinstance(event, e.RequestReceived) else type(event)
 
 
 def illegal(before: OwnState, event: e.Event, after: OwnState) -> list[e.Effect]:
-    """Return an IllegalTransition, or nothing if TRANSITIONS contains this transition."""
+    """Return an IllegalTransition if TRANSITIONS does not allow this change of state, otherwise no effect."""
     if after is before or trigger(event) in TRANSITIONS[before].get(after, ()):
         return []
     return [e.IllegalTransition(f"{trigger(event).__name__} has led from {before.value} to {after.value}")]

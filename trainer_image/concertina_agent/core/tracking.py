@@ -1,7 +1,7 @@
-"""Records of the run for the tracker: the recorder observes the core's events and returns what must be recorded.
+"""Records of the run for a tracking tool, derived from the events that the agent handles.
 
-The record of a step waits for the next step, or the end of the worker, because an evaluation after a step belongs to
-it. The module has no side effects.
+The record of a step includes an evaluation after that step. So it is written only at the next step, or when the worker
+exits. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -22,35 +22,41 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """State of the records of one round."""
+    """What has been recorded of one round so far."""
 
     round: int
     restored: bool = False
-    """Whether it has been recorded that the round trains, and after which step."""
+    """Whether the beginning of the round's training has been recorded."""
     step: int = -1
-    """Newest step that was processed."""
+    """Newest step whose progress was handled."""
     waiting: Optional[t.StepDone] = None
-    """Record that waits for the next step."""
+    """Record of the newest step, which is not written before the next step."""
     failures: set[str] = dataclasses.field(default_factory=set)
     notices: set[str] = dataclasses.field(default_factory=set)
     durable: int = -1
-    """Step of the newest checkpoint."""
+    """Step of the newest checkpoint that was recorded."""
     ended: bool = False
 
 
 class TrackingRecorder:
-    """Recorder of the run on its coordinator."""
+    """Writer of the records of a run for a tracking tool.
+
+    Only the agent of the round's coordinator records the steps.
+    """
 
     def __init__(self, every_steps: int) -> None:
         """Initialize the recorder.
 
-        It records one step in `every_steps`, and those with an evaluation.
+        One in `every_steps` steps is recorded, and each step with an evaluation.
         """
         self._every_steps = every_steps
         self._round_record = RoundRecord(-1)
 
     def records(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> list[t.Record]:
-        """Return the records that follow from an event and its effects; `at` is the Unix time in seconds."""
+        """Return the records to write for an event.
+
+        `agent` is the state after the event, `effects` are the event's effects, and `at` is the Unix time in seconds.
+        """
         r, round_record = agent.round, self._round_record
         records: list[t.Record] = []
         if r is None or r.assign.round != round_record.round:
@@ -92,8 +98,8 @@ class TrackingRecorder:
             return records
         evaluated = progress.evaluated
         if evaluated is not None and evaluated.step == round_record.step:
-            # A round may begin with an evaluation, which is reported with its first step. The metrics of that step are
-            # not those of the evaluated step.
+            # If a round begins with an evaluation, the evaluation is reported with the round's first step. The metrics
+            # of that step do not belong to the evaluated step.
             step_done = round_record.waiting or t.StepDone(
                 round_record.round,
                 round_record.step,
@@ -117,7 +123,7 @@ def _flush(round_record: RoundRecord) -> list[t.Record]:
 
 
 def _notes(coordinator: Coordinator, round_record: RoundRecord, at: float) -> list[t.Record]:
-    """Return notes of the round's failures once their cause is known, and of members with a termination notice."""
+    """Return notes about the round's failures, once their cause is known, and about termination notices of members."""
     records: list[t.Record] = []
     for failure in coordinator.failures() if coordinator.settled else ():
         if failure.replica not in round_record.failures and not failure.secondary:
@@ -158,7 +164,10 @@ def _metrics(progress: p.Progress) -> Mapping[str, float]:
 
 
 def _knows_where_it_begins(agent: AgentState, r: Membership) -> bool:
-    """Return whether the first step is known. A script without a restored state begins at any step."""
+    """Return whether the step with which this round begins is known.
+
+    A script that restores its own state may begin at any step.
+    """
     return agent.bundled or r.assign.restore.source != p.RestoreSource.FRESH
 
 

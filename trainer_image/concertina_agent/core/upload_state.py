@@ -1,4 +1,4 @@
-"""Knowledge of an agent about durable storage, and about its shards that are being shipped. No side effects."""
+"""What an agent knows about durable storage and about its uploads. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from concertina_protocol.worker_channel import WantDurable
 
 
 class UploadState:
-    """State of durable storage and of the shards that are being shipped."""
+    """State of durable storage and of the uploads of this agent's shards."""
 
     def __init__(self, storage: Optional[Storage], *, is_named: bool = False) -> None:
         """Initialize the state.
 
-        `storage` is None if the job uses no durable storage. `is_named` is then set if the job specifies one that it
-        has not used so far.
+        `storage` is None if the job does not use durable storage. Set `is_named` if the job specifies storage that its
+        script may start to use.
         """
         self.storage, self._is_named = storage, is_named
         self.parts: tuple[Part, ...] = ()
-        """Parts of this round that are in storage, but not under LATEST."""
+        """Shards of this round that are in storage, while LATEST does not name their checkpoint yet."""
         self.undone: tuple[Undone, ...] = ()
-        """States that rollbacks made void. LATEST may still name one of these states."""
+        """States that rollbacks made invalid. LATEST may still name one of them."""
         self._unshipped: set[tuple[SnapshotId, int]] = set()
         self._complete: set[SnapshotId] = set()
         self._wanted: set[tuple[SnapshotId, int]] = set()
-        """Shards of this round that are requested in storage, whether shipped or not."""
+        """Shards of this round whose upload was requested, including those that are uploaded."""
 
     def use(self) -> bool:
-        """Start to use the storage that the job specifies; return False if it is used already, or there is none."""
+        """Start to use the storage that the job specifies.
+
+        The result is False if storage is used already, or the job specifies none.
+        """
         if self.storage is not None or not self._is_named:
             return False
         self.storage = Storage(StorageHealth.UNKNOWN)
@@ -42,7 +45,7 @@ class UploadState:
         return None if latest is None or self.voids(latest.round, latest.step) else latest
 
     def voids(self, round: int, step: int) -> bool:
-        """Return whether that state was undone."""
+        """Return whether a rollback made the state of this round and step invalid."""
         return any(rollback.covers(round, step) for rollback in self.undone)
 
     @property
@@ -50,7 +53,7 @@ class UploadState:
         return not self._unshipped
 
     def outdated(self, round: int) -> bool:
-        """Return whether LATEST may have been moved by earlier rounds that this agent did not take part in.
+        """Return whether LATEST may have changed in rounds in which this agent did not take part.
 
         See decision "Agents that missed a round read LATEST again".
         """
@@ -60,7 +63,7 @@ class UploadState:
         return storage.round is None or storage.round < round - 1
 
     def new_round(self, round: int, undone: tuple[Undone, ...]) -> None:
-        """Begin a round as its member. From now on, its coordinator sends news of LATEST."""
+        """Begin a round as its member. From now on, the coordinator reports changes of LATEST."""
         self.undone = undone
         if self.storage is not None and not self.outdated(round):
             self.storage = dataclasses.replace(self.storage, round=round)
@@ -70,7 +73,7 @@ class UploadState:
         self._wanted.clear()
 
     def wanted(self, message: WantDurable) -> None:
-        """Record that a shard must be shipped, which replaces any earlier request for the shard."""
+        """Record that a shard must be uploaded. This replaces an earlier request for the same shard."""
         self._unshipped = {waiting for waiting in self._unshipped if waiting[1] != message.shard}
         self._unshipped.add((message.id, message.shard))
         self._wanted.add((message.id, message.shard))
@@ -81,7 +84,7 @@ class UploadState:
         return (id, shard) in self._wanted
 
     def is_coming(self, id: SnapshotId, shard: int) -> bool:
-        """Return whether the shard is being shipped, or is in storage."""
+        """Return whether a shard is being uploaded, or is in storage already."""
         arrived = any((part.id, part.shard) == (id, shard) for part in self.parts)
         return arrived or (id, shard) in self._unshipped
 
@@ -91,13 +94,16 @@ class UploadState:
         self._unshipped.discard((part.id, part.shard))
 
     def moved(self, durable: Durable, round: int) -> None:
-        """Record what LATEST names now. Older parts are no longer waited for."""
+        """Record that LATEST names `durable`. Uploads for this step or earlier steps are then no longer waited for."""
         self.storage = Storage(StorageHealth.READY, durable, round=round)
         self.parts = tuple(part for part in self.parts if part.id.step > durable.step)
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
 
     def seen(self, storage: Storage, round: int) -> bool:
-        """Record news of storage; return False if nothing changed. The known LATEST is kept during errors."""
+        """Record a new state of storage, and return whether anything has changed.
+
+        If the new state is an error, the checkpoint that LATEST was last seen to name is kept.
+        """
         if storage.state == StorageHealth.ERROR and storage.latest is None:
             previous = self.storage or storage
             storage = dataclasses.replace(storage, latest=previous.latest, round=previous.round)
@@ -109,9 +115,10 @@ class UploadState:
         return news
 
     def has(self, uid: str, step: Optional[int], complete: bool) -> bool:
-        """Return whether LATEST is a checkpoint of this job, of that step or later.
+        """Return whether LATEST names a checkpoint of this job of this step or a later one.
 
-        If `complete` is set, it must also be that of the run's end. Without storage, the result is always True.
+        If `complete` is set, the checkpoint must also be that of the run's last step. Without storage, the result is
+        always True.
         """
         latest = self.latest
         if self.storage is None:

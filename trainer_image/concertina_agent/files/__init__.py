@@ -1,1 +1,1 @@
-"""Snapshots in the volume, and the highest round that the agent has seen."""
+"""Files in the volume of a replica: snapshots, and the highest round that the agent has seen."""

@@ -1,4 +1,7 @@
-"""Files that the agent keeps in its volume: the highest round seen, and snapshots."""
+"""Driver of the files in the agent's volume, which are snapshots and the highest round seen.
+
+It carries out the effects on them that the state machine returns.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from concertina_agent.files.snapshot_files import SnapshotFiles
 
 
 class FilesDriver:
-    """Driver that carries out the effects on the volume."""
+    """Driver of the files in the agent's volume. It carries out effects of the state machine."""
 
     def __init__(self, volume: Path) -> None:
-        """Read the volume, and create it if needed.
+        """Read the volume, which is created if it does not exist.
 
         Raises OSError if that fails.
         """
@@ -23,13 +26,16 @@ class FilesDriver:
         self._volume = volume
         self.snapshots = SnapshotFiles(volume)
         self.seen = seen.read(volume)
-        """Highest round and claim that the previous agent of this replica had seen."""
+        """Highest round and claim that earlier starts of this replica's agent have seen."""
         self._disk = concurrent.futures.ThreadPoolExecutor(1, "seen")
         self.persisted: asyncio.Future[None]
-        """Future of the last PersistSeen. One precedes every KillWorkers."""
+        """Future that is done when the last PersistSeen is written. There is a PersistSeen before every KillWorkers."""
 
     def persist_seen(self, effect: e.PersistSeen) -> None:
-        """Write the highest round in a thread, one write at a time, so that a slow disk does not delay heartbeats."""
+        """Write the highest round to the volume in a thread, so that a slow disk does not delay heartbeats.
+
+        Writes happen one at a time.
+        """
         self.persisted = asyncio.get_running_loop().run_in_executor(
             self._disk, seen.write, self._volume, effect.round, effect.claim
         )

@@ -1,4 +1,7 @@
-"""Highest round and claim that this replica has seen, kept in its volume across restarts of the container."""
+"""Highest round and claim that this replica's agent has seen.
+
+A file in the volume keeps them when the container restarts.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from concertina_protocol.log import log_event
 
 
 def read(volume: Path) -> tuple[int, str]:
-    """Return the highest round and claim seen, or (0, "") if there is none or the file cannot be read.
+    """Return the highest round and claim seen, or (0, "") if there is no file or it cannot be read.
 
-    In that case the agent knows as much as that of a new pod. This is sufficient, because claims and instance ids
-    prevent old rounds from returning (decision "A lost memory of rounds is that of a new pod").
+    An agent without the file knows as little as the agent of a new pod. That is sufficient, because claims and instance
+    ids prevent old rounds from returning (decision "A lost memory of rounds is that of a new pod").
     """
     try:
         record = json.loads((volume / "seen.json").read_text())
@@ -26,7 +29,7 @@ def read(volume: Path) -> tuple[int, str]:
 
 
 def write(volume: Path, round: int, claim: str) -> None:
-    """Write the highest round and claim atomically. The file and its name are synced to the disk on return."""
+    """Write the highest round and claim atomically. On return, the file and its name are synced to the disk."""
     draft = volume / "seen.json.new"
     with draft.open("w") as file:
         json.dump({"round": round, "claim": claim}, file)

@@ -1,6 +1,6 @@
-"""One shard file: its bytes, and how it is filled. A shard file without its sidecar does not count as present.
+"""Reading and writing of one shard file. A shard file without its sidecar does not count as present.
 
-A gigabyte takes a second, so call `fill`, `chunks` and `verify` in threads.
+A gigabyte takes a second, so `fill`, `chunks` and `verify` must be called in threads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from concertina_protocol.checksums import followed_by
 from concertina_protocol.sidecar import Damaged, Sidecar, read_sidecar, write_sidecar
 
 CHUNK = 1 << 18
-"""Number of bytes that are read or written at a time."""
+"""Number of bytes to read or write at a time."""
 LARGEST = 1 << 63
-"""Limit on the size of a shard in bytes, which no file reaches."""
+"""Upper limit on the size of a shard in bytes. No file is that large."""
 LARGEST_HEADER = p.MAX_LINE // 2
-"""Maximum size in bytes of the header that names the tensors. Quoted, it fits into a line of the protocol."""
+"""Maximum size in bytes of a safetensors header. Encoded as a JSON string, it still fits into a line of the
+protocol."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One complete shard file."""
+    """Shard file that is complete."""
 
     path: Path
     id: p.SnapshotId
@@ -39,7 +40,7 @@ class Shard:
         return p.ShardHeader(self.id, self.number, self.size, self.checksum)
 
     def tensors_header(self) -> str:
-        """Return the safetensors header, which is JSON after its length in 8 bytes.
+        """Return the safetensors header as JSON. In the file, its length in 8 bytes precedes it.
 
         Raises:
             Damaged: If the file does not begin with a valid header.
@@ -55,7 +56,7 @@ class Shard:
                 raise Damaged(f"{self.path} does not begin with a safetensors header: {error}") from error
 
     def chunks(self, number: int = 0, parts: int = 1) -> Iterator[memoryview]:
-        """Yield the bytes of a part. Each chunk is valid until the next one.
+        """Yield the bytes of a part of the shard. A chunk is valid until the next one is yielded.
 
         Raises:
             Damaged: If the file is too short.
@@ -72,7 +73,7 @@ class Shard:
                 yield buffer[:count]
 
     def verify(self) -> None:
-        """Verify the checksum of the file.
+        """Check the file's bytes against the checksum in its sidecar.
 
         Raises:
             Damaged: If the bytes differ from those that were committed.
@@ -85,12 +86,14 @@ class Shard:
 
 
 def part_of(size: int, number: int, parts: int) -> range:
-    """Return the range of bytes of one part of a shard. The lengths of parts differ by at most one byte."""
+    """Return the range of bytes of part `number` of `parts` parts. Their lengths differ by at most one byte."""
     return range(size * number // parts, size * (number + 1) // parts)
 
 
 def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], int], number: int = 0) -> int:
-    """Write a part of a shard, and return the part's crc32. The shard counts once all parts are committed.
+    """Write a part of a shard into its file, and return the part's crc32.
+
+    The shard counts as present only after `commit`, when all its parts are written.
 
     Raises:
         OSError: If the volume has too little space.
@@ -101,15 +104,15 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
     path.parent.mkdir(parents=True, exist_ok=True)
     part, buffer, checksum = part_of(header.size, number, header.parts), memoryview(bytearray(CHUNK)), 0
     with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-        if os.fstat(file.fileno()).st_size > header.size:  # the slot contained a longer shard
+        if os.fstat(file.fileno()).st_size > header.size:  # the slot contained a longer shard before
             file.truncate(header.size)
-        if part:  # reserve all space at once or fail, because the volume is shared
+        if part:  # reserve all space now or fail, because other processes use the volume too
             os.posix_fallocate(file.fileno(), part.start, part.stop - part.start)
         file.seek(part.start)
         for start in range(part.start, part.stop, CHUNK):
             chunk = buffer[: min(CHUNK, part.stop - start)]
             filled = 0
-            while filled < len(chunk):  # TLS delivers 16 KiB at a time
+            while filled < len(chunk):  # TLS delivers at most 16 KiB at a time
                 count = read_into(chunk[filled:])
                 if not count:
                     raise Damaged(f"shard {header.shard} broke off")
@@ -121,7 +124,7 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
 
 
 def commit(path: Path, header: p.ShardHeader, checksums: Iterable[int]) -> Shard:
-    """Commit a file whose parts have been filled, so that it counts as present.
+    """Commit a file whose parts are all written, so that the file counts as present.
 
     Raises:
         Damaged: If the bytes differ from those that the header announced.
@@ -137,6 +140,6 @@ def commit(path: Path, header: p.ShardHeader, checksums: Iterable[int]) -> Shard
 
 
 def committed_shard(path: Path) -> Optional[Shard]:
-    """Return the shard as the file's sidecar describes it, or None if the file does not count as present."""
+    """Return the shard as its sidecar describes it, or None if the file has no valid sidecar."""
     sidecar = read_sidecar(path)
     return Shard(path, sidecar.id, sidecar.shard, sidecar.size, sidecar.crc32) if sidecar is not None else None

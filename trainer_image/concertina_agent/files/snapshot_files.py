@@ -1,8 +1,9 @@
-"""Shard files in this replica's volume: which are complete, where they are, and which are deleted.
+"""Shard files in this replica's volume: where they are, which are complete, and how they are deleted.
 
-Workers write `snapshots/round-<r>/...`, and the copier writes `copies/round-<r>/shard-<k>/slot-<0|1>`. `fetched/`
-contains shards that a starting worker asked for. `freed/` contains deleted files: a thread frees their memory, which
-takes 0.15 s for each gigabyte, even if a process still has them open (decision "Freed shards are truncated").
+Workers write into `snapshots/round-<r>/...`. Copies of a peer's shards are in `copies/round-<r>/shard-<k>/slot-<0|1>`.
+Shards that a starting worker requested are in `fetched/`. Deleted files are moved to `freed/`, where a thread truncates
+them. This frees their memory even if a process has them open, and takes 0.15 s per gigabyte (decision "Freed shards are
+truncated").
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class SnapshotFiles:
         self._freed = volume / "freed"
         self._freeing = concurrent.futures.ThreadPoolExecutor(1, "freeing")
         self.news = Notifier()
-        """Notifier of commits."""
+        """Notifier of new commits of this agent's workers."""
         self._newest: dict[tuple[int, int], Shard] = {}
-        """Newest shard of this agent's own workers, by round and shard number."""
+        """Newest committed shard of this agent's workers, by round and shard number."""
         for leftover in self._freed.glob("*"):
             self._freeing.submit(_empty, leftover)
 
@@ -42,7 +43,10 @@ class SnapshotFiles:
         return self._own / f"round-{round}"
 
     def scan(self) -> tuple[p.HeldSnapshot, ...]:
-        """Return the snapshots in the volume, after deleting files that no round can use. No worker may be running."""
+        """Delete files in the volume that no round can use, and return the snapshots that remain.
+
+        No worker may be running.
+        """
         self._sweep()
         shard_numbers: dict[p.SnapshotId, set[int]] = {}
         for shard in self._all():
@@ -54,16 +58,16 @@ class SnapshotFiles:
         return next((shard for shard in self._all() if (shard.id, shard.number) == (id, number)), None)
 
     def committed(self, path: Path) -> None:
-        """Record that a worker has filled this slot."""
+        """Record that a worker has committed the slot at `path`."""
         shard = committed_shard(path)
         if shard is not None:
             self._newest[shard.id.round, shard.number] = shard
             self.news.notify()
 
     def link_for_shipping(self, path: Path, step: int) -> Path:
-        """Create and return a second name for a committed slot.
+        """Create a hard link to a committed slot, and return its path.
 
-        The uploader removes it when the shard is in storage.
+        The uploader removes the link when the shard is in storage.
         """
         name = path.parent / f"shipping-{step}"
         name.unlink(missing_ok=True)
@@ -71,12 +75,15 @@ class SnapshotFiles:
         return name
 
     def newest(self, round: int, number: int, after_step: int) -> Optional[Shard]:
-        """Return the newest shard that this agent's workers have committed, or None if none is newer than that step."""
+        """Return the newest shard that this agent's workers have committed, or None.
+
+        The result is None if they have committed none after step `after_step`.
+        """
         shard = self._newest.get((round, number))
         return shard if shard is not None and shard.id.step > after_step else None
 
     def drop(self, ids: Iterable[p.SnapshotId]) -> None:
-        """Delete these snapshots, and all fetched shards."""
+        """Delete these snapshots, and all shards that were fetched from peers."""
         unwanted = set(ids)
         for shard in [shard for shard in self._all() if shard.id in unwanted]:
             remove_sidecar(shard.path)
@@ -88,11 +95,11 @@ class SnapshotFiles:
         self.forget_fetched()
 
     def discard(self, shard: Shard) -> None:
-        """Delete a shard whose bytes differ from those that were committed, so that no round relies on it.
+        """Delete a shard whose bytes are damaged, so that no later round uses it.
 
-        See decision "A damaged snapshot is forgotten by its holder". A writer removes the sidecar before it writes.
-        If the file has another sidecar by now, or none, the slot contains a newer snapshot, which stays (decision "A
-        drain may write over a running copy").
+        If the slot has no sidecar or another one by now, a writer has begun to write a newer snapshot into it, and the
+        slot is not deleted. See decisions "A damaged snapshot is forgotten by its holder" and "A drain may write over a
+        running copy".
         """
         if committed_shard(shard.path) == shard:
             log_event(
@@ -105,16 +112,16 @@ class SnapshotFiles:
         self.free(self._fetched)
 
     def free(self, path: Path) -> None:
-        """Move a file or folder out of the way immediately. Its memory is freed a little later."""
+        """Delete a file or folder: move it out of the way now, and free its memory a little later."""
         if path.exists():
             self._freed.mkdir(exist_ok=True)
             aside = Path(tempfile.mkdtemp(dir=self._freed))
-            with contextlib.suppress(FileNotFoundError):  # the uploader removes files that it has shipped
+            with contextlib.suppress(FileNotFoundError):  # the uploader removes files after their upload
                 path.rename(aside / path.name)
             self._freeing.submit(_empty, aside)
 
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path for the next copy of this shard, which is not that of the newest one."""
+        """Return the path for the next copy of this shard. The newest copy is not overwritten."""
         folder = self._folder_of(self._copies, id.round) / f"shard-{number}"
         steps = dict.fromkeys((folder / f"slot-{index}" for index in range(COPY_SLOTS)), -1)
         for path in steps:
@@ -130,9 +137,9 @@ class SnapshotFiles:
         return shard if shard is not None and shard.id == id else None
 
     def _sweep(self) -> None:
-        """Free memory: delete each file that has no sidecar file beside it.
+        """Delete each file that has no sidecar, to free its memory.
 
-        These are incomplete slots, and the second names of slots that the uploader has not stored.
+        Such a file is a slot that was not completed, or a hard link for an upload that did not finish.
         """
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):
@@ -157,7 +164,7 @@ class SnapshotFiles:
 
 
 def _empty(folder: Path) -> None:
-    """Delete a folder and free the memory of its files, except of files that have another name."""
+    """Delete a folder, and free the memory of its files. A file with another name keeps its contents."""
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         with contextlib.suppress(OSError), path.open("r+b") as file:
             path.unlink()

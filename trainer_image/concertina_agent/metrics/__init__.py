@@ -1,4 +1,4 @@
-"""Metrics of this agent for Prometheus: rank 0's training, the pod's workers, its network and its GPUs.
+"""Metrics of this agent for Prometheus: training on rank 0, and the pod's workers, network and GPUs.
 
-A thread of its own answers scrapes. It asks the agent's event loop for its state once a scrape.
+A separate thread answers scrapes. For each scrape, it asks the agent's event loop for the agent's state.
 """

@@ -1,8 +1,8 @@
-"""GET /metrics over plain HTTP, in a thread with its own event loop.
+"""HTTP server for GET /metrics, without TLS, in a thread with an event loop of its own.
 
-Clients cannot slow down the agent, however often they ask. Each connection carries one request and has limits on its
-time and its bytes. A server of the standard library limits only each read, so a client that sends a byte now and then
-could keep its connection for hours.
+Clients cannot slow down the agent, however often they send requests. Each connection carries one request, and its time
+and bytes are limited. The servers in the standard library limit only the time of each read, so a client that sends a
+byte now and then could keep a connection for hours.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from concertina_protocol.waiting import within
 
 PATH = "/metrics"
 MAX_CONNECTIONS = 32
-"""Maximum number of open connections. Beyond it, the oldest connection of the host with the most is closed."""
+"""Maximum number of open connections. If there are more, the host with the most loses its oldest connection."""
 MAX_HEAD = 8192
 """Maximum size of a request in bytes."""
 REQUEST_SECONDS, ANSWER_SECONDS = 5.0, 10.0
 PAUSE_SECONDS = 0.005
-"""Pause between two connections in seconds, which limits the processor time that a flood of them can use."""
+"""Seconds between two accepted connections. This limits the processor time that many connections can use."""
 ACCEPT_AGAIN_SECONDS = 0.1
 
 
@@ -41,14 +41,14 @@ class Endpoint:
         Args:
             host: Address to listen on.
             port: Port to listen on.
-            token: Token that clients must present. If None, none is required. If empty, one is required but missing
-                from the pod, so no client is served.
-            text: Function that returns the metrics, awaited in the server's thread.
+            token: Token that clients must present. If None, none is required. If empty, a token is required, but the
+                pod does not have it, so every client is refused.
+            text: Function that returns the metrics. It is awaited in the server's thread.
         """
         self._address, self._text = (host, port), text
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._open: dict[asyncio.Task[None], str] = {}
-        """Host of the other end for each connection, in order of arrival."""
+        """Task of each open connection, with the host at its other end, in the order in which they were accepted."""
 
     def start(self) -> None:
         """Listen, and serve requests in a thread.
@@ -63,7 +63,7 @@ class Endpoint:
     def _run(self, listening: socket.socket) -> None:
         try:
             asyncio.run(self._accept_all(listening))
-        except Exception as error:  # training continues without metrics
+        except Exception as error:  # the agent continues without metrics
             log_event("metrics_ended", error=f"{type(error).__name__}: {error}")
 
     async def _accept_all(self, listening: socket.socket) -> None:
@@ -71,7 +71,7 @@ class Endpoint:
         while True:
             try:
                 connection, (host, *_) = await loop.sock_accept(listening)
-            except OSError:  # no file descriptor is left: try again later
+            except OSError:  # no file descriptor is available: try again later
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
             task = loop.create_task(self._connected(connection))
@@ -100,7 +100,7 @@ class Endpoint:
             writer.close()
             await within(ANSWER_SECONDS, writer.wait_closed())
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the client has gone or does not respond
+            pass  # the client has closed the connection or does not respond
         finally:
             with contextlib.suppress(OSError, RuntimeError):
                 writer.transport.abort()

@@ -1,4 +1,4 @@
-"""Prometheus' text format, version 0.0.4. Pure functions."""
+"""Conversion of metrics to Prometheus' text format, version 0.0.4. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from concertina_agent.metrics.families import MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LONGEST_VALUE = 256
-"""Maximum length of a label's value in characters. The names of jobs and replicas are shorter."""
+"""Maximum length of a label's value in characters. Names of jobs and replicas are never longer."""
 
 
 class Histogram:
-    """Counts by bucket; `buckets` are the upper bounds in order, without infinity."""
+    """Histogram with counts by bucket. `buckets` has the upper bounds in increasing order, without infinity."""
 
     def __init__(self, buckets: Sequence[float]) -> None:
         self._bounds, self._counts, self._sum = tuple(buckets), [0] * (len(buckets) + 1), 0.0
@@ -26,7 +26,7 @@ class Histogram:
         self._sum += value * times
 
     def parts(self) -> Iterable[tuple[str, tuple[tuple[str, str], ...], float]]:
-        """Yield the suffix, label `le` and value of each series."""
+        """Yield the name's suffix, the label `le` and the value of each series of the histogram."""
         below = 0
         for bound, count in zip((*self._bounds, math.inf), self._counts):
             below += count
@@ -42,19 +42,19 @@ class MetricSample:
     family: MetricFamily
     value: Union[float, Histogram]
     labels: tuple[str, ...] = ()
-    """Values of the family's own labels, in order."""
+    """Values of the labels that the metric's family defines, in order."""
     more: tuple[tuple[str, str], ...] = ()
-    """Additional labels."""
+    """Names and values of additional labels."""
 
 
 def render(samples: Iterable[MetricSample], base: tuple[tuple[str, str], ...]) -> bytes:
     """Return the samples in Prometheus' text format.
 
-    If a series occurs twice, the first one is used, because Prometheus would refuse the whole scrape.
+    If a series occurs twice, only the first sample is used, because Prometheus would refuse the whole scrape.
 
     Args:
-        samples: Samples to render.
-        base: Labels that each series gets, first.
+        samples: Samples of all metrics.
+        base: Labels that are added to each series, before its own labels.
     """
     families: dict[MetricFamily, dict[str, float]] = {}
     for sample in samples:
@@ -86,5 +86,5 @@ def number(value: float) -> str:
 
 
 def _escaped(text: str) -> str:
-    text = text[:LONGEST_VALUE].encode("utf-8", "replace").decode()  # a lone surrogate has no UTF-8
+    text = text[:LONGEST_VALUE].encode("utf-8", "replace").decode()  # a lone surrogate can't be encoded
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

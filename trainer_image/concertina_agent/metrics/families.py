@@ -1,4 +1,4 @@
-"""All metrics of a training pod, with name, type, labels and meaning; docs/reference/metrics.md lists them."""
+"""Definitions of all metrics of a training pod: name, type, labels and meaning (see docs/reference/metrics.md)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ class MetricKind(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class MetricFamily:
-    """One metric."""
+    """Definition of one metric."""
 
     name: str
-    """Name as Prometheus stores it. That of a counter ends in _total."""
+    """Name as Prometheus stores it. The name of a counter ends in _total."""
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
-    """Labels in addition to those of the pod, which all metrics have."""
+    """Names of the metric's own labels. Every metric also has the labels of the pod."""
 
 
 POD_LABELS = ("namespace", "trainingjob", "replica")
 WORKER_LABEL = "local_rank"
-"""Label of a worker's metrics, if metrics are served for each worker."""
+"""Label that distinguishes workers, if metrics are served for each worker."""
 STEP_BUCKETS = (
     *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0),
     *(20.0, 30.0, 60.0, 120.0, 300.0),
 )
-"""Buckets in seconds. A step of a small model takes milliseconds, and one of a large model a minute."""
+"""Upper bounds in seconds of the buckets of step durations.
+
+A step of a small model takes milliseconds, and one of a large model a minute.
+"""
 
 _FAMILIES: list[MetricFamily] = []
 

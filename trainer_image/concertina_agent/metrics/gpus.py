@@ -1,4 +1,4 @@
-"""GPUs of this pod, read in a thread of their own, because a failing driver may answer late or never."""
+"""Readings of the GPUs of this pod. A separate thread reads them, because a failing driver may answer late or never."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from concertina_agent.metrics.nvml import LIBRARY, GpuIdentity, Nvml, NvmlError,
 from concertina_protocol.log import log_event
 
 LOOK_SECONDS = 10.0
-"""Interval of readings in seconds."""
+"""Seconds between two readings."""
 FRESH_SECONDS = 60.0
-"""Maximum age of a reading in seconds. Older readings are not served, because they may no longer be true."""
+"""Maximum age in seconds of a reading. An older one is not served, because it may be wrong by now."""
 MOST_XIDS = 64
-"""Maximum number of kinds of XIDs that are counted separately for a GPU. All others are counted together."""
+"""Maximum number of different XIDs that are counted separately for a GPU. All other XIDs are counted together."""
 OTHER = "other"
 
 
 class Gpus:
-    """Reader of this pod's GPUs."""
+    """Readings of this pod's GPUs."""
 
     def __init__(self, node: str, library: str = LIBRARY) -> None:
         self._node, self._library = node, library
         self._looked: tuple[float, tuple[tuple[GpuIdentity, Reading], ...]] = (float("-inf"), ())
-        """Time of the last reading in monotonic seconds, and the readings.
+        """Time of the last reading in monotonic seconds, and the values.
 
         The tuple is replaced as a whole, so any thread may read it.
         """
@@ -60,10 +60,10 @@ class Gpus:
         log_event("xid", gpu=gpu.uuid, xid=xid)
 
     def samples(self, now: float) -> Iterator[MetricSample]:
-        """Yield the metrics of the GPUs, or nothing if there are none.
+        """Yield the metrics of the GPUs. Without GPUs, there are none.
 
         Args:
-            now: Current monotonic time in seconds.
+            now: Present monotonic time in seconds.
         """
         read_at, readings = self._looked
         if not readings:

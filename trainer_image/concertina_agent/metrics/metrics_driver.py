@@ -1,4 +1,7 @@
-"""Collection of the metrics for a scrape: facts on the agent's loop, and data of the kernel and the GPUs outside it."""
+"""Collection of the metrics for a scrape.
+
+Facts about training are read on the agent's event loop. Data of the kernel and of GPUs are read in other threads.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 FACTS_SECONDS = 2.0
-"""Seconds that the agent's loop may take to answer. If it takes longer, the scrape fails and so shows the problem."""
+"""Seconds that the agent's event loop may take to answer. If it takes longer, the scrape fails, which shows the
+problem."""
 KEPT_SECONDS = 1.0
-"""Seconds for which an answer is cached, so that more frequent scrapes cost no more."""
+"""Seconds for which the collected metrics are reused, so that more frequent scrapes do not take more time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +49,11 @@ _USED = {
     f.WORKER_WRITTEN: "written_bytes",
     f.WORKER_THREADS: "threads",
 }
-"""Fields of `ProcessUsage` by metric."""
+"""Name of the field of `ProcessUsage` that has the value of each metric."""
 
 
 class MetricsDriver:
-    """Driver that collects and serves the metrics."""
+    """Collection and HTTP server of the metrics."""
 
     def __init__(
         self,
@@ -58,18 +62,18 @@ class MetricsDriver:
         running: Callable[[], Mapping[int, tuple[int, ...]]],
         shipping: Shipping,
     ) -> None:
-        """Initialize the driver without serving metrics.
+        """Initialize the collection without serving metrics.
 
         Args:
             settings: Settings of the agent.
             agent: State of the agent, which is only read.
-            running: Function that returns the pids of each running worker by its rank.
+            running: Function that returns the process ids of each running worker, by the worker's rank.
             shipping: Counters of the uploads.
         """
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
         self._training = Training()
         self._counted: Optional[p.Progress] = None
-        """Last recorded progress of counted optimizer steps."""
+        """Last recorded progress of a script whose optimizer steps are counted, or None."""
         self._workers = worker_processes.WorkerProcesses()
         self._replaced = collections.Counter({why.value: 0 for why in p.Replaced})
         self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
@@ -77,7 +81,7 @@ class MetricsDriver:
         self._cached_text, self._cached_at = b"", float("-inf")
 
     def start(self) -> None:
-        """Serve the metrics; call it on the agent's loop.
+        """Start to serve the metrics. Call this on the agent's event loop.
 
         If the metrics cannot be served, the agent continues without them.
         """
@@ -92,7 +96,7 @@ class MetricsDriver:
         return self._gpus.start()
 
     def on_event(self, event: e.Event) -> None:
-        """Record an event that the core has handled."""
+        """Record what the metrics need to know about an event that the agent has handled."""
         if isinstance(event, e.WorkerMessage) and isinstance(event.message, p.Progress) and self._loop is not None:
             r = self._agent.current(event.round)
             if r is not None and r.workers.progress is event.message:
@@ -153,7 +157,7 @@ def _base(settings: MetricsSettings, replica: str) -> tuple[tuple[str, str], ...
 
 
 def _worker_samples(uses: Mapping[int, ProcessUsage], per_rank: bool) -> Iterator[MetricSample]:
-    """Yield the metrics of each worker, or their sums."""
+    """Yield the metrics of each worker. Without `per_rank`, yield the sums over all workers."""
     for local_rank, use in uses.items() if per_rank else ():
         more = ((f.WORKER_LABEL, str(local_rank)),)
         if use.running:

@@ -1,6 +1,6 @@
-"""Binding of NVML, NVIDIA's management library, by ctypes, because the agent uses the standard library only.
+"""Calls of NVML, NVIDIA's management library, by ctypes, because the agent uses the standard library only.
 
-A call may hang if the driver fails, so only a thread of its own may make calls.
+If the driver fails, a call may hang, so calls must be made in a separate thread.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ LIBRARY = "libnvidia-ml.so.1"
 MOST_GPUS = 64
 _SUCCESS, _TIMEOUT = 0, 10
 _NAME, _UUID = 96, 96
-"""Maximum lengths of a name and a UUID in bytes."""
+"""Maximum lengths in bytes of a GPU's name and of its UUID."""
 _TEMPERATURE_GPU, _CLOCK_SM, _CLOCK_MEMORY = 0, 1, 2
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _XID_CRITICAL = 0x8
 
 
 class NvmlError(RuntimeError):
-    """Error for an NVML that is missing or does not work; its text is a sentence."""
+    """Error that NVML is missing or does not work. The text is a sentence."""
 
 
 class _Utilization(ctypes.Structure):
@@ -47,36 +47,36 @@ class GpuIdentity:
     """Identity of a GPU."""
 
     index: int
-    """Index among the GPUs of this container."""
+    """Index of the GPU in this container."""
     uuid: str
     device: str
-    """Name of the device file, such as nvidia0."""
+    """Name of the GPU's device file, such as nvidia0."""
     model: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """Reading of a GPU's state; a value that the GPU does not provide is None."""
+    """Values read from a GPU. A value that the GPU does not provide is None."""
 
     utilization: Optional[float]
-    """Share of time in which a kernel ran, from 0 to 1."""
+    """Share of time, from 0 to 1, in which a kernel ran on the GPU."""
     memory_used: Optional[int]
     memory_total: Optional[int]
-    """Memory in bytes."""
+    """Size of the GPU's memory in bytes."""
     sm_clock: Optional[float]
     memory_clock: Optional[float]
-    """Clock in hertz."""
+    """Clock rate of the memory in hertz."""
     temperature: Optional[float]
     """Temperature in degrees Celsius."""
     power: Optional[float]
     """Power in watts."""
     corrected: Optional[int]
     uncorrected: Optional[int]
-    """ECC errors since the driver was loaded."""
+    """Number of uncorrected ECC errors since the driver was loaded."""
 
 
 class Nvml:
-    """Connection to NVML."""
+    """Loaded NVML library."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         """Load the library and find the GPUs.
@@ -130,9 +130,9 @@ class Nvml:
             )
 
     def wait_for_xid(self, seconds: float) -> Optional[tuple[GpuIdentity, int]]:
-        """Return the next critical XID, or None if none occurs in this time.
+        """Wait for the next critical XID, and return its GPU and its number. Return None if there is none in time.
 
-        Returns None at once if events are not supported.
+        `seconds` is the longest time to wait. If the library does not support events, the method returns None at once.
         """
         event = _Event()
         if self._events is None:
@@ -148,7 +148,7 @@ class Nvml:
         return self._events is not None
 
     def _registered(self) -> Optional[ctypes.c_void_p]:
-        """Return a set of events of all GPUs that support them, or None if no GPU does."""
+        """Return an NVML event set for all GPUs that support events, or None if no GPU does."""
         events = ctypes.c_void_p()
         if self._call("nvmlEventSetCreate", ctypes.byref(events)) != _SUCCESS:
             return None
@@ -192,7 +192,7 @@ class Nvml:
             raise NvmlError(f"NVML does not work: {function} answers {code}")
 
     def _call(self, function: str, *arguments: Any) -> int:
-        """Return the code of a call, or -1 if an older library does not have the function."""
+        """Call a function of NVML and return its code, or -1 if the library is too old to have the function."""
         try:
             called: Callable[..., int] = getattr(self._library, function)
         except AttributeError:

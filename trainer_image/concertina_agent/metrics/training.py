@@ -1,4 +1,4 @@
-"""Metrics of training as rank 0's worker reports it, summed over the rounds in which it was a worker of this pod.
+"""Metrics of training, as rank 0 reports it, summed over the rounds in which rank 0 was a worker of this pod.
 
 The module has no side effects.
 """
@@ -15,14 +15,14 @@ from concertina_agent.metrics import families as f
 from concertina_agent.metrics.exposition import Histogram, MetricSample
 
 _OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NORM}
-"""Worker metrics that have their own family."""
+"""Metric families for metrics that a worker reports by name."""
 _STEP_PARTS = frozenset(part.value for part in p.StepPart)
 OTHER = "other"
-"""Name for a part that this version does not know."""
+"""Label value for a part of a step that this version does not define."""
 _START_PARTS = ("start", "group", "build", "restore", "first_step")
 LONGEST_NAME = 64
 MOST_STEPS = 100_000
-"""Maximum number of steps that one message can add."""
+"""Maximum number of steps that one report can add to the counters."""
 
 
 class Training:
@@ -33,21 +33,24 @@ class Training:
         self._last: Optional[p.Progress] = None
         self._step_seconds = Histogram(f.STEP_BUCKETS)
         self._totals: dict[Hashable, float] = {}
-        """Sums of the workers' reports over all rounds, by metric."""
+        """Sums of the workers' values over all rounds before the present one, by metric."""
         self._of_round: dict[Hashable, float] = {}
-        """Last reported values of this round. A worker counts from its round's start."""
+        """Values that workers have last reported in the present round, by metric.
+
+        Workers count from the beginning of each round, so these values begin at 0 in each round.
+        """
         self._tokens, self._knows_tokens = 0, False
         self._snapshot: tuple[Optional[int], float] = (None, 0.0)
-        """Step of the newest snapshot, and the time at which it was first reported."""
+        """Step of the newest snapshot, and the time at which that step was first reported."""
         self._had_loss = False
 
     def on_progress(self, round: int, progress: p.Progress, now: float) -> None:
-        """Record a report from rank 0 of this round.
+        """Record a report of rank 0.
 
         Args:
             round: Number of the round.
-            progress: Report of rank 0's worker.
-            now: Current monotonic time in seconds.
+            progress: Report of rank 0.
+            now: Present monotonic time in seconds.
         """
         if round < self._round:
             return
@@ -78,7 +81,10 @@ class Training:
             self._tokens += max(0, progress.tokens - last.tokens)
 
     def _add(self, key: Hashable, seconds: float) -> None:
-        """Add a value that is the sum of this round so far, in seconds."""
+        """Update a counter.
+
+        `seconds` is its value since the beginning of this round, as the worker reports it.
+        """
         more = seconds - self._of_round.get(key, 0.0)
         if 0.0 <= more < math.inf:
             self._of_round[key] = seconds
@@ -88,10 +94,10 @@ class Training:
         """Yield the metrics of training.
 
         Args:
-            current: Report of rank 0 in the present round, or None if rank 0 is not a worker of this pod. A pod that
-                has lost rank 0 continues to serve its counters.
-            busy: Own work of the ranks, on a coordinator.
-            now: Current monotonic time in seconds.
+            current: Report of rank 0 in the present round, or None if rank 0 is not a worker of this pod. Even then,
+                the pod serves its counters.
+            busy: Summary of the ranks' own work, on a coordinator.
+            now: Present monotonic time in seconds.
         """
         if busy is not None:
             for of, seconds in (("coordinator", busy.coordinator), ("median", busy.median), ("slowest", busy.most)):
@@ -108,16 +114,16 @@ class Training:
 
     def _gauges(self, progress: p.Progress, now: float) -> Iterator[MetricSample]:
         yield MetricSample(f.STEP, progress.step)
-        if progress.position:  # 0 if a script does not report it
+        if progress.position:  # 0 if a script does not report its position
             yield MetricSample(f.SAMPLES, progress.position)
         if progress.steps is not None:
             yield MetricSample(f.STEPS, progress.steps)
         if progress.tokens is not None:
             yield MetricSample(f.RUN_TOKENS, progress.tokens)
-        if progress.tokens_per_second:  # likewise
+        if progress.tokens_per_second:  # 0 if a script does not report it
             yield MetricSample(f.TOKENS_PER_SECOND, progress.tokens_per_second)
-        # A script that reports no loss has NaN, which would look like a diverged loss. Before a round's first step
-        # there is none.
+        # A script that reports no loss has NaN, which would look like a diverged loss. Before the first step of a
+        # round, there is no loss.
         if self._had_loss and progress.first_step_at is not None:
             yield MetricSample(f.LOSS, progress.loss)
         if progress.evaluated is not None:

@@ -1,4 +1,7 @@
-"""Resource usage of the workers' processes, of this process, and of the pod's network, as the kernel reports it."""
+"""Resource usage of the workers' processes, of the agent's own process, and of the pod's network.
+
+All values are read from the kernel.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ from typing import Optional
 
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _PARENT, _GROUP, _UTIME, _THREADS, _STARTED, _RSS = 1, 2, 11, 17, 19, 21
-"""Positions of fields in /proc/PID/stat after the command.
+"""Positions of the fields that are read from /proc/PID/stat, counted from the field after the command.
 
-Four fields start at _UTIME: own times, and those of children that were waited for.
+The four fields from _UTIME on are times: two of the process itself, and two of its child processes that have ended.
 """
 MOST_PROCESSES = 10_000
-"""Maximum number of processes that are read. With the host's process ids, all processes of the node are visible."""
+"""Maximum number of processes to read. If the pod shares the host's process ids, all processes of the node are
+visible."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +29,18 @@ class WorkerProcess:
     local_rank: int
     rank: int
     pids: tuple[int, ...]
-    """Its process, which leads a process group, and its scripts that run in forks of a warm parent."""
+    """Ids of processes of the worker: the leader of its process group, and processes to which its scripts were moved.
+
+    With a warm start, scripts run in forks of another process.
+    """
 
 
 @dataclasses.dataclass
 class ProcessUsage:
-    """Usage of one worker at this moment; counters sum all workers with its local rank since the agent started."""
+    """Resource usage of one worker.
+
+    Counters are sums over all workers with this local rank since the agent started.
+    """
 
     rank: int
     cpu_seconds: float = 0.0
@@ -44,7 +54,7 @@ class ProcessUsage:
 
 @dataclasses.dataclass
 class _Family:
-    """Sums over the processes of one worker."""
+    """Sums over all processes of one worker."""
 
     cpu: float = 0.0
     read: int = 0
@@ -55,25 +65,25 @@ class _Family:
 
 
 class WorkerProcesses:
-    """Usage of the workers, which is read repeatedly.
+    """Resource usage of the workers. It must be read repeatedly.
 
-    Usage between the last reading and a worker's end is not counted.
+    What a worker uses between the last reading and its exit is not counted.
     """
 
     def __init__(self, proc: str = "/proc") -> None:
         self._proc = proc
         self._uses: dict[int, ProcessUsage] = {}
         self._last: dict[int, tuple[tuple[int, int], _Family]] = {}
-        """Last process and its counted usage, by local rank."""
+        """For each local rank, the last worker's process and start time, and the usage that was counted for it."""
 
     def look(self, workers: Iterable[WorkerProcess]) -> Mapping[int, ProcessUsage]:
-        """Return the usage by local rank."""
+        """Read the usage of the running workers, and return it by local rank."""
         for use in self._uses.values():
             use.running, use.resident_bytes, use.peak_bytes, use.threads = False, 0, 0, 0
         by_pid = {worker.pids[0]: worker for worker in workers}
         families, started = self._families(by_pid) if by_pid else ({}, {})
         for pid, now in families.items():
-            if pid not in started:  # the worker has ended, and its child processes still run
+            if pid not in started:  # the worker has exited, and its child processes still run
                 continue
             worker, process = by_pid[pid], (pid, started[pid])
             use = self._uses.setdefault(worker.local_rank, ProcessUsage(worker.rank))
@@ -83,7 +93,7 @@ class WorkerProcesses:
             use.cpu_seconds += max(0.0, now.cpu - before.cpu)
             use.read_bytes += max(0, now.read - before.read)
             use.written_bytes += max(0, now.written - before.written)
-            # A sum can fall when a process ends that no other process waits for. The counted usage stays counted.
+            # A sum falls when a child process ends and no process waits for it. The larger value remains counted.
             counted = dataclasses.replace(
                 now,
                 cpu=max(now.cpu, before.cpu),
@@ -96,7 +106,7 @@ class WorkerProcesses:
         return self._uses
 
     def _families(self, workers: Mapping[int, WorkerProcess]) -> tuple[dict[int, _Family], dict[int, int]]:
-        """Return the sums of the workers, and the start time of each worker's process."""
+        """Return the sums of each worker's processes, and the start time of each worker."""
         families: dict[int, _Family] = {pid: _Family() for pid in workers}
         started: dict[int, int] = {}
         names = [name for name in os.listdir(self._proc) if name.isdigit()]
@@ -120,7 +130,7 @@ class WorkerProcesses:
 
 
 def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, int]) -> Optional[int]:
-    """Return the process of the worker to which a process belongs, by its group or its parents, or None."""
+    """Return the worker's process to which a process belongs by its group or its parents, or None if there is none."""
     seen: set[int] = set()
     while pid in stats and pid not in seen:
         seen.add(pid)
@@ -132,13 +142,13 @@ def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, in
 
 
 def own(proc: str = "/proc") -> tuple[float, int]:
-    """Return the processor seconds and resident bytes of this process."""
+    """Return the CPU seconds and the resident bytes of this process."""
     stat = _stat(f"{proc}/self/stat")
     return (sum(map(int, stat[_UTIME : _UTIME + 2])) / _TICKS, int(stat[_RSS]) * _PAGE) if stat else (0.0, 0)
 
 
 def network(proc: str = "/proc") -> Optional[tuple[int, int]]:
-    """Return the bytes received and sent since the pod's network was created, without loopback, or None on an error."""
+    """Return the bytes that the pod has received and sent, without loopback, or None if they can't be read."""
     received = sent = 0
     try:
         with open(f"{proc}/self/net/dev") as file:
@@ -158,7 +168,7 @@ def _devices(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _stat(path: str) -> Optional[list[str]]:
-    """Return the fields after the command, or None if the process has ended."""
+    """Return the fields of a /proc/PID/stat file after the command, or None if the process has ended."""
     with contextlib.suppress(OSError), open(path, errors="replace") as file:
         fields = file.read().rpartition(")")[2].split()
         return fields if len(fields) > _RSS else None
@@ -166,7 +176,7 @@ def _stat(path: str) -> Optional[list[str]]:
 
 
 def _field(path: str, name: str) -> int:
-    """Return the value of a field, or 0 if it is missing or not readable."""
+    """Return the value of a field of a /proc file, or 0 if it can't be read."""
     with contextlib.suppress(OSError, ValueError, IndexError), open(path, errors="replace") as file:
         for line in file:
             if line.startswith(name):

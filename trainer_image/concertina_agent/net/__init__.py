@@ -1,1 +1,1 @@
-"""Connections between agents, and with the operator."""
+"""Connections of the agent with other agents and the operator."""

@@ -1,8 +1,8 @@
-"""Stream of a member to its coordinator, and streams of the coordinator to its members.
+"""Streams between the coordinator and its members, at both ends.
 
-A broken connection does not prove that the process has died (decision "A reset connection is a doubt"). The member
-joins its coordinator again, and the coordinator asks the member's agent whether it is alive. If a process has died, its
-node refuses both at once.
+A broken connection does not prove that the process at the other end has died (decision "A reset connection is a
+doubt"). So the member joins the coordinator again, and the coordinator sends a request to the member's agent. If a
+process has died, its node refuses new connections at once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 RETRY_SECONDS = 0.05
-"""Seconds between attempts to join a coordinator that has not been assigned yet."""
+"""Seconds between attempts to join a coordinator that does not know of the new round yet."""
 RECONNECT_SECONDS = 0.5
-"""Seconds from the break of a stream until the other end is lost, unless it answers on another connection."""
-LINES_A_SECOND = 2000
-"""Maximum number of lines a second with mere numbers, from all members of a round together to their coordinator.
+"""Seconds from the break of a stream until its other end counts as lost.
 
-Heartbeats alone may exceed it.
+It is not lost if it answers on another connection in this time.
+"""
+LINES_A_SECOND = 2000
+"""Maximum number of lines per second that a coordinator receives about mere changes of numbers.
+
+The limit applies to all members together. Heartbeats are sent in any case, so their number alone may be higher.
 """
 
 FROM_COORDINATOR = (p.Drain, p.StopAt, p.DurableMoved, p.MemberState)
@@ -41,7 +44,7 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error for a coordinator that permanently refuses a member, because it is in a later round."""
+    """Error after which a member does not repeat its Join, because the coordinator is in a later round."""
 
 
 async def follow_coordinator(
@@ -53,9 +56,9 @@ async def follow_coordinator(
     emit: Emit,
     tasks: TaskGroup,
 ) -> None:
-    """Join the coordinator and exchange messages with it until it is lost.
+    """Follow the coordinator of a round as its member: join it, and exchange messages until it is lost.
 
-    The member tries to join until the coordinator accepts it or permanently refuses it.
+    The Join is repeated until the coordinator accepts it or refuses it permanently.
     """
     key, wire, detail = (join.round, join.claim), None, ""
     members, address = len(assign.members), assign.members[0].address
@@ -73,7 +76,7 @@ async def follow_coordinator(
             with tasks.alongside("stream to coordinator", stream(wire, state, changes, MEMBER, pace, often)):
                 try:
                     await _listen(wire, lambda message: emit(e.CoordinatorMessage(*key, message)), FROM_COORDINATOR)
-                except OSError as error:  # the coordinator's node has vanished, and the kernel's retries have ended
+                except OSError as error:  # the coordinator's node has failed, and the kernel has stopped retrying
                     detail = f"can't be reached: {error.strerror or error}"
             wire.close()
             wire = await _join_again(connector, join, address)
@@ -88,9 +91,9 @@ async def follow_coordinator(
 
 
 async def _join_again(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """Join again after the stream broke, and return the connection, or None if the coordinator is lost.
+    """Join the coordinator again after the stream broke.
 
-    Raises MovedOn, as `_try_to_join` does.
+    The result is the new connection, or None if the coordinator is lost. Raises MovedOn, as `_try_to_join` does.
     """
 
     async def joined() -> Optional[Connection]:
@@ -99,7 +102,7 @@ async def _join_again(connector: Connector, join: p.Join, address: str) -> Optio
                 if wire := await _try_to_join(connector, join, address):
                     return wire
             except ConnectionRefusedError:
-                return None  # no process listens there
+                return None  # no process listens at the coordinator's address
             except (OSError, asyncio.TimeoutError):
                 pass
             await asyncio.sleep(RETRY_SECONDS)
@@ -111,9 +114,9 @@ async def _join_again(connector: Connector, join: p.Join, address: str) -> Optio
 
 
 async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """Connect and join, and return the connection, or None if another attempt may succeed.
+    """Connect to the coordinator and join it. Return the connection, or None if a further attempt may succeed.
 
-    Raises the errors of `Connector.connect` too.
+    This function also raises the errors of `Connector.connect`.
 
     Raises:
         MovedOn: If the coordinator is in a later round.
@@ -132,7 +135,10 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
 
 
 async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
-    """Return the coordinator's final answer, or None if it is not valid or the connection breaks."""
+    """Send the Join until the coordinator gives a final answer, and return that answer.
+
+    The result is None if the answer is not valid or the connection breaks.
+    """
     while True:
         try:
             await wire.send(join)
@@ -141,17 +147,17 @@ async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
             return None
         if not isinstance(answer, p.Refused) or answer.round > join.round:
             return answer
-        # The coordinator is not assigned yet, and a new handshake each time would delay that.
+        # The coordinator has not received its Assign yet. A new TLS handshake for each attempt would delay it further.
         await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tuple[type, ...]) -> None:
-    """Pass on messages until the stream ends.
+    """Pass each message of a connection to the function `on_message`, until the stream ends.
 
-    Raises OSError as `receive` does.
+    Raises OSError, as `receive` does.
 
     Raises:
-        ProtocolError: If a message is not one of these kinds.
+        ProtocolError: If a message is not of one of these kinds.
     """
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):
@@ -160,12 +166,12 @@ async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tupl
 
 
 class MemberStreams:
-    """The coordinator's ends of the streams to its members."""
+    """Streams of a coordinator to its members."""
 
     def __init__(
         self, state: Callable[[], p.MemberState], connections: KeptConnections, emit: Emit, tasks: TaskGroup
     ) -> None:
-        """Initialize without streams; `connections` are those to the members' agents."""
+        """Initialize without streams. `connections` are used to ask members' agents whether they are alive."""
         self._state, self._connections, self._emit, self._tasks = state, connections, emit, tasks
         self._never = Notifier()
         self._wires: dict[str, Connection] = {}
@@ -176,29 +182,29 @@ class MemberStreams:
         self._addresses = {member.replica: member.address for member in assign.members}
 
     def add(self, join: p.Join, wire: Connection) -> None:
-        """Add a stream, which replaces an older stream of the same member."""
+        """Add the stream of a member that joins. An older stream of the same member is closed."""
         if old := self._wires.get(join.replica):
             old.close()
         self._wires[join.replica] = wire
 
     async def serve(self, join: p.Join, wire: Connection) -> None:
-        """Serve a stream until it breaks, and emit the resulting event.
+        """Serve the stream of a member until it breaks. If the member is lost then, emit MemberGone.
 
-        Heartbeats are sent at fixed times only. If each change were sent to each of N members, a change of every member
-        would cause N² lines.
+        The coordinator sends its heartbeat only at fixed times. If it sent each change to each of N members, a change
+        of every member would cause N² lines.
 
         Raises:
             ProtocolError: If the member sends an invalid message.
         """
 
         def on_message(state: p.MemberState) -> None:
-            """Emit the state of the member that has joined.
+            """Emit the state of the member that opened this stream.
 
-            All agents of a job have the same certificate, so a line may only describe the member that joined (decision
-            "A member speaks for itself").
+            All agents of a job have the same certificate. So each line must be about the member that opened the stream
+            (decision "A member speaks for itself").
 
             Raises:
-                ProtocolError: If the line describes another member.
+                ProtocolError: If the line is about another member.
             """
             if (state.replica, state.instance) != (join.replica, join.instance):
                 raise ProtocolError(
@@ -220,7 +226,10 @@ class MemberStreams:
             self._emit(gone)
 
     def _forget(self, join: p.Join, wire: Connection) -> bool:
-        """Remove a stream. Return False if another stream of the member is open, or the round is over."""
+        """Remove the broken stream `wire` of a member, and return whether the member may be lost.
+
+        The member is not lost if it has opened another stream, or if the round is over.
+        """
         if self._wires.get(join.replica) is not wire:
             return False
         del self._wires[join.replica]
@@ -229,7 +238,7 @@ class MemberStreams:
     async def _is_lost(self, join: p.Join) -> bool:
         """Return whether the agent of a member whose stream broke is gone.
 
-        An agent that answers is not gone: it joins again, or it is lost after the usual time of silence.
+        An agent that answers is not gone. It joins again, or counts as lost after the usual time of silence.
         """
         address, ping = self._addresses[join.replica], p.encode(p.Ping(join.uid))
 
@@ -238,7 +247,7 @@ class MemberStreams:
                 try:
                     await self._connections.ask(address, ping, RECONNECT_SECONDS)
                 except ConnectionRefusedError:
-                    return True  # no process listens there
+                    return True  # no process listens at the member's address
                 except (OSError, asyncio.TimeoutError, ProtocolError):
                     await asyncio.sleep(RETRY_SECONDS)
                 else:

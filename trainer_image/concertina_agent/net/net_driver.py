@@ -1,4 +1,8 @@
-"""All connections except those for shards: incoming requests, the stream to the coordinator, and members' streams."""
+"""Driver of this agent's connections, except those that transfer shards.
+
+The connections carry requests to this agent, and the streams between the coordinator and its members. The driver
+carries out the effects on them that the state machine returns.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +26,27 @@ from concertina_agent.settings import AgentSettings
 from concertina_protocol.connection import Connection
 
 PING_SECONDS = 1.0
-"""Timeout of a ping in seconds.
+"""Timeout of a Ping in seconds.
 
-Workers may use all cores of a node. With 0.3 s, an agent did not answer a handshake in time, and its replica could not
-join. An unreachable replica delays a recovery by this time, once.
+While workers use all cores of a node, its agent may answer a TLS handshake late. With a timeout of 0.3 s, a healthy
+replica counted as unreachable and could not join. A replica that is really unreachable delays a recovery by this time,
+once.
 """
 PINGS, MORE_SECONDS = 8, 0.03
-"""Number of pings that an agent has in progress, and additional timeout in seconds for each candidate beyond it.
+"""Number of Pings that an agent sends at once, and further seconds of timeout for each candidate beyond that number.
 
-Handshakes cost milliseconds at both ends, and all agents make theirs at the same time.
+A TLS handshake takes milliseconds at both ends, and all agents send their Pings at the same time.
 """
 RELAY_SECONDS = 5.0
-"""Timeout of a relayed request in seconds. The operator waits no longer either."""
+"""Timeout in seconds of a request that is passed on for the operator. The operator itself waits no longer."""
 LONGEST_SECONDS = 60.0
-"""Maximum time between two lines of a stream in seconds, even if a longer one is requested."""
+"""Maximum seconds between two lines of a stream, even if the operator requests a longer time."""
 RELAYS = 128
-"""Maximum number of agents to which a line is passed on."""
+"""Maximum number of agents to which one request is passed on."""
 
 
 class ShardHolder(Protocol):
-    """Handler of requests for the shards that this replica holds."""
+    """Interface to the part of the agent that answers requests for shards."""
 
     async def answer_index(self, message: p.Index, wire: Connection) -> None: ...
 
@@ -49,16 +54,19 @@ class ShardHolder(Protocol):
 
 
 class Learns(Protocol):
-    """Handler of requests for the modules that the script imports."""
+    """Interface to the part of the agent that knows which modules the script imports."""
 
     def answer(self) -> p.Message: ...
 
     def hear_of(self, address: str) -> None:
-        """Record the address of an agent that may know more modules."""
+        """Record the address of another agent, which may know the modules that the script imports."""
 
 
 class NetworkDriver:
-    """Driver of all connections except those for shards."""
+    """Driver of this agent's connections, except those that transfer shards.
+
+    It carries out effects of the state machine.
+    """
 
     def __init__(
         self,
@@ -70,7 +78,7 @@ class NetworkDriver:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """Initialize the driver without listening; `agent` is only read, for this agent's reports.
+        """Initialize without listening. `agent` is only read, for the reports of this agent.
 
         Raises OSError or ssl.SSLError if the certificates are missing or invalid.
         """
@@ -81,9 +89,9 @@ class NetworkDriver:
         self._learning = learning
         self._server = AgentServer(settings.uid, tls.server_context(settings.identity), self, tasks)
         self._link: Optional[asyncio.Task[None]] = None
-        """Task of the stream to the coordinator."""
+        """Task that follows the coordinator, or None."""
         self._changes = Notifier()
-        """Notifier of changes of this agent's report."""
+        """Notifier that wakes the tasks of streams when this agent's report has changed."""
         self._replies: dict[int, Callable[[p.Message], None]] = {}
         self._requests = 0
 
@@ -146,7 +154,7 @@ class NetworkDriver:
         answers = await asyncio.gather(*map(reachable, candidates))
         self._emit(e.Reached(prepare, tuple(c.replica for c, answered in zip(candidates, answers) if answered)))
 
-    # --- what the server asks ---------------------------------------------------------------------------------------
+    # --- requests that the server passes on -------------------------------------------------------------------------
 
     async def answer(self, message: Answered) -> p.Message:
         future: asyncio.Future[p.Message] = asyncio.get_running_loop().create_future()
@@ -154,7 +162,10 @@ class NetworkDriver:
         return await future
 
     async def relay(self, message: p.Relay, wire: Connection) -> None:
-        """Pass a line on without interpreting it: its recipient decodes it and sees the sender."""
+        """Pass a request of the operator on to other agents, and send their answers to the operator.
+
+        The request is passed on as a line that only its recipients decode.
+        """
         line = message.line.encode() + b"\n"
 
         async def pass_on(to: p.Candidate) -> None:

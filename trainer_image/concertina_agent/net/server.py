@@ -1,4 +1,4 @@
-"""Server side of every connection to the agent: it authorizes requests and keeps the streams open."""
+"""Server of the agent. It authorizes each request, passes it on, and serves streams."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from concertina_protocol.connection import Connection
 from concertina_protocol.waiting import within
 
 MAX_CONNECTIONS = 5000
-"""Maximum number of connections of the job's own operator and agents. Further ones are closed at once.
+"""Maximum number of connections of the job's own operator and agents. A further connection is closed at once.
 
-A coordinator has one to each member, and each agent may ping every other agent.
+A coordinator has one connection to each member, and each agent may send a Ping to every other agent.
 """
 MAX_STRANGERS = 256
 """Maximum number of connections whose other end has not presented a certificate yet.
 
-Beyond it, the oldest connection of the address with the most is closed. A legitimate client needs only milliseconds, so
-it can connect even during a flood of idle connections (decision "Strangers at an agent's door").
+If there are more, the address with the most loses its oldest connection. A legitimate client presents its certificate
+within milliseconds, so it can connect even while an attacker opens many idle connections (decision "Strangers at an
+agent's door").
 """
 HANDSHAKE_SECONDS = 5.0
-"""Maximum time from the connection's start to the certificate in seconds."""
+"""Seconds within which the other end of a new connection must present its certificate."""
 FIRST_LINE_SECONDS = 10.0
 ACCEPT_AGAIN_SECONDS = 0.1
 IDLE_SECONDS = 600.0
-"""Seconds after which an idle connection is closed. Until then, it may carry another request."""
+"""Seconds after which a connection without requests is closed."""
 
 Answered = Union[p.Prepare, p.Assign, p.Release, p.Drain, p.Save, p.Ping, p.Trace]
 Route = Callable[[Any, Connection], Awaitable[None]]
 CALLS = (p.Prepare, p.Assign, p.Release, p.Drain, p.Save)
-"""Requests that are allowed on the connection of a Watch."""
+"""Requests that the operator may send on the connection on which it receives Reports."""
 
 
 class Handler(Protocol):
-    """Interface of the agent for the server.
+    """Interface to the part of the agent that handles requests.
 
-    Streams run until the connection or the task ends. A watch continues beside requests that are answered on its
-    connection.
+    The functions that serve streams return when the connection or their task ends. While Reports are sent on a
+    connection, further requests on the same connection are answered.
     """
 
     async def answer(self, message: Answered) -> p.Message: ...
@@ -60,7 +61,7 @@ class Handler(Protocol):
     async def relay(self, message: p.Relay, wire: Connection) -> None: ...
 
     async def join(self, message: p.Join, wire: Connection) -> None:
-        """Serve a member's stream.
+        """Serve the stream of a member that has joined.
 
         Raises ProtocolError if the member sends an invalid message.
         """
@@ -71,16 +72,16 @@ class Handler(Protocol):
 
 
 class AgentServer:
-    """Server for the operator and the job's agents."""
+    """Server for connections of the operator and of the job's agents."""
 
     def __init__(self, uid: str, context: ssl.SSLContext, handler: Handler, tasks: TaskGroup) -> None:
         self._uid, self._context, self._handler, self._tasks = uid, context, handler, tasks
         self._strangers: dict[asyncio.Task[None], str] = {}
-        """Connections without a certificate and their addresses, the oldest first."""
+        """Task of each connection without a certificate, with the other end's address, the oldest first."""
         self._connections = TaskGroup()
-        """All connections, including those without a certificate."""
+        """Tasks of all connections, including those without a certificate."""
         self._streams = TaskGroup()
-        """Streams of Watch requests, each beside its connection."""
+        """Tasks that send the streams of Watch requests. The tasks of their connections wait for further requests."""
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
         operator, agent = (tls.OPERATOR,), (tls.AGENT,)
         self._routes: Mapping[type, tuple[tuple[str, ...], Route]] = {
@@ -114,7 +115,7 @@ class AgentServer:
         while True:
             try:
                 connection, (address, *_) = await loop.sock_accept(listening)
-            except OSError:  # no file descriptor is left: try again later
+            except OSError:  # no file descriptor is available: try again later
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
             connection.setblocking(False)
@@ -123,7 +124,7 @@ class AgentServer:
             task.add_done_callback(lambda gone: self._strangers.pop(gone, None))
             if len(self._strangers) > MAX_STRANGERS:
                 self._close_oldest_of_busiest()
-            await asyncio.sleep(0)  # in a flood, the listening socket always has another connection
+            await asyncio.sleep(0)  # while many connections arrive, let other tasks run too
 
     def _close_oldest_of_busiest(self) -> None:
         ((busiest, _),) = collections.Counter(self._strangers.values()).most_common(1)
@@ -142,7 +143,7 @@ class AgentServer:
                     await (self._serve(wire) if isinstance(wire, Connection) else self._serve_shards(wire))
 
     async def _introduced(self, connection: socket.socket) -> Union[Connection, ShardWire]:
-        """Return the connection once the other end has presented a certificate of the job."""
+        """Return a new connection after its other end has presented a certificate of the job."""
         try:
             speaks_tls = await _speaks_tls(connection)
         except BaseException:
@@ -156,7 +157,7 @@ class AgentServer:
         return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     async def _serve_shards(self, wire: ShardWire) -> None:
-        role = tls.peer_role(wire.certificate, self._uid)  # a closed connection has no certificate
+        role = tls.peer_role(wire.certificate, self._uid)  # a connection that was closed has no certificate
         message = await within(FIRST_LINE_SECONDS, wire.receive())
         if message is None:
             return None
@@ -186,13 +187,13 @@ class AgentServer:
         return route
 
     async def _watch(self, message: p.Watch, wire: Connection) -> None:
-        """Send the stream, and answer requests on its connection.
+        """Send Reports to the operator, and answer the operator's further requests on the same connection.
 
         Raises:
-            ProtocolError: If a request is not allowed on the connection of a Watch.
+            ProtocolError: If a request is not allowed on this connection.
         """
         stream = self._streams.start("watch", self._handler.watch(message, wire))
-        # Close the connection with the stream: otherwise the other end would wait.
+        # When the stream ends, close the connection. Otherwise the other end would wait forever.
         stream.add_done_callback(lambda ended: None if ended.cancelled() else wire.close())
         try:
             while (call := await wire.receive()) is not None:
@@ -216,6 +217,6 @@ class AgentServer:
 
 
 async def _speaks_tls(connection: socket.socket) -> bool:
-    """Return whether the first byte is one of TLS. The byte is not consumed."""
+    """Return whether the first byte of a connection is that of a TLS handshake. The byte is not consumed."""
     await readable(connection)
     return connection.recv(1, socket.MSG_PEEK) == b"\x16"

@@ -1,10 +1,10 @@
-"""Connections that transfer shards between agents: blocking TLS sockets in threads.
+"""Connections that transfer shards between agents, with blocking TLS sockets in threads.
 
-Transfers of gigabytes delay no ping, heartbeat or command on the event loop, and the shards of a node are transferred
-in parallel (decision "Shards travel in threads").
+Transfers of gigabytes must not delay a Ping, a heartbeat or a request on the event loop. In threads, several shards of
+a node are transferred in parallel (decision "Shards travel in threads").
 
-The connecting end sends PREFACE unencrypted, which shows that the connection does not use `wire`. TLS follows, then one
-line of `protocol` (Pull), and the answers to it.
+The connecting end first sends PREFACE without encryption. This distinguishes the connection from those of `wire`. TLS
+follows, then one request (Pull) as a line of the protocol, and the answers to it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from concertina_protocol.addresses import family, split
 from concertina_protocol.codec.typed_json import ProtocolError
 
 PREFACE = b"shard\n"
-"""First bytes of a connection for shards. TLS begins with the byte 0x16 instead."""
+"""First bytes of a connection that transfers shards. A TLS connection begins with the byte 0x16 instead."""
 STALL_SECONDS = 30.0
 """Seconds without data after which a transfer is aborted."""
 RECEIVED = 1 << 18
-"""Maximum number of bytes of one system call."""
+"""Maximum number of bytes to receive by one system call."""
 RECORD = 1 << 14
 """Maximum size of a TLS record in bytes."""
 THREADS = 512
-"""Maximum number of threads. A connection uses one at each end during a transfer."""
+"""Maximum number of threads for transfers. During a transfer, a connection uses one thread at each end."""
 
 T = TypeVar("T")
 
 
 class ShardWire:
-    """Connection that does one operation at a time.
+    """Connection that transfers shards. Only one operation may be in progress at a time.
 
-    Threads do not support cancellation, so cancelling a call closes the connection, which ends the operation.
+    Operations run in threads, which can't be cancelled. So if a call is cancelled, the connection is closed, which ends
+    the operation.
 
-    TLS works in memory, and the socket transfers hundreds of kilobytes at a time. A TLS socket would make two system
-    calls for each record of 16 KiB (decision "Shards travel in large pieces").
+    TLS records are encrypted and decrypted in memory, and the socket transfers hundreds of kilobytes at a time. An
+    ordinary TLS socket would make two system calls for each record of 16 KiB (decision "Shards travel in large
+    pieces").
     """
 
     def __init__(
@@ -57,12 +59,12 @@ class ShardWire:
         self._buffer = memoryview(bytearray(RECEIVED))
         self._running: Optional[concurrent.futures.Future[Any]] = None
         self._unread = b""
-        """Data received after the last line."""
+        """Decrypted data that were received after the last line."""
 
     async def handshake(self) -> None:
-        """Perform the TLS handshake without a thread, because any client could occupy one.
+        """Perform the TLS handshake on the event loop. In a thread, any client could occupy that thread.
 
-        See decision "Strangers at an agent's door". Raises other kinds of OSError too.
+        See decision "Strangers at an agent's door". Other kinds of OSError may be raised too.
 
         Raises:
             ConnectionError: If the connection is closed.
@@ -75,7 +77,7 @@ class ShardWire:
             except ssl.SSLWantReadError:
                 pass
             finally:
-                if self._leaving.pending:  # send alerts to the other end, too
+                if self._leaving.pending:  # the other end must also receive alerts
                     await loop.sock_sendall(self._socket, self._leaving.read())
             if ended:
                 return self._socket.setblocking(True)
@@ -86,16 +88,16 @@ class ShardWire:
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """Certificate of the other end, which has been verified."""
+        """Certificate of the other end, which TLS has verified."""
         return self._tls.getpeercert() or {}
 
     async def receive(self) -> Optional[p.Message]:
-        """Return the next message, however long it takes, or None at the end.
+        """Return the next message, or None at the end of the stream. There is no time limit.
 
         Raises OSError if the connection fails, and ProtocolError if the line is not valid.
         """
         if not (self._unread or self._arrived.pending or self._tls.pending()):
-            await readable(self._socket)  # without a thread
+            await readable(self._socket)  # wait on the event loop, which needs no thread
         return await self._run(self._receive)
 
     async def send(self, message: p.Message) -> None:
@@ -106,28 +108,34 @@ class ShardWire:
         await self._run(lambda: self._send(memoryview(p.encode(message))))
 
     async def give(self, shard: Shard, part: int, parts: int) -> None:
-        """Send the header of a shard and the bytes of a part, which the other end verifies.
+        """Send the header of a shard, and the bytes of one of its parts. The other end verifies the bytes.
 
-        Raises OSError if the connection fails, and Damaged if there are too few bytes.
+        Raises OSError if the connection fails, and Damaged if the file is too short.
         """
         await self._run(lambda: self._give(shard, part, parts))
 
     async def take(self, path: Path, header: p.ShardHeader, part: int) -> int:
-        """Receive the bytes after a header into a file, and return their crc32.
+        """Receive the bytes of a part of a shard into a file, and return their crc32.
 
-        The shard counts once all parts are committed. Raises OSError if the connection or the volume fails, and Damaged
-        if there are too few bytes.
+        The shard counts as present only after all its parts have been committed. Raises OSError if the connection or
+        the volume fails, and Damaged if too few bytes arrive.
         """
         return await self._run(lambda: self._take(path, header, part))
 
     def gone(self) -> bool:
-        """Return whether the other end, which has nothing to send now, has closed the connection."""
+        """Return whether the other end has closed the connection.
+
+        Call this only when the other end has nothing to send.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close the connection at once. The operation of a thread ends with an error, which is not reported."""
+        """Close the connection at once.
+
+        An operation that runs in a thread ends with an error, which is not reported.
+        """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._running is None:
@@ -138,7 +146,8 @@ class ShardWire:
     async def _run(self, work: Callable[[], T]) -> T:
         """Run an operation in a thread.
 
-        After a cancellation, the operation has ended on return, because the next one may write to the same file.
+        If the call is cancelled, it returns only after the operation has ended, because the next operation may write to
+        the same file.
 
         Raises:
             asyncio.CancelledError: If the call is cancelled.
@@ -185,7 +194,7 @@ class ShardWire:
         return count
 
     def _decrypt_into(self, buffer: memoryview) -> int:
-        """Decrypt at most one record into the buffer, and return its size, or 0 at the end."""
+        """Decrypt at most one TLS record into the buffer, and return its size, or 0 at the end of the stream."""
         while True:
             try:
                 return cast(int, self._tls.read(len(buffer), buffer))
@@ -204,7 +213,7 @@ class ShardWire:
 
 
 async def readable(connection: socket.socket) -> None:
-    """Wait until data have arrived, or the other end has closed the connection."""
+    """Wait until data have arrived or the other end has closed the connection."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Future[None] = loop.create_future()
     loop.add_reader(connection, lambda: None if arrived.done() else arrived.set_result(None))
@@ -215,7 +224,7 @@ async def readable(connection: socket.socket) -> None:
 
 
 async def dial(address: str, context: ssl.SSLContext, name: str, threads: concurrent.futures.Executor) -> ShardWire:
-    """Connect to the agent whose certificate has this name.
+    """Open a connection that transfers shards to the agent whose certificate has this name.
 
     Raises OSError if that fails.
     """
@@ -232,9 +241,9 @@ async def dial(address: str, context: ssl.SSLContext, name: str, threads: concur
 
 
 async def accept(connection: socket.socket, context: ssl.SSLContext, threads: concurrent.futures.Executor) -> ShardWire:
-    """Accept a connection that `dial` has opened.
+    """Accept a connection that `dial` has opened at the other end.
 
-    Raises other kinds of OSError too.
+    Other kinds of OSError may be raised too.
 
     Raises:
         ConnectionError: If the other end sends neither TLS nor PREFACE.
@@ -256,7 +265,7 @@ async def accept(connection: socket.socket, context: ssl.SSLContext, threads: co
 async def _secure(
     connection: socket.socket, threads: concurrent.futures.Executor, context: ssl.SSLContext, **side: Any
 ) -> ShardWire:
-    # Otherwise a line after another one is delayed by 40 ms.
+    # With Nagle's algorithm, a line that follows another one would be delayed by 40 ms.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     wire = ShardWire(connection, threads, context, **side)
     await wire.handshake()

@@ -1,4 +1,7 @@
-"""Stream of an agent's current state: only the latest state counts, and changes of mere numbers can wait."""
+"""Stream of an agent's state.
+
+Only the newest state is sent. A change that affects only numbers can be sent later.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +17,19 @@ from concertina_agent.runtime.notifier import Notifier
 from concertina_protocol.connection import Connection
 
 MIN_GAP_SECONDS = 0.02
-"""Minimum time between two lines in seconds."""
+"""Minimum seconds between two lines of a stream, however often the state changes."""
 S = TypeVar("S", p.MemberState, p.Report)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lines(Generic[S]):
-    """Format of the lines of a stream."""
+    """Functions that define which lines a stream has."""
 
     only_numbers: Callable[[S, S], bool]
-    """Function that returns whether a change can wait for `pace`."""
+    """Function that returns whether two states differ only in numbers. The change can then be sent `pace` seconds
+    later."""
     line: Callable[[S, S], p.Message]
-    """Function that returns the message that leads from the first state to the second."""
+    """Function that returns the message for a change. It receives the state before and after the change."""
 
 
 def _same_but_numbers(before: p.MemberState, after: p.MemberState) -> bool:
@@ -40,7 +44,7 @@ CHANGES: Lines[p.Report] = Lines(p.only_numbers, p.change)
 
 
 def often(state: S) -> float:
-    """Return the interval of heartbeats for a receiver that must notice silence at once."""
+    """Return the seconds between heartbeats for a receiver that must notice a failure quickly."""
     return p.BEAT_SECONDS
 
 
@@ -52,11 +56,11 @@ async def stream(
     pace: float,
     beat: Callable[[S], float],
 ) -> None:
-    """Send the current `state`, whenever it changes and as heartbeats.
+    """Send the present `state` when it changes, and regularly as a heartbeat.
 
-    If only numbers change, the line is sent `pace` seconds after the previous change. Without a change, a line is sent
-    `beat(state)` seconds after the previous line. These lines have the same bytes each time, which makes them cheap to
-    receive.
+    A change that affects only numbers is sent at least `pace` seconds after the line with the previous change. Without
+    any change, a line is sent `beat(state)` seconds after the previous one. Such a line has the same bytes each time,
+    so the receiver need not decode it again.
     """
     loop, count = asyncio.get_running_loop(), changes.count
     unchanged_line: Optional[bytes] = None

@@ -1,4 +1,4 @@
-"""Mutual TLS under the job's own CA, which identifies the other end by the DNS name in its certificate."""
+"""Mutual TLS with the job's own CA. The DNS name in a certificate says who the other end is."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ OPERATOR, AGENT = "operator", "agent"
 def server_context(identity: Path) -> ssl.SSLContext:
     """Return the TLS context for incoming connections."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
-    context.num_tickets = 0  # sessions are not resumed, and two tickets are a third of a server's handshake
+    context.num_tickets = 0  # sessions are never resumed; two tickets would take a third of the handshake's time
     return context
 
 
 def client_context(identity: Path) -> ssl.SSLContext:
-    """Return the TLS context for connections with server_hostname=f"{uid}.agent".
+    """Return the TLS context for connections that this agent opens, with server_hostname=f"{uid}.agent".
 
-    Addresses are not known in advance, so names stand for roles.
+    Certificates contain names of roles, because addresses are not known in advance.
     """
     return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
 
 
 def peer_role(certificate: Mapping[str, Any], uid: str) -> str:
-    """Return the role that the other end's certificate proves: OPERATOR, AGENT, or empty for any other.
+    """Return the role that the other end's certificate proves: OPERATOR, AGENT, or "" for any other.
 
-    An agent of another job has an empty role, too.
+    The result is also "" for an agent of another job.
     """
     names = {name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"}
     return next((role for role in (OPERATOR, AGENT) if f"{uid}.{role}" in names), "")

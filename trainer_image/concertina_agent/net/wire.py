@@ -1,4 +1,4 @@
-"""Connections to the other agents of the job."""
+"""Connections that this agent opens to other agents of the job."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ CONNECT_SECONDS = 3.0
 
 @contextlib.contextmanager
 def _checked_address(address: str) -> Iterator[None]:
-    """Treat an invalid address like one that cannot be reached, because other processes provide addresses.
+    """Raise ConnectionError for an invalid address, so that callers treat it like an address that can't be reached.
+
+    Addresses come from other processes, so they can be invalid.
 
     Raises:
         ConnectionError: If the address is invalid.
-        OSError: If the block raises it.
+        OSError: If the code in the `with` block raises it.
     """
     try:
         yield
-    except OSError:  # a refused certificate is a ValueError, too
+    except OSError:  # the error for a bad certificate is also a ValueError
         raise
     except (ValueError, OverflowError) as error:
         raise ConnectionError(f"{address:.100} is no address") from error
 
 
 class Connector:
-    """Factory of connections to the job's agents."""
+    """Opens connections to agents of the job."""
 
     def __init__(self, context: ssl.SSLContext, uid: str) -> None:
         self._context, self._name = context, f"{uid}.agent"
@@ -50,7 +52,7 @@ class Connector:
             return await within(timeout, connect(address, self._context, self._name))
 
     async def for_shards(self, address: str, timeout: float = CONNECT_SECONDS) -> ShardWire:
-        """Open a connection for shards.
+        """Open a connection that transfers shards.
 
         Raises the same errors as `connect`.
         """
@@ -58,7 +60,7 @@ class Connector:
             return await within(timeout, dial(address, self._context, self._name, self._threads))
 
     async def ask(self, address: str, message: p.Message, timeout: float = CONNECT_SECONDS) -> p.Message:
-        """Send one request on a connection of its own, and return the answer.
+        """Open a connection, send one request, and return the answer.
 
         Raises:
             ConnectionError: If the connection is closed without an answer. Other kinds of OSError are possible, too.
@@ -77,14 +79,14 @@ class Connector:
 
 
 class KeptConnections:
-    """Connections to agents that stay open for further requests, because a handshake costs milliseconds."""
+    """Connections to agents that stay open for further requests, because a TLS handshake takes milliseconds."""
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
         self._open: dict[str, Connection] = {}
 
     async def ask(self, address: str, line: bytes, timeout: float) -> bytes:
-        """Return the line that answers a request.
+        """Send a request as a line, and return the line with the answer.
 
         Raises:
             OSError: If the connection fails.
@@ -99,7 +101,7 @@ class KeptConnections:
             try:
                 return await self._exchange(address, connection, line)
             except (OSError, ProtocolError):
-                pass  # the agent may have been restarted: connect again
+                pass  # the agent may have been restarted, so connect again
         return await self._exchange(address, await self._connector.connect(address), line)
 
     async def _exchange(self, address: str, wire: Connection, line: bytes) -> bytes:
@@ -113,7 +115,7 @@ class KeptConnections:
             raise
         for gone in [open_address for open_address, connection in self._open.items() if connection.over]:
             self._open.pop(gone).close()
-        if address in self._open:  # opened by a concurrent request
+        if address in self._open:  # a concurrent request has opened one
             wire.close()
         else:
             self._open[address] = wire

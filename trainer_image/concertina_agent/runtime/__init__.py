@@ -1,1 +1,1 @@
-"""Runtime of all parts of the agent: background tasks, and notification of changes."""
+"""Background tasks of the agent, and notification about changes."""

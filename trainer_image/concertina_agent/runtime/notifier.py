@@ -1,4 +1,4 @@
-"""Notification of waiting tasks about changes."""
+"""Notification of tasks that wait for a change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Notifier:
-    """Counter of changes for which any number of tasks can wait; no task misses the last change."""
+    """Counter of changes. Any number of tasks can wait for a change, and none of them misses the last one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -20,7 +20,7 @@ class Notifier:
         self._waiting.clear()
 
     async def wait(self, count: int, timeout: float) -> int:
-        """Wait until there is a change after `count`, or the time is up, and return the new count."""
+        """Wait until the counter is higher than `count`, but at most `timeout` seconds, and return the counter."""
         if self.count == count:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)

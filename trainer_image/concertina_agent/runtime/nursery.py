@@ -1,4 +1,4 @@
-"""Background tasks whose errors are always noticed."""
+"""Group of background tasks. An error in a task is never lost."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any, Optional
 from concertina_protocol.log import log_event
 
 AGAIN_SECONDS = 0.2
-"""Seconds after which tasks that have not ended are cancelled again."""
+"""Seconds after which tasks that were cancelled and have not ended are cancelled again."""
 
 
 class TaskGroup:
-    """Group of named tasks.
+    """Group of background tasks with names.
 
-    A task ends in one of three ways: it finishes, it is cancelled, or it raises an unexpected error, which is logged
-    and passed to `failed`.
+    A task finishes, is cancelled, or raises an unexpected error. Such an error is written to the log and passed to
+    `failed`.
     """
 
     def __init__(self, failed: Optional[Callable[[BaseException], None]] = None) -> None:
         """Initialize an empty group.
 
-        `failed` is None if an error concerns only the task itself, such as one that serves a connection.
+        The function `failed` is called with an unexpected error of a task. It can be left out if an error concerns only
+        the task itself, such as a task that serves one connection.
         """
         self.failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -40,7 +41,7 @@ class TaskGroup:
 
     @contextlib.contextmanager
     def alongside(self, name: str, work: Coroutine[Any, Any, None]) -> Iterator[None]:
-        """Run a task while the block runs."""
+        """Run a task as long as the `with` block runs."""
         task = self.start(name, work)
         try:
             yield
@@ -54,8 +55,8 @@ class TaskGroup:
     async def close(self) -> None:
         """Cancel all tasks, and wait until they have ended.
 
-        Tasks are cancelled repeatedly, because before Python 3.12 asyncio.wait_for loses a cancellation that coincides
-        with the end of the awaited operation.
+        Tasks are cancelled repeatedly. Before Python 3.12, asyncio.wait_for loses a cancellation that coincides with
+        the end of the operation that it waits for.
         """
         while self._tasks:
             self.cancel()

@@ -1,1 +1,1 @@
-"""Transfers: copies of peers' snapshots, uploads to storage, learned modules, and records for the tracker."""
+"""Transfers of an agent: copies of peers' snapshots, uploads, learned modules, and records for a tracking tool."""

@@ -1,4 +1,4 @@
-"""Unix socket on which workers and other processes of this replica communicate with the agent (`worker_channel`)."""
+"""Unix socket by which workers and other processes of this replica communicate with the agent (`worker_channel`)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 MAX_SOCKET_PATH = 100
-"""Maximum length of the socket's path; Linux accepts 107 characters."""
+"""Maximum length of the socket's path in characters. Linux allows 107."""
 
 
 def socket_path(volume: Path) -> str:
-    """Return the path of the agent's socket: in the volume, or in a new folder if that path would be too long."""
+    """Return the path of the agent's socket: in the volume, or in a new folder if the path would be too long."""
     path = str(volume.absolute() / "agent.sock")
     return path if len(path) <= MAX_SOCKET_PATH else os.path.join(tempfile.mkdtemp(prefix="concertina-"), "agent.sock")
 
@@ -55,13 +55,13 @@ class ChannelServer:
         Args:
             path: Path of the socket.
             local: Workers of this replica.
-            peers: Transfers of shards.
+            peers: Transfers of shards between agents.
             uploads: Driver of the uploader.
             snapshots: Shard files of this replica.
             tracking: Driver of the tracking process, or None without tracking.
-            emit: Function that passes events to the core.
+            emit: Function that passes events to the state machine.
             latest: Function that returns the checkpoint that LATEST names, as far as it is known.
-            bundled: Whether workers are those of the bundled trainer, which may stay when their round ends.
+            bundled: Whether workers are those of the bundled trainer, whose processes may continue in the next round.
         """
         self._latest, self._bundled = latest, bundled
         self._local, self._peers, self._uploads, self._snapshots, self._emit = local, peers, uploads, snapshots, emit
@@ -117,7 +117,7 @@ class ChannelServer:
             worker.channel_closed.set()
 
     def _greet(self, worker: LocalWorker, hello: w.Hello, end: AgentEnd) -> None:
-        """Answer the first message of a worker in a round."""
+        """Answer the Hello of a worker."""
         world = sum(member.workers for member in worker.assign.members)
         assign, stays = worker.assign, hello.stays and self._bundled
         end.send(w.Start(assign.restore, world, assign.uid, self._latest(), assign.history, assign.images, stays))
@@ -128,7 +128,7 @@ class ChannelServer:
         if isinstance(message, w.Hello):
             if not worker.in_round and message.rank == worker.rank:
                 self._greet(worker, message, end)
-        elif isinstance(message, w.Left):  # without Hello, if the round was over before the worker had entered it
+        elif isinstance(message, w.Left):  # there is no Hello if the round ended before the worker had entered it
             self._local.left(worker, message)
         elif not worker.in_round:
             log_event("worker_message_dropped", rank=worker.rank, kind=type(message).__name__)

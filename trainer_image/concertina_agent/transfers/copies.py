@@ -1,4 +1,7 @@
-"""Transfer of shards between agents: the ring copy of each commit, and shards that starting workers need."""
+"""Transfers of shards between agents.
+
+Each committed shard is copied to the next member in the ring. Shards that starting workers need are fetched.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,18 @@ from concertina_protocol.waiting import together, within
 
 RETRY_SECONDS = 0.1
 STREAMS = max(2, min(4, os.cpu_count() or 2))
-"""Number of parts of a shard that are pulled in parallel if neither its holder nor its puller transfers another shard.
+"""Number of parts of a shard to transfer in parallel, if neither agent transfers another shard.
 
-On two cores, four streams are no faster than two and use more processor time.
+On two cores, four streams are not faster than two, and use more processor time.
 """
 LEAST = 1 << 24
-"""Minimum size of a part in bytes. A smaller part is not worth a handshake."""
+"""Minimum size of a part in bytes. For a smaller part, the TLS handshake would take too long in comparison."""
 
 GONE = (OSError, asyncio.TimeoutError, ProtocolError, Damaged)
 
 
 class Peers:
-    """Transfers of shards with other agents of the round."""
+    """Transfers of shards with other agents of the present round."""
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class Peers:
     ) -> None:
         """Initialize without a round.
 
-        `even` is set if ranks hold even parts of the state, in order of their ranks.
+        Set `even` if ranks hold parts of the state of equal size, in the order of the ranks.
         """
         self._even = even
         self._uid, self._replica, self._connector, self._snapshots = uid, replica, connector, snapshots
@@ -59,9 +62,9 @@ class Peers:
         self._copying: list[asyncio.Task[None]] = []
         self._fetching: dict[tuple[p.SnapshotId, int], asyncio.Lock] = {}
         self._fetched: dict[tuple[p.SnapshotId, int], Path] = {}
-        """Verified shards of this round in this replica."""
+        """Paths of shards in this replica's volume that have been verified in this round."""
         self._pulling = self._sending = 0
-        """Number of shards that are pulled, and of parts that are sent, at this moment."""
+        """Number of shards that this agent is receiving, and number of parts that it is sending."""
 
     def begin(self, effect: e.StartRound) -> None:
         self._assign = assign = effect.assign
@@ -80,7 +83,7 @@ class Peers:
         self._snapshots.forget_fetched()
         self._snapshots.news.notify()
 
-    # --- copying from the member before us --------------------------------------------------------------------------
+    # --- copies of the previous member's shards ---------------------------------------------------------------------
 
     def copy_from(self, effect: e.CopyFrom) -> None:
         for number in effect.shards:
@@ -101,12 +104,12 @@ class Peers:
                     await wire.send(p.Copied(shard.id, number))
             await asyncio.sleep(RETRY_SECONDS)
 
-    # --- what a worker of ours needs --------------------------------------------------------------------------------
+    # --- shards that this agent's workers need ----------------------------------------------------------------------
 
     async def fetch(self, id: p.SnapshotId, number: int) -> Path:
-        """Return a local file with this shard, verified; pull it from a peer if needed.
+        """Return the path of a local file with a verified shard. If necessary, the shard is fetched from a peer.
 
-        Raises Damaged with a sentence if no holder can provide it.
+        Raises Damaged, with a sentence, if no peer can provide the shard.
         """
         async with self._fetching.setdefault((id, number), asyncio.Lock()):
             if (id, number) not in self._fetched:
@@ -114,8 +117,8 @@ class Peers:
             return self._fetched[id, number]
 
     async def _fetch_early(self, id: Optional[p.SnapshotId], number: int) -> None:
-        """Verify or pull a shard before a worker of this replica asks for it."""
-        with contextlib.suppress(OSError, Damaged):  # the worker's own request reports the error
+        """Verify or fetch a shard before a worker of this replica requests it."""
+        with contextlib.suppress(OSError, Damaged):  # when a worker requests the shard, it gets the error
             if id is not None:
                 await self.fetch(id, number)
 
@@ -138,14 +141,14 @@ class Peers:
                     "shard_pulled", shard=number, round=id.round, step=id.step, holder=member.replica, node=member.node
                 )
                 return path
-        self._snapshots.free(self._snapshots.fetched_path(id, number))  # free the space of its parts
+        self._snapshots.free(self._snapshots.fetched_path(id, number))  # free the space of parts that were received
         raise Damaged(_nowhere(id, number, reasons))
 
     async def header(self, id: p.SnapshotId, number: int) -> str:
-        """Return the safetensors header of this shard.
+        """Return the safetensors header of a shard.
 
         Raises:
-            Damaged: If no holder can provide it. The error is a sentence.
+            Damaged: If no peer can provide it. The error's text is a sentence.
         """
         reasons = []
         shard = self._snapshots.find(id, number)
@@ -175,9 +178,9 @@ class Peers:
 
     @contextlib.asynccontextmanager
     async def _open_pull(self, address: str, pull: p.Pull) -> AsyncIterator[tuple[ShardWire, p.ShardHeader]]:
-        """Send a Pull, and yield the connection and the header that answers.
+        """Request a shard by a Pull, and yield the connection and the ShardHeader in the answer.
 
-        The caller receives the bytes in the block.
+        The caller then receives the bytes on the connection, within its `with` block.
 
         Raises:
             Damaged: If the peer refuses, or sends another shard.
@@ -193,10 +196,10 @@ class Peers:
                 await wire.send(p.Copied(header.id, header.shard))
 
     async def _receive_shard(self, wire: ShardWire, address: str, path: Path, header: p.ShardHeader) -> Shard:
-        """Receive and commit a shard.
+        """Receive a shard and commit it.
 
-        If the shard is damaged, the holder is told before the error is raised, so that the next round does not rely on
-        it.
+        If the shard is damaged, the sending agent is informed before the error is raised, so that the next round does
+        not use its file.
 
         Raises:
             Damaged: If the bytes differ from those that the header announced.
@@ -212,7 +215,7 @@ class Peers:
             raise
 
     async def _receive_part(self, address: str, path: Path, header: p.ShardHeader, part: int) -> int:
-        """Receive a part of a shard, and return its crc32.
+        """Receive one part of a shard, and return the part's crc32.
 
         Raises:
             Damaged: If the part belongs to another shard.
@@ -226,7 +229,7 @@ class Peers:
     def _holders(self, number: int) -> list[p.Member]:
         return nearest(self._assign, self._replica, number) if self._assign else []
 
-    # --- what peers ask of us ---------------------------------------------------------------------------------------
+    # --- requests of peers ------------------------------------------------------------------------------------------
 
     async def answer_index(self, message: p.Index, wire: Connection) -> None:
         shard = self._snapshots.find(message.id, message.shard)
@@ -256,14 +259,14 @@ class Peers:
         return None
 
     def _parts(self, message: p.Pull, shard: Shard) -> int:
-        """Return the number of parts for a transfer.
+        """Return the number of parts into which a shard is divided for a transfer.
 
-        An agent that pulls or sends many shards at once uses one stream for each, because all cores are in use then.
+        An agent that sends many shards at once does not divide them, because these transfers already use all its cores.
         """
         return max(1, min(message.parts, shard.size // LEAST, _parallel_streams(self._sending)))
 
     async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
-        """Send every newest commit of one shard of this round, until the copier leaves or the round ends."""
+        """Send each newest commit of a shard of this round, until the receiver is gone or the round ends."""
         news, after = self._snapshots.news, message.after_step
         while not wire.gone():
             count = news.count
@@ -281,10 +284,10 @@ class Peers:
         return None
 
     async def _send_shard(self, wire: ShardWire, shard: Shard, part: int, parts: int) -> Optional[p.Copied]:
-        """Send a part of a shard, and return the confirmation, or None if there is none.
+        """Send a part of a shard, and return the receiver's confirmation, or None if there is none.
 
-        The other end verifies the shard. If it does not confirm the arrival, the shard is verified here, so that no
-        agent is sent here again for damaged bytes (decision "The receiver checks a shard").
+        The receiver verifies the shard. If it does not confirm the arrival, this agent verifies its own file, and
+        deletes it if it is damaged, so that no agent requests it again (decision "The receiver checks a shard").
 
         Raises:
             ConnectionError: If the shard is damaged.
@@ -303,12 +306,12 @@ class Peers:
 
 
 def _parallel_streams(transfers: int) -> int:
-    """Return the number of streams of a transfer when this many transfers run at once."""
+    """Return the number of streams for one transfer, if `transfers` transfers run at once."""
     return max(1, STREAMS // transfers)
 
 
 def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
-    """Return the header in an answer, which may announce at most this many parts.
+    """Return the ShardHeader in an answer. It may announce at most `parts` parts.
 
     Raises:
         Damaged: If the answer is not such a header.
@@ -323,7 +326,7 @@ def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
 def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
     """Return the other members that hold a shard, the nearest first.
 
-    Members on the same node come first, then members in the same zone, then all other members.
+    Members on the same node come first, then members in the same zone, then all others.
     """
     own_member = next((member for member in assign.members if member.replica == replica), None)
     holders = assign.restore.holders.get(str(number), ())
@@ -340,10 +343,11 @@ def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
 
 
 def expected(assign: p.Assign, replica: str, even: bool) -> range:
-    """Return the shards that workers of this replica will ask for, as far as known before they have built their model.
+    """Return the shards that workers of this replica will probably request.
 
-    If nothing was resized, these are the shards with their own numbers. If parts are even, these are the shards that
-    contain some of their state.
+    Before the workers have built their model, this is only a guess. If the world was not resized, the shards are those
+    with the workers' own numbers. If the world was resized and `even` is set, they are the shards that contain parts of
+    the workers' state.
     """
     world, id = sum(member.workers for member in assign.members), assign.restore.id
     own_member = next((member for member in assign.members if member.replica == replica), None)

@@ -1,6 +1,7 @@
-"""Modules that the script imports, from a replica that has learned them.
+"""Exchange of the names of modules that the script imports, which a warm start imports in advance.
 
-Without this, a new pod would learn them from its own first start, for which the other replicas would wait.
+A replica that has learned them tells the other replicas. Otherwise a new pod would learn them only at its own first
+start, and the other replicas would wait for that slow start.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.log import log_event
 
 AGAIN_SECONDS = 5.0
-"""Seconds between requests. A replica that exists from the start asks before any replica has learned modules."""
+"""Seconds between two requests. Replicas that start together with the job ask before any of them has learned
+modules."""
 MOST_TIMES = 60
 
 
@@ -33,7 +35,7 @@ class ModuleLearning:
         emit: Callable[[e.Event], None],
         tasks: TaskGroup,
     ) -> None:
-        """Initialize the exchange; `warm` is None if nothing is started warm."""
+        """Initialize the exchange. `warm` is None if there are no warm starts."""
         self._uid, self._warm, self._connector, self._emit, self._tasks = uid, warm, connector, emit, tasks
         self._asking: Optional[asyncio.Task[None]] = None
 
@@ -42,10 +44,10 @@ class ModuleLearning:
         return learned or p.Refused("nothing is learned here yet", 0, "")
 
     def hear_of(self, address: str) -> None:
-        """Ask another agent for learned modules, if this agent has none.
+        """Ask another agent for the modules that it has learned, if this agent has learned none.
 
-        The caller does this before this agent's next report, which must not say `ready` while there are modules to
-        import.
+        The caller does this before it sends this agent's next report. While there are modules to import, the report
+        must not say that this agent is ready.
         """
         if self._warm is None or self._warm.has_learned:
             return
@@ -61,7 +63,7 @@ class ModuleLearning:
                 log_event("learned", of=address, characters=len(answer.modules))
                 await warm.take(answer)
             self._emit(e.Learning(False))
-            if warm.has_learned:  # by then, possibly from a worker of its own
+            if warm.has_learned:  # by now, possibly from a worker of this agent
                 return
             await asyncio.sleep(AGAIN_SECONDS)
 

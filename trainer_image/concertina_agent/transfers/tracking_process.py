@@ -1,4 +1,4 @@
-"""Tracking process, which runs while there are records to ship, and its progress."""
+"""Driver of the tracking process, which runs while there are records to send to a tracking tool."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 BACKOFF = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds between starts of a process that dies."""
+"""Seconds between starts of a tracking process that dies again and again."""
 SHIP_ALL_SECONDS = 20.0
-"""Seconds that an exiting agent waits for records to be shipped, unless its grace period is shorter."""
+"""Seconds that an exiting agent waits until all records are sent, unless its grace period is shorter."""
 LOOK_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
-"""Seconds without a message after which a process that has records to ship is assumed to wait for its tracker."""
+"""Seconds without a message after which the tracking process is assumed to wait for its tool, if records are to be
+sent."""
 
 
 class TrackingDriver:
@@ -41,34 +42,38 @@ class TrackingDriver:
             folder: Folder of the spool.
             tracking: Recorder of the run.
             start: Function that starts the process. It may raise StartError.
-            emit: Function that passes events to the core.
+            emit: Function that passes events to the state machine.
         """
         self._spool, self._tracking, self._start, self._emit = SpoolWriter(folder), tracking, start, emit
         self._shipped = min(SpoolReader(folder).next, self._spool.next)
-        """Number of the first record that the tracker does not have, as far as is known."""
+        """Number of the first record that the tracking tool does not have, as far as is known."""
         self._dropped, self._error, self._reported_error = 0, "", ""
         self._heard_at = time.monotonic()
-        """Time of the last message of the process, or of the first record that it has to ship."""
+        """Time from which the silence of the process is counted.
+
+        It is the time of the process's last message. If all records had been sent then, it is the time of the next
+        record.
+        """
         self._end: Optional[AgentEnd] = None
         self._news = Notifier()
 
     @property
     def behind(self) -> int:
-        """Number of records that are not shipped."""
+        """Number of records that have not been sent."""
         return self._spool.next - self._shipped
 
     def record(self, agent: AgentState, event: e.Event, effects: Iterable[e.Effect], at: float) -> None:
-        """Write the records that follow from an event to the spool (see `TrackingRecorder`)."""
+        """Write the records that an event yields (see `TrackingRecorder`) to the spool."""
         for record in self._tracking.records(agent, event, effects, at):
             if isinstance(record, RoundBegan) and not record.coordinates and self._spool.next == self._shipped:
-                continue  # it matters only if there are records that are not shipped
+                continue  # such a record is only sent if others are to be sent too
             if not self.behind:
                 self._heard_at = time.monotonic()
             self._spool.append(record)
             self._news.notify()
 
     async def keep_running(self) -> None:
-        """Run the process while there are records to ship."""
+        """Start the process whenever there are records to send, and restart it if it dies."""
         deaths = 0
         while True:
             count = self._news.count
@@ -80,7 +85,7 @@ class TrackingDriver:
             except StartError as error:
                 self._error, code = str(error), 1
             if code == BAD_INPUT_EXIT:
-                return  # a retry cannot help; the process has reported the reason
+                return  # a retry cannot help, and the process has reported the reason
             deaths = 0 if code == 0 else deaths + 1
             if code:
                 log_event("tracking_ended", code=code)
@@ -88,13 +93,13 @@ class TrackingDriver:
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
 
     async def watch(self) -> None:
-        """Emit an event when shipping starts to fail, and when it recovers."""
+        """Emit an event when records can no longer be sent, and when they can be sent again."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._report_trouble()
 
     async def serve(self, end: AgentEnd) -> None:
-        """Receive messages of the process until its connection ends."""
+        """Handle messages of the process until its connection ends."""
         self._end = end
         try:
             while (message := await end.receive()) is not None:
@@ -109,14 +114,14 @@ class TrackingDriver:
             self._end = None
 
     async def ship_all(self, seconds: float) -> None:
-        """Wait until all records are shipped, at most this many seconds, before the agent exits."""
+        """Wait until all records are sent, but at most `seconds` seconds. Called before the agent exits."""
         until = time.monotonic() + min(seconds, SHIP_ALL_SECONDS)
         while self.behind and (remaining_seconds := until - time.monotonic()) > 0:
             count = self._news.count
             if self._end is not None:
                 self._end.send(w.ShipAll())
             await self._news.wait(count, min(remaining_seconds, 1.0))
-        while self._end is not None and time.monotonic() < until:  # the process closes the run
+        while self._end is not None and time.monotonic() < until:  # wait until the process has closed the run
             self._end.send(w.ShipAll())
             await asyncio.sleep(0.1)
         log_event("tracking_at_the_end", behind=self.behind)

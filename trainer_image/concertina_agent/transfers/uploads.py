@@ -1,4 +1,4 @@
-"""Driver of the uploader process: one request at a time, repeated until durable storage accepts it."""
+"""Driver of the uploader process. It sends one request at a time, and repeats a request until storage accepts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from concertina_protocol.log import log_event
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""Seconds between checks of a storage that fails, and between starts of an uploader that dies."""
+"""Seconds between checks of storage that fails, and between starts of an uploader that dies again and again."""
 T = TypeVar("T")
 
 
@@ -32,9 +32,9 @@ class Shipping:
     shards: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    """Duration of all attempts in seconds, including failed ones."""
+    """Seconds that all requests to upload or publish took, including failed ones."""
     failures: int = 0
-    """Number of requests that durable storage did not fulfil."""
+    """Number of requests that failed."""
 
 
 class UploadDriver:
@@ -43,30 +43,30 @@ class UploadDriver:
     def __init__(self, snapshots: SnapshotFiles, emit: Callable[[e.Event], None]) -> None:
         self._snapshots, self._emit = snapshots, emit
         self._ships: dict[int, e.Ship] = {}
-        """Latest shard to ship, by shard number, that is not in storage yet."""
+        """Newest upload that was requested for each shard and is not in storage yet, by the shard's number."""
         self._publish: Optional[e.Publish] = None
         self._undo: list[p.Undone] = []
         self._news = Notifier()
         self._failures, self._probe_at = 0, 0.0
-        """Number of consecutive failed checks, and time of the next check in monotonic seconds."""
+        """Number of checks that have failed in a row, and time of the next check in monotonic seconds."""
         self._healthy = self._probe_requested = False
         self._living: Optional[tuple[str, ...]] = None
-        """Live jobs as in the last Assign, or None before the first one."""
+        """Other existing jobs as in the last Assign, or None before the first Assign."""
         self._owned = False
-        """Whether this job owns the folder, which is determined once."""
+        """Whether this job is known to own the folder of checkpoints. Once known, this is not checked again."""
         self._failing = False
-        """Whether no request has succeeded since the last one that failed."""
+        """Whether the last request failed, and no later one has succeeded."""
         self._part_goes_first = False
-        """Whether a part is shipped next, after a publication that failed.
+        """Whether an upload is sent before the next publication.
 
-        A publication may fail permanently, and must not keep all parts from storage.
+        This is set when a publication has failed. A publication may fail again and again, and must not prevent uploads.
         """
         self.shipping = Shipping()
 
-    # --- what is wanted ---------------------------------------------------------------------------------------------
+    # --- requests for the uploader ----------------------------------------------------------------------------------
 
     def begin(self, effect: e.StartRound) -> None:
-        """Make this job the owner of the folder before it writes any state of the round."""
+        """Make this job the owner of the folder, before it writes any state of the round."""
         self._living = effect.assign.living
         if not self._owned:
             self.probe(e.ProbeStorage())
@@ -85,18 +85,21 @@ class UploadDriver:
         self._news.notify()
 
     def undo(self, effect: e.Undo) -> None:
-        """Queue a request that precedes publications and outlasts its round."""
+        """Queue an Undo. It is sent before any publication, and remains queued when its round ends."""
         if effect.undone not in self._undo:
             self._undo.append(effect.undone)
         self._news.notify()
 
     def probe(self, effect: e.ProbeStorage) -> None:
-        """Check storage, and LATEST, before anything else."""
+        """Check storage and LATEST before any other request is sent."""
         self._healthy, self._probe_requested, self._probe_at = False, True, 0.0
         self._news.notify()
 
     def abandon(self, effect: e.KillWorkers) -> None:
-        """Drop all requests, because the round is over. A running upload ends early, because its file is emptied."""
+        """Drop all requests, because the round is over.
+
+        An upload in progress ends early, because its file is truncated.
+        """
         for ship in self._ships.values():
             self._snapshots.free(Path(ship.path))
         self._ships.clear()
@@ -106,9 +109,9 @@ class UploadDriver:
     # --- the process ------------------------------------------------------------------------------------------------
 
     async def keep_running(self, start: Callable[[], Awaitable[Process]], ready: Callable[[], Awaitable[str]]) -> None:
-        """Start the uploader once processes can be started, and restart it when it dies."""
+        """Start the uploader as soon as processes can be started, and restart it when it dies."""
         if await ready():
-            return  # no process can ever be started
+            return  # processes can never be started
         deaths = 0
         while True:
             try:
@@ -120,7 +123,7 @@ class UploadDriver:
             deaths += 1
 
     async def serve(self, end: AgentEnd) -> None:
-        """Send requests to the uploader until its connection ends."""
+        """Send requests to the uploader process until its connection ends."""
         with contextlib.suppress(ConnectionError):
             while True:
                 count = self._news.count
@@ -163,13 +166,13 @@ class UploadDriver:
         answer = await _ask(end, w.Ship(effect.id, effect.shard, effect.path), w.Shipped)
         self.shipping.seconds += time.monotonic() - begun
         is_current = self._ships.get(effect.shard) is effect
-        if answer.error:  # if the request was dropped meanwhile, its error says nothing about storage
+        if answer.error:  # the error of a request that was dropped says nothing about storage
             return self._fail(answer.error) if is_current else None
         self._done()
         self.shipping.shards, self.shipping.bytes = self.shipping.shards + 1, self.shipping.bytes + size
         if is_current:
             del self._ships[effect.shard]
-        # The part is in storage even if its worker has moved on, which may happen before this agent sees the answer.
+        # The shard is in storage even if its worker has continued, which may happen before this answer is read.
         self._emit(e.PartShipped(p.Part(effect.id, effect.shard)))
         return None
 
@@ -191,7 +194,7 @@ class UploadDriver:
         self._failures, self._failing, self._part_goes_first = 0, False, False
 
     def _fail(self, message: str) -> None:
-        """Stop sending requests until a check finds that storage is healthy."""
+        """Send no further requests until a check has shown that storage works."""
         self._healthy, self._failing = False, True
         self._emit(e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, message)))
         self._schedule_probe(message)
@@ -204,10 +207,10 @@ class UploadDriver:
 
 
 async def _ask(end: AgentEnd, message: w.Message, kind: type[T]) -> T:
-    """Send a request, and return the answer.
+    """Send a request to the uploader, and return the answer.
 
     Raises:
-        ConnectionError: If the uploader is gone.
+        ConnectionError: If the uploader has exited.
     """
     end.send(message)
     answer = await end.receive()

@@ -1,7 +1,7 @@
-"""Number of threads of OpenBLAS.
+"""Number of threads of OpenBLAS in a worker that is forked.
 
-OpenBLAS starts its threads when it is loaded, so a parent process loads it with one thread. A fork then gets as many as
-it would have without a parent process.
+OpenBLAS starts its threads when it is loaded. A process that forks workers must have only one thread, so it loads
+OpenBLAS with one. After the fork, the worker sets the number that OpenBLAS would have chosen by itself.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Mapping
 SETTERS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64_")
 )
-"""Names of the function, which some wheels rename."""
+"""Names under which different wheels export OpenBLAS's function."""
 
 
 def set_threads(environment: Mapping[str, str]) -> None:
-    """Set the number of threads of each loaded OpenBLAS library."""
+    """Set the number of threads of each OpenBLAS library that is loaded in this process."""
     for path in _libraries():
         library = ctypes.CDLL(path)
         setter = next((getattr(library, name) for name in SETTERS if hasattr(library, name)), None)
@@ -27,7 +27,7 @@ def set_threads(environment: Mapping[str, str]) -> None:
 
 
 def _threads(environment: Mapping[str, str]) -> int:
-    """Return the number of threads as OpenBLAS determines it, at most the number of available processors."""
+    """Return the number of threads that OpenBLAS would choose, at most the number of available processors."""
     processors = len(os.sched_getaffinity(0))
     for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         with contextlib.suppress(ValueError):

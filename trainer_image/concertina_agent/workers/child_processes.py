@@ -1,4 +1,4 @@
-"""Child processes of a single-threaded agent: it reaps them and their orphans, and none outlives it."""
+"""Child processes of the agent, which has a single thread. It reaps them and their orphans, and none outlives it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ MOST_ANCESTORS = 100
 
 
 class Reaper:
-    """Reaper of all children and of their orphans.
+    """Reaper of the agent's child processes, and of orphans of these.
 
-    An agent is process 1 of its container, or behaves like it (decision "The agent is a child subreaper").
+    An agent is process 1 of its container, or it is a subreaper, which receives orphans too (decision "The agent is a
+    child subreaper").
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Reaper:
         self._ends[pid] = on_exit
 
     def strays(self) -> list[int]:
-        """Return children that are not watched, which are left over from this agent's processes."""
+        """Return child processes that are not watched. They are orphans of processes that this agent had started."""
         return [pid for pid in children() if pid not in self._ends]
 
     def _reap(self) -> None:
@@ -52,7 +53,7 @@ class Reaper:
 
 
 def ancestors(pid: int, proc: str = "/proc") -> list[int]:
-    """Return the parent of a process, the parent's parent and so on, as far as they can be seen."""
+    """Return the parent of a process, the parent's parent and so on, as far as /proc shows them."""
     pids: list[int] = []
     with contextlib.suppress(OSError, IndexError, ValueError):
         while pid > 1 and len(pids) < MOST_ANCESTORS:

@@ -1,9 +1,9 @@
-"""Environment variables of a worker: the names of torchrun, mpirun and srun for the same facts.
+"""Environment variables of a worker, under the names that torchrun, mpirun and srun use.
 
-Only the names of mpirun and srun that identify a rank and the world's size are set. Names that describe a scheduler
-(SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are not changed, because scripts that see them call scontrol,
-requeue, or start MPI, and there is none (decision "Names of places, not of schedulers"). Frameworks that know all three
-prefer torchrun's names. The module has no side effects.
+Of the variables of mpirun and srun, only those that identify a rank and the size of the world are set. Variables that
+describe a scheduler (SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are not: scripts that find them call
+scontrol, requeue the job or start MPI, which do not exist here (decision "Names of places, not of schedulers").
+Frameworks that read the variables of all three prefer torchrun's. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ VARYING = (
     "CONCERTINA_SOCKET", "CONCERTINA_SNAPSHOTS", "CONCERTINA_HEARTBEAT",
     "CONCERTINA_STEP_FILE",
 )  # fmt: skip
-"""Variables that differ between workers, so that their values are not known before a worker starts."""
+"""Names of the variables that differ between workers. Their values are not known before a worker starts."""
 
 
 def worker_defaults(workers: int) -> dict[str, str]:
-    """Return the variables of a replica with this many workers, unless the template sets them."""
-    # As torchrun sets it, and so that printed lines are not lost when a worker dies.
+    """Return environment variables for the workers of a replica, unless the pod template sets them.
+
+    `workers` is the number of workers of the replica.
+    """
+    # torchrun sets OMP_NUM_THREADS in the same way. PYTHONUNBUFFERED prevents the loss of printed lines when a worker
+    # dies.
     return {"PYTHONUNBUFFERED": "1", **({"OMP_NUM_THREADS": "1"} if workers > 1 else {})}
 
 
 def worker_environment(
     base: Mapping[str, str], assign: Assign, me: int, local_rank: int, agent_store: bool
 ) -> dict[str, str]:
-    """Return `base` with the variables of the worker `local_rank` of members[me].
+    """Return the environment variables of one worker: `base`, and the variables for its rank and its world.
 
-    `agent_store` is set if MASTER_PORT is already being served.
+    The worker has the local rank `local_rank` in members[me]. Set `agent_store` if the agent serves the c10d store at
+    MASTER_PORT.
     """
     member = assign.members[me]
     rank, world = member.first_rank + local_rank, sum(m.workers for m in assign.members)

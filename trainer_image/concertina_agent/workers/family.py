@@ -1,6 +1,6 @@
-"""Relations of a process to its parent and its children.
+"""Relations between a process, its parent and its children.
 
-The module imports as little as possible, because each start of a script's parent waits for it.
+The module imports as little as possible, because workers wait for the start of a process that imports it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ import signal
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PF_EXITING = 0x4
-"""Flag of include/linux/sched.h."""
+"""Flag of an exiting process, from include/linux/sched.h."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel send SIGKILL to this process as soon as its parent, with this pid, is gone."""
+    """Make the kernel send SIGKILL to this process when its parent, whose process id is `parent`, is gone."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Make this process the subreaper of its descendants (decision "The agent is a child subreaper")."""
+    """Make this process the subreaper of its descendants: it becomes the parent of their orphans.
+
+    See decision "The agent is a child subreaper".
+    """
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to the process group of its leader, or to the process alone if it leads none (yet)."""
+    """Send a signal to the process group that `pid` leads.
+
+    If `pid` leads no group (yet), send it to this process alone.
+    """
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -38,9 +44,9 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def ends(pid: int) -> bool:
-    """Return whether the process is gone, or each of its threads has begun to exit, so that it runs no more user code.
+    """Return whether a process runs no more user code: it is gone, or each of its threads has begun to exit.
 
-    The process is reaped later, when its memory, and a GPU's, has been freed. See proc_pid_stat(5), flags.
+    The process is reaped later, when its memory and that of a GPU are freed. See proc_pid_stat(5), flags.
     """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -54,7 +60,7 @@ def ends(pid: int) -> bool:
 
 
 def exit_code(status: int) -> int:
-    """Return the exit code as in `subprocess`: negative for a signal."""
+    """Return the exit code for a wait status as in `subprocess`: negative for a signal."""
     return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 

@@ -1,17 +1,21 @@
-"""Parent process that has imported the modules that workers need, and forks workers in milliseconds.
+"""Warm parent: a process that has imported the modules that workers need, and forks workers in milliseconds.
 
     python -m concertina_agent.workers.forkserver --control FD --preload MODULE...
     python -m concertina_agent.workers.forkserver --run MODULE:FUNCTION [ARGUMENT...]   (the same without a fork)
 
-The agent and the parent share a SOCK_SEQPACKET socket with one JSON object a packet. The parent first sends {"warm":
-true} or {"error": sentence}. A request is {"run": "module:function", "arguments": [...], "environment": {...}} with the
-file descriptors for stdout, stderr and those that the arguments name ("fd:0" is the first after those two). The answer
-is {"pid": N}, or {"unfit": why}; the agent then spawns a process instead. {"pid": N, "code": C} reports the end of each
-child.
+The agent and the parent communicate over a SOCK_SEQPACKET socket. Each packet is one JSON object:
+- The parent first sends {"warm": true} or {"error": sentence}.
+- A request of the agent is {"run": "module:function", "arguments": [...], "environment": {...}}. Its packet also has
+  the file descriptors for stdout and stderr, and those that the arguments name ("fd:0" is the first of them).
+- The answer is {"pid": N}, or {"unfit": why} if the parent must not be forked. The agent then starts an ordinary
+  process instead.
+- When a child ends, the parent sends {"pid": N, "code": C}.
 
-The parent only imports. A tensor operation would make every child hang, and a second thread or an open GPU would make a
-fork unsafe, so the parent checks for both before each fork. A script's parent imports this module too, and is waited
-for, so modules that only the bundled trainer's parent needs are imported where they are used.
+The parent only imports modules. A tensor operation in the parent would make every child hang. A second thread or an
+open GPU would make a fork unsafe, so the parent checks for both before each fork.
+
+The warm parent of a user's script imports this module too, and workers wait for it. So modules that only the bundled
+trainer's parent needs are imported where they are used.
 """
 
 from __future__ import annotations
@@ -34,12 +38,12 @@ from concertina_agent.workers.family import die_with_parent, exit_code
 
 MAX_PACKET = 1 << 18
 MAX_FDS = 253
-"""Maximum number of files in one packet (SCM_MAX_FD of include/net/scm.h)."""
+"""Maximum number of file descriptors in one packet (SCM_MAX_FD of include/net/scm.h)."""
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def unfit() -> str:
-    """Return the reason why this process must not be forked, or an empty string if it may."""
+    """Return the reason why this process must not be forked, or "" if it may be."""
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         return f"it has {threads} threads"
@@ -54,7 +58,7 @@ def unfit() -> str:
 def run_target(target: str, arguments: Sequence[Any]) -> int:
     """Call "module:function" with the arguments, and return the exit code.
 
-    An exception prints a traceback on stderr.
+    If the function raises an exception, a traceback is printed on stderr.
     """
     module, _, name = target.partition(":")
     try:
@@ -74,7 +78,11 @@ def run_target(target: str, arguments: Sequence[Any]) -> int:
 
 
 def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]) -> None:
-    """Give a new child its own process group, output and environment, default signals, and death with its parent."""
+    """Set up a new child process.
+
+    The child gets a process group of its own, its output files and environment variables, and the default handling of
+    signals. The kernel kills it when its parent dies.
+    """
     os.setpgid(0, 0)
     die_with_parent(parent)
     os.dup2(fds[0], 1)
@@ -87,14 +95,14 @@ def leave_parent(parent: int, environment: Mapping[str, str], fds: Sequence[int]
 
 
 def reset_signals() -> None:
-    """Undo the parent's own handling of signals."""
+    """Restore the default handling of signals that the parent has changed."""
     signal.set_wakeup_fd(-1)
     for number in (*STOPPING, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
 
 
 def become_worker(environment: Mapping[str, str]) -> None:
-    """Set up a worker of the bundled trainer: its output is flushed at each line, and its stacks can be requested."""
+    """Set up a worker of the bundled trainer: flush its output at each line, and let the agent request its stacks."""
     from concertina_agent.workers import stacks
 
     for stream in (sys.stdout, sys.stderr):
@@ -104,11 +112,11 @@ def become_worker(environment: Mapping[str, str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Forked:
-    """Request for which a child was forked."""
+    """Request for which this child process was forked."""
 
     request: Mapping[str, Any]
     fds: Sequence[int]
-    """File descriptors without those of stdout and stderr."""
+    """File descriptors that came with the request, without those for stdout and stderr."""
 
 
 def _refused() -> Mapping[str, str]:
@@ -117,12 +125,13 @@ def _refused() -> Mapping[str, str]:
 
 
 class Forkserver:
-    """Server that forks on request."""
+    """Server in a parent process: it forks workers when the agent requests them."""
 
     def __init__(self, control: socket.socket, refused: Callable[[], Mapping[str, str]] = _refused) -> None:
         """Initialize the server.
 
-        `refused` returns the answer to a request if this process must not be forked, or an empty mapping if it may.
+        `refused` returns the answer to a request if this process must not be forked now, or an empty mapping if it may
+        be.
         """
         self._control, self._refused = control, refused
         self._wakeup, wake = socket.socketpair()
@@ -133,8 +142,12 @@ class Forkserver:
         signal.set_wakeup_fd(wake.fileno())
 
     def serve(self) -> Optional[Forked]:
-        """Serve requests. Return in each child, and return None in the parent once the agent closes its end."""
-        selector = selectors.PollSelector()  # has no file of its own, which a fork would have to close
+        """Serve requests of the agent.
+
+        The method returns in each forked child, with the request that the child has to run. In the parent, it returns
+        None when the agent closes its end.
+        """
+        selector = selectors.PollSelector()  # PollSelector has no file descriptor, which a child would have to close
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
         while True:
@@ -158,13 +171,14 @@ class Forkserver:
         self._control.send(json.dumps(message).encode())
 
     def _handle(self, request: Mapping[str, Any], fds: Sequence[int]) -> bool:
-        """Fork and answer the agent; return whether this process is the child."""
+        """Fork a child and answer the agent. Return whether this process is the child."""
         refused = self._refused()
         if refused:
             self.send(refused)
             return False
         parent = os.getpid()
-        # The child ignores these signals as this process does until it has its own handlers. Earlier ones stay pending.
+        # In the child, these signals stay pending until it has its own handlers. Otherwise it would ignore them, as
+        # this process does.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         pid = os.fork()
         if pid:
@@ -182,7 +196,7 @@ class Forkserver:
         return True
 
     def _leave(self, parent: int, request: Mapping[str, Any], fds: Sequence[int]) -> None:
-        """Separate a new child from the parent."""
+        """Separate a new child from its parent: give it a process group, output files and variables of its own."""
         leave_parent(parent, request["environment"], fds)
 
     def _reap(self) -> None:
@@ -229,7 +243,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _work(forked: Forked) -> NoReturn:
-    """Run the request in a child, until the child exits."""
+    """Run the request in a child, and end the child with the exit code."""
     code = 1
     try:
         request, fds = forked.request, forked.fds

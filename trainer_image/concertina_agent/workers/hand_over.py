@@ -1,15 +1,17 @@
-"""Hand-over of a starting interpreter to a fork of a warm parent, from the interpreter's side (called by `hook`).
+"""Hand-over of a script from a Python interpreter that has just started to a fork of a warm parent.
 
-The interpreter sends one packet to the agent: a description of itself, with its open files. The answer is one of these:
+The start hook calls this in the interpreter (`hook`). The interpreter sends one packet to the agent, with a description
+of itself and its open files. The answer is one of these:
 
-{"record": PATH or "", ...}   the script starts here, and records its imports in that file. If the fork has refused, the
-                              answer has "plain", the reason, which the interpreter passes on to the agent
-{"pid": N, "group": G}        the script runs in process N. This process joins group G and stays as the stand-in of
-                              process N: it forwards signals, and ends as {"code": C} says, so that whatever has started
-                              it sees the script's own end
+{"record": PATH or "", ...}   The script starts in this process, which records its imports in that file. If a fork has
+                              refused to take over the script, the answer also has the reason as "plain", and the
+                              interpreter sends this reason to the agent.
+{"pid": N, "group": G}        The script runs in process N, a fork of a warm parent. This process joins group G and
+                              stands in for process N: it forwards signals to N, and ends in the same way when the agent
+                              sends {"code": C}. So the program that has started this process sees the script's own end.
 
-An interpreter that runs an installed program, such as `accelerate launch`, leaves the variable to its children, whose
-scripts are handed over too. Any other interpreter removes it.
+If an interpreter runs an installed program, such as `accelerate launch`, it keeps the environment variable VARIABLE.
+The scripts of its child processes are then handed over too. Any other interpreter removes the variable.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from typing import Any, NoReturn
 from concertina_agent.workers.learned import PACKAGES, Recorder
 
 VARIABLE = "CONCERTINA_WARM_SOCKET"
-"""Variable with the number of a worker's start and the path of the agent's socket, as NUMBER:PATH.
+"""Environment variable by which an interpreter finds the agent: NUMBER:PATH.
 
-A launcher's children find LAUNCHED before it.
+NUMBER is the number of a worker's start, and PATH is the path of the agent's socket. In the child processes of a
+launcher, LAUNCHED precedes the value.
 """
 LAUNCHED = "launched:"
 MAX_PACKET = 1 << 18
@@ -39,7 +42,10 @@ FORWARDED = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP,
 
 
 def run(value: str, initial_modules: Iterable[str]) -> None:
-    """Return if the script starts in this process; otherwise wait for the script's end, and end like it.
+    """Hand this interpreter's script over to another process, which has imported the script's modules already.
+
+    If the script has to start in this process instead, this function returns. Otherwise it waits for the script's end,
+    and ends this process with the same exit code or signal.
 
     Args:
         value: Value of VARIABLE.
@@ -59,7 +65,10 @@ def run(value: str, initial_modules: Iterable[str]) -> None:
 
 
 def interpreter() -> dict[str, Any]:
-    """Return the properties in which an interpreter must equal the warm parent."""
+    """Return properties of this Python interpreter, such as its version and flags.
+
+    Another interpreter can take over this one's script only if it has the same properties.
+    """
     return {
         "executable": sys.executable,
         "prefix": [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix],
@@ -70,7 +79,9 @@ def interpreter() -> dict[str, Any]:
 
 
 def _asked(start: int, path: str) -> str:
-    """Describe this interpreter, and return the file for the record of imports if the script starts here.
+    """Describe this interpreter to the agent, and return if the script has to start in this process.
+
+    The result is the path of the file into which imports are recorded, or "".
 
     Raises:
         OSError: If the agent cannot be reached.
@@ -88,7 +99,8 @@ def _asked(start: int, path: str) -> str:
             "environment": dict(os.environ),
             "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
             "files": files,
-            # Other processes may not be permitted to read it (ptrace_access_mode in ptrace(2)).
+            # The process itself reads this file, because others may lack the permission (ptrace_access_mode in
+            # ptrace(2)).
             "personality": read_text("/proc/self/personality"),
         }
         socket.send_fds(agent, [json.dumps(report).encode()], files)
@@ -112,7 +124,7 @@ def _runs_file_or_module() -> bool:
 
 
 def _is_installed() -> bool:
-    """Return whether the program was installed: a module of a package, or a script beside the interpreter."""
+    """Return whether the program is an installed one: a module of a package, or a script beside the interpreter."""
     target = sys.argv[0] if sys.argv else ""
     if target == "-m":
         word = _command_line()[-len(sys.argv)]
@@ -129,19 +141,19 @@ def _command_line() -> list[str]:
 
 
 def _inherited_files() -> list[int]:
-    """Return the file descriptors that this process has inherited."""
+    """Return the file descriptors that this process has inherited from the process that started it."""
     numbers = []
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the folder itself is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself is closed by now
             if os.get_inheritable(int(name)):
                 numbers.append(int(name))
     return sorted(numbers)
 
 
 def _stand_in(agent: socket.socket, pid: int, group: int, files: Iterable[int]) -> NoReturn:
-    """Forward signals to the script's process, and end as it ends."""
+    """Stand in for the script's process: forward signals to it, and end in the same way when it ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    # Signals to the group of this process reach the script directly, since it is in that group, too.
+    # A signal to this process's group reaches the script directly, because the script is in the same group.
     with contextlib.suppress(OSError):
         os.setpgid(0, group)
     for number in FORWARDED:
@@ -161,7 +173,7 @@ def _forward(pid: int, number: int) -> None:
 
 
 def _release(files: Iterable[int]) -> None:
-    """Close the inherited files, so that the reader of a pipe sees its end when the script closes it."""
+    """Close the inherited files here, so that the reader of a pipe sees its end when the script closes the pipe."""
     null = os.open(os.devnull, os.O_RDWR)
     for file in files:
         if file <= 2:
@@ -171,7 +183,7 @@ def _release(files: Iterable[int]) -> None:
 
 
 def end_like(code: int) -> NoReturn:
-    """End this process with an exit code, or by a signal if the code is negative, without a core dump of its own."""
+    """End this process with an exit code, or by a signal if the code is negative. This process writes no core dump."""
     if code < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         with contextlib.suppress(OSError, ValueError):

@@ -1,8 +1,9 @@
-"""Agent's end of hand-overs: the socket at which the interpreters of workers' commands describe themselves.
+"""The agent's socket to which Python interpreters of workers' commands connect to hand over their scripts.
 
-Only the user may open the socket (mode 0600), and the kernel tells which process has connected. A connection stays open
-for as long as the interpreter stands in for its script. If the interpreter closes it, the script is ended. When the
-script ends, the agent reports its exit code there.
+The end in the interpreter is `hand_over`. Only the job's user may open the socket (mode 0600), and the kernel tells
+which process has connected. After its script is handed over, an interpreter keeps its connection open and stands in for
+the script. If the interpreter closes the connection, the script is ended. When the script ends, the agent sends its
+exit code on the connection.
 """
 
 from __future__ import annotations
@@ -28,51 +29,55 @@ MOST_PATH = 100
 
 @dataclasses.dataclass
 class Start:
-    """One start of a worker's command, with the interpreters that it has started."""
+    """One start of a worker's command, and the Python interpreters that the command has started."""
 
     process: Process
     record: bool
-    """Whether imports are recorded. Only one worker of a replica records, because all run the same script."""
+    """Whether imports are recorded. Only one worker of a replica records them, because all workers run the same
+    script."""
     started_at: float
-    """Time of the event loop's clock."""
+    """Time of the start, by the event loop's clock."""
     reports: int = 0
-    """Number of interpreters that have described themselves."""
+    """Number of the command's Python interpreters that have connected and described themselves."""
     recorded: set[str] = dataclasses.field(default_factory=set)
-    """Keys of the programs of which an interpreter already records the imports."""
+    """Keys of the programs whose imports an interpreter of this start records."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Answer to an interpreter whose script starts in its own process."""
+    """Answer to an interpreter that it must run its script itself."""
 
     record: str = ""
-    """File for the record of imports, or empty."""
+    """File into which the interpreter records imports, or ""."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Answer to an interpreter whose script runs in a fork of a parent."""
+    """Answer to an interpreter that its script runs in another process.
+
+    That process is a fork of a process that has imported the script's modules.
+    """
 
     child: Child
     refused: Callable[[str], None]
-    """Function that is called with the reason if the fork could not take over the interpreter."""
+    """Function that is called with the reason if the other process can't take over the script."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Interpreter:
-    """Interpreter that has described itself."""
+    """Python interpreter of a worker's command that has connected, and its description of itself."""
 
     start: Start
     report: Mapping[str, Any]
     fds: tuple[int, ...]
-    """Its socket, and the files that it has inherited."""
+    """File descriptors of the interpreter's socket and of the files that it has inherited."""
 
 
 class HandOvers:
-    """Socket at which interpreters describe themselves."""
+    """The agent's socket to which Python interpreters of workers' commands connect."""
 
     def __init__(self, path: str, decide: Callable[[Interpreter], Awaitable[Union[Plain, Taken]]]) -> None:
-        """Initialize without a socket; `decide` returns where the script of an interpreter runs."""
+        """Initialize without a socket. The function `decide` returns where the script of an interpreter runs."""
         self.path, self._decide = path, decide
         self._listening: Optional[socket.socket] = None
         self._starts: dict[int, Start] = {}
@@ -80,7 +85,7 @@ class HandOvers:
         self._serving: set[asyncio.Task[None]] = set()
 
     def begin(self) -> str:
-        """Listen. Return the reason why that is impossible, or an empty string."""
+        """Begin to listen, and return "". If that is impossible, return the reason."""
         if len(os.fsencode(self.path)) > MOST_PATH:
             return f"the path {self.path} is too long for a socket"
         try:
@@ -103,7 +108,7 @@ class HandOvers:
 
     @property
     def silent_since(self) -> float:
-        """Time of the first start in progress of which no interpreter has described itself, or infinity."""
+        """Time of the oldest start whose interpreters have not connected yet, or infinity if there is none."""
         return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
 
     def close(self) -> None:
@@ -117,12 +122,15 @@ class HandOvers:
                 os.unlink(self.path)
 
     def next_value(self) -> str:
-        """Return the value of `hand_over.VARIABLE` for the next start."""
+        """Return the value of `hand_over.VARIABLE` for the next start of a command."""
         self._number += 1
         return f"{self._number}:{self.path}"
 
     def add(self, process: Process, record: bool) -> Start:
-        """Add and return the start to which `next_value` belongs. Answer its interpreters until `process` ends."""
+        """Add a start of a command, and return it. The command has the environment variable `next_value`.
+
+        The command's interpreters are answered until `process` ends.
+        """
         number, now = self._number, asyncio.get_running_loop().time()
         start = self._starts[number] = Start(process, record, now)
         process.ended.add_done_callback(lambda _: self._starts.pop(number, None))
@@ -157,7 +165,7 @@ class HandOvers:
         answer: Union[Plain, Taken]
         try:
             answer = await self._decide(interpreter)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:  # what a stranger may send
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # any process of the user can send this
             log_event("hand_over_failed", error=f"{type(error).__name__}: {error}")
             answer = Plain()
         finally:
@@ -175,7 +183,11 @@ class HandOvers:
 
 
 def _on_packet(connection: socket.socket, taken: Taken) -> None:
-    """Handle the reason for which the fork has refused, or the end of an interpreter that was killed."""
+    """Handle a packet from an interpreter that stands in for its script.
+
+    The packet says that the fork has refused to take over the script. An empty packet means that the interpreter was
+    killed.
+    """
     try:
         data = connection.recv(MAX_PACKET)
     except BlockingIOError:
@@ -193,10 +205,10 @@ def _on_packet(connection: socket.socket, taken: Taken) -> None:
 
 
 def _peer(connection: socket.socket) -> int:
-    """Return the process that has connected.
+    """Return the id of the process at the other end of a connection.
 
     Raises:
-        LookupError: If it is in another pid namespace.
+        LookupError: If the process is in another pid namespace.
     """
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", data)[0]

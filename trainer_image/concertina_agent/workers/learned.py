@@ -1,8 +1,8 @@
-"""Record of the modules that a script imports: one line for each module, in the file that the next parent reads.
+"""File that lists the modules which a script imports. A parent process imports them before it forks for the script.
 
-A line is JSON: the module's name, and the variables that the script had changed by then, because packages read
-variables when they are imported (the parent also sets them before it imports). Instead of the variables, null means
-that the module was not imported after all.
+Each line is JSON for one module: its name, and the environment variables that the script had changed before the import.
+The parent process sets these variables too, because packages read variables when they are imported. If a line has null
+instead of the variables, the module was searched for but not imported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Optional
 
 PACKAGES = ("site-packages", "dist-packages")
-"""Names of folders of installed packages."""
+"""Names of folders that contain installed packages."""
 MOST_MODULES, MOST_BYTES = 10_000, 4 << 20
 
 
@@ -26,7 +26,7 @@ class Imported:
 
     name: str
     changes: Mapping[str, Optional[str]] = dataclasses.field(default_factory=dict)
-    """Variables that the script had set, or removed (None), before the import."""
+    """Environment variables that the script had set before the import, or removed (None)."""
 
     @property
     def line(self) -> str:
@@ -38,14 +38,13 @@ class Imported:
 
 
 class Recorder:
-    """Import finder that records each module that the script looks for.
+    """Import finder that records each module that a script searches for. It is the first finder, and never finds one.
 
-    It is the first finder, and never finds a module.
-
-    If a module that was looked for was not imported, its record is revoked when the next module is looked for. After
-    that, it is recorded only once it has been imported. Some modules are looked for at each step or at each start. If
-    the file grew with them, another parent would import everything again. Modules that the file already contains are
-    not recorded again.
+    The script may search for a module that does not exist. When the next module is searched for, it is known whether
+    the previous one was imported. If it was not imported, the recorder adds a line to the file by which the earlier
+    record becomes invalid. From then on, that module is recorded only after it has been imported. Modules that the file
+    already contains are not recorded again. Both rules keep the file from growing at each step or each start, because
+    after each growth, the recorded modules are imported again in a parent process.
     """
 
     def __init__(self, path: str) -> None:
@@ -55,7 +54,7 @@ class Recorder:
         self._changes: dict[str, Optional[str]] = {}
         records = _last_records(path)
         self._not_imported = {name for name, record in records.items() if record is None}
-        """Modules that were revoked."""
+        """Names of modules that were searched for, but not imported. The file has a line for each of them."""
         self._recorded = records.keys() - self._not_imported
 
     def find_spec(self, name: str, path: Optional[Sequence[str]] = None, target: object = None) -> None:
@@ -73,7 +72,7 @@ class Recorder:
             self._write(name, self._changes)
 
     def _settle(self) -> None:
-        """Determine whether the previous module was imported."""
+        """Find out whether the module that was searched for last was imported. If not, make its record invalid."""
         name, self._last = self._last, ""
         if not name:
             return
@@ -102,21 +101,24 @@ class Recorder:
 
 
 def read(path: str) -> list[Imported]:
-    """Return the imported modules in order of their import, or none if there is no file.
+    """Return the modules in a file, in the order of their import. If there is no file, there are none.
 
-    A line that cannot be read, such as one that is incomplete or comes from elsewhere, is skipped.
+    A line that cannot be parsed is skipped. For example, it may be incomplete.
     """
     return [record for record in _last_records(path).values() if record is not None]
 
 
 def lines_to_tell(path: str) -> str:
-    """Return the lines that another replica needs to continue from the same record, including revoked modules."""
+    """Return the lines of a file that another replica needs to continue the same record.
+
+    They include the names of modules that were searched for, but not imported.
+    """
     records = _last_records(path).items()
     return "".join(f"{record.line if record else json.dumps([name, None])}\n" for name, record in records)
 
 
 def _last_records(path: str) -> dict[str, Optional[Imported]]:
-    """Return the valid record of each module, or None for one that was revoked."""
+    """Return the last record of each module, or None for a module that was searched for, but not imported."""
     records: dict[str, Optional[Imported]] = {}
     with contextlib.suppress(OSError), open(path, "rb") as lines:
         for line in lines.read(MOST_BYTES).splitlines()[:MOST_MODULES]:
@@ -129,7 +131,7 @@ def _last_records(path: str) -> dict[str, Optional[Imported]]:
                     and _is_module(name)
                     and all(_is_variable(*change) for change in changes.items())
                 ):
-                    records.pop(name, None)  # moves after those that were imported meanwhile
+                    records.pop(name, None)  # the module is now after those that were imported in between
                     records[name] = Imported(name, changes)
     return records
 
@@ -139,6 +141,6 @@ def _is_module(name: str) -> bool:
 
 
 def _is_variable(name: str, value: object) -> bool:
-    """Return whether a variable with this name can be set to this value, or removed if it is None."""
+    """Return whether an environment variable can have this name and value. None stands for a removed variable."""
     can_be_value = value is None or (isinstance(value, str) and "\0" not in value)
     return can_be_value and bool(name) and not set("=\0") & set(name)

@@ -1,4 +1,7 @@
-"""Output of processes: it is passed on line by line to the agent's stdout and stderr, and the last lines are kept."""
+"""Output of the processes that an agent starts.
+
+Each line is copied to the agent's own stdout or stderr. The last lines are kept for reports.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,16 @@ from concertina_protocol.waiting import within
 
 KEEP_LINES = 50
 MAX_KEPT = 2000
-"""Maximum number of characters that are kept of a line."""
+"""Maximum number of characters of a line that are kept."""
 MAX_WAITING = 1 << 20
-"""Number of bytes that may wait for a slow reader of the agent's output before the printing process must wait."""
+"""Number of bytes that may wait if the reader of the agent's output is slow. Then the printing process has to wait."""
 
 
 class Sink:
-    """One of the agent's own streams, which never blocks: data that it does not accept at once are written later."""
+    """The agent's stdout or stderr.
+
+    Writing never blocks: data that the stream does not accept at once are written later.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = _reopened(fd)
@@ -51,11 +57,11 @@ class Sink:
 
 
 class Tail:
-    """Output of one process."""
+    """Reader of the output of one process."""
 
     def __init__(self, streams: dict[int, int]) -> None:
         self._streams = streams
-        """Stream of each read end: 1 (stdout) or 2 (stderr)."""
+        """Output stream (1: stdout, 2: stderr) of each pipe, by the descriptor of its read end."""
         self._partial = dict.fromkeys(streams, b"")
         self._lines: collections.deque[bytes] = collections.deque(maxlen=KEEP_LINES)
         self._prefix = b""
@@ -65,7 +71,7 @@ class Tail:
         """Last line of stderr that is not blank."""
 
     def start(self, prefix: str) -> None:
-        """Start reading."""
+        """Begin to read. Each copied line starts with `prefix`."""
         self.started = True
         self._prefix = prefix.encode()
         for fd in self._streams:
@@ -73,7 +79,7 @@ class Tail:
         self.resume()
 
     def start_anew(self, prefix: str) -> None:
-        """Forget the lines so far, which are those of an earlier round."""
+        """Forget the lines so far, because they are from an earlier round. Further lines start with `prefix`."""
         self._prefix, self.last_error = prefix.encode(), ""
         self._lines.clear()
 
@@ -81,7 +87,7 @@ class Tail:
         return tuple(line[:MAX_KEPT].decode(errors="replace") for line in self._lines)
 
     async def closed(self, timeout: float) -> None:
-        """Wait until every holder of the write ends has closed them, or the time is up."""
+        """Wait until all processes have closed the write ends of the pipes, or the time is up."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(timeout, self._closed.wait())
 
@@ -128,9 +134,9 @@ class Tail:
 
 @contextlib.contextmanager
 def pipes() -> Iterator[tuple[int, int, Tail]]:
-    """Yield write ends for a child's stdout and stderr, and the Tail that reads them once started.
+    """Yield write ends of pipes for a child's stdout and stderr, and the Tail that reads them after its `start`.
 
-    The write ends are closed here afterwards.
+    After the `with` block, the write ends are closed in this process.
     """
     (out_read, out), (err_read, err) = os.pipe(), os.pipe()
     tail = Tail({out_read: 1, err_read: 2})
@@ -151,9 +157,9 @@ def _sink(fd: int) -> Sink:
 
 
 def _reopened(fd: int) -> int:
-    """Return the same pipe or file with an open file description of its own.
+    """Return a new descriptor of the same pipe or file, with an open file description of its own.
 
-    The agent can then make it non-blocking without affecting other processes.
+    The agent can make this description non-blocking, while other processes that have the file open are not affected.
     """
     (sys.stdout if fd == 1 else sys.stderr).flush()
     try:

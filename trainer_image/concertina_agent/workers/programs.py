@@ -1,6 +1,7 @@
-"""Program of a Python interpreter (its script, arguments and variables), and whether a warm parent can run it instead.
+"""Program of a Python interpreter: its script, arguments and environment variables.
 
-The module has no side effects.
+Two programs are compared to decide whether a process that has imported the modules of one can run the other. The module
+has no side effects.
 """
 
 from __future__ import annotations
@@ -17,40 +18,40 @@ from concertina_agent.workers.hand_over import VARIABLE
 from concertina_agent.workers.python_command import PythonCommand, Runs
 
 BEFORE_MAIN = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "MKL_", "KMP_", "GOMP_", "CUDA_", "TORCH")
-"""Prefixes of variables that are read before a script can change them, or by libraries as they are loaded."""
+"""Prefixes of environment variables that take effect before a script can change them, or when a library is loaded."""
 IGNORED = frozenset({"_", "SHLVL", "PWD", "OLDPWD", VARIABLE, *VARYING})
-"""Variables that a shell or the agent sets for each command, and that no import of a parent depends on."""
+"""Environment variables that a shell or the agent sets for each command. No import depends on them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Program of an interpreter. A warm parent of the same program can run it too."""
+    """Program of a Python interpreter. A process that has imported the modules of the same program can run it too."""
 
     line: tuple[str, ...]
-    """Words of the command line."""
+    """Command line, as a tuple of words."""
     words: int
-    """Number of words without the script's arguments."""
+    """Number of words of the command line before the arguments of the script."""
     script: str
-    """File of the script, or empty if the script is not a file."""
+    """Path of the script, or "" if the interpreter runs a module or code."""
     folder: str
-    """Folder that Python puts at the beginning of its path."""
+    """Folder that Python puts at the beginning of `sys.path`."""
     directory: str
     """Working directory."""
     environment: Mapping[str, str]
-    """Variables, without those that differ between workers."""
+    """Environment variables, without those that differ between workers."""
 
     @property
     def key(self) -> str:
-        """Name of the program, which is the same in all pods of a job."""
+        """Key that identifies the program. It is the same in all pods of a job."""
         text = json.dumps([self.line[: self.words], self.script, self.folder])
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
     def to_json(self, base: Mapping[str, str], names: Optional[Collection[str]] = None) -> str:
-        """Return the program as one line.
+        """Return the program as one line of JSON.
 
         Args:
-            base: Variables of which only the differences are written.
-            names: Variables that may be written, or None for all.
+            base: Environment variables that the reader of the line has too. Only differences from them are written.
+            names: Names of the variables that may be written, or None for all.
         """
         variables = {**dict.fromkeys(base), **self.environment}
         changes = {
@@ -63,10 +64,10 @@ class Program:
 
 
 def from_json(line: str, base: Mapping[str, str]) -> Program:
-    """Return the program of a line.
+    """Return the program in a line that `to_json` has written.
 
     Raises:
-        ValueError: If it is no such line.
+        ValueError: If the line does not describe a program.
     """
     try:
         fields = json.loads(line)["program"]
@@ -81,7 +82,7 @@ def from_json(line: str, base: Mapping[str, str]) -> Program:
 
 
 def of_command(command: PythonCommand, environment: Mapping[str, str]) -> Program:
-    """Return the program of a command that is only Python."""
+    """Return the program of a command that does nothing but run Python."""
     script = os.path.realpath(command.target) if command.runs is Runs.FILE else ""
     folder = os.path.dirname(script) if script else os.getcwd()
     words = command.options + (1 if command.runs is Runs.FILE else 2)
@@ -89,7 +90,7 @@ def of_command(command: PythonCommand, environment: Mapping[str, str]) -> Progra
 
 
 def reported(report: Mapping[str, Any]) -> Program:
-    """Return the program of an interpreter that has described itself (`hand_over`).
+    """Return the program of an interpreter, given its description of itself (see `hand_over`).
 
     Raises:
         ValueError: If the description is not complete.
@@ -106,17 +107,17 @@ def reported(report: Mapping[str, Any]) -> Program:
 
 
 def difference(interpreter: Mapping[str, Any], parent: Mapping[str, Any]) -> str:
-    """Return the first property in which an interpreter differs from a parent's, or an empty string."""
+    """Return the first property in which two interpreters differ, or "" if there is none."""
     return next((name for name, value in parent.items() if interpreter.get(name) != value), "")
 
 
 def differing_variable(variables: Mapping[str, str], other: Mapping[str, str], read: Collection[str]) -> str:
-    """Return the name of a variable that differs and matters to imports, or an empty string.
+    """Return the name of an environment variable that differs and may affect imports, or "" if there is none.
 
     Args:
-        variables: Variables of a worker.
-        other: Variables of a parent.
-        read: Variables that the parent's imports have read.
+        variables: Environment variables of a worker.
+        other: Environment variables of a warm parent.
+        read: Names of the variables that the parent's imports have read.
     """
     names = dict.fromkeys((*variables, *other))
     differing = (name for name in names if variables.get(name) != other.get(name))
@@ -124,5 +125,5 @@ def differing_variable(variables: Mapping[str, str], other: Mapping[str, str], r
 
 
 def is_read(name: str, read: Collection[str]) -> bool:
-    """Return whether a variable matters before a script can change it."""
+    """Return whether a variable has an effect before the script can change it, at Python's start or in imports."""
     return (name in read or name.startswith(BEFORE_MAIN)) and name not in IGNORED

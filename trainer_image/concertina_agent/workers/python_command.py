@@ -1,6 +1,6 @@
-"""Check whether a command is only Python running a file, a module or code, so that a fork may run it.
+"""Parsing of a command line, to find out whether it does nothing but run Python.
 
-The module has no side effects.
+If so, a worker can be forked from a process that has imported the program's modules. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Optional, Union
 
 
 class Runs(enum.Enum):
-    """Kind of program that Python runs."""
+    """Kind of program that a Python command line runs."""
 
     FILE = "file"
     MODULE = "module"
@@ -22,25 +22,25 @@ class Runs(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class PythonCommand:
-    """Command line whose first word is a Python, and that starts no other process on its way."""
+    """Command line that does nothing but run Python: a file, a module or code."""
 
     line: tuple[str, ...]
     runs: Runs
     options: int
-    """Number of the line's words that are the interpreter's own: its name, and the options before the program."""
+    """Number of words before the program: the interpreter, and its options."""
 
     @property
     def target(self) -> str:
-        """File, name of the module, or code."""
+        """Path of the file, name of the module, or code that Python runs."""
         return self.line[self.options + (self.runs is not Runs.FILE)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Unsuited:
-    """Command that a fork cannot run."""
+    """Command line for which a worker can't be forked, because it does more than run Python."""
 
     why: str
-    """Reason, as the end of a sentence after "the command starts plainly: "."""
+    """Reason, as the end of a sentence that begins with "the command starts plainly: "."""
 
 
 ISOLATING = {
@@ -52,14 +52,14 @@ ISOLATING = {
     "h": "only prints its help",
     "?": "only prints its help",
 }
-"""Options of Python with which a fork cannot be prepared, or that run nothing."""
+"""Options of Python with which a worker can't be forked, with the reason. Some of them run no program."""
 ALONE = "bBdOqsuvxPR"
-"""Options of one letter that take no value."""
+"""Options of Python that are one letter without a value."""
 WITH_VALUE = "XW"
 
 
 def parse(line: Sequence[str]) -> Union[PythonCommand, Unsuited]:
-    """Return the parsed command, or the reason why a fork cannot run it."""
+    """Return the parsed command line, or the reason why a worker can't be forked for it."""
     if not is_python(line[0]):
         return Unsuited(f"it begins with {_short(line[0])}, which is no Python")
     index = 1
@@ -89,10 +89,10 @@ def parse(line: Sequence[str]) -> Union[PythonCommand, Unsuited]:
 
 
 def _letters(word: str) -> tuple[Optional[Runs], bool, str]:
-    """Return the result of one word of options.
+    """Parse a word of one-letter options of Python.
 
-    The result is the kind of program that follows, whether the option's value is the next word, and why a fork is
-    impossible.
+    The result has three parts: the kind of program that follows, whether the value of the last option is the next word,
+    and the reason why a worker can't be forked.
     """
     for index, letter in enumerate(word[1:], 1):
         if letter in ISOLATING:
@@ -107,7 +107,7 @@ def _letters(word: str) -> tuple[Optional[Runs], bool, str]:
 
 
 def is_python(word: str) -> bool:
-    """Return whether the first word of a command is a Python."""
+    """Return whether the first word of a command is a Python interpreter."""
     name = os.path.basename(word)
     return name.startswith("python") and all(letter.isdigit() or letter == "." for letter in name[len("python") :])
 

@@ -1,4 +1,4 @@
-"""Address at which the workers of a round meet: a bound socket, or a free port for a command that serves it."""
+"""Address of the c10d store of a round: a socket that the agent has bound, or a free port for a command's own store."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import socket
 from concertina_protocol.addresses import family
 
 PORTS = range(20000, 32000)
-"""Ports below those of outgoing connections on Linux, so that a free one stays free until a worker binds it."""
+"""Ports to choose from. They are below Linux's ports for outgoing connections, so a free one stays free for a while."""
 
 
 def bind(host: str) -> socket.socket:
-    """Return a listening socket at `host` and a port that the kernel chooses."""
+    """Return a listening socket at `host`, at a port that the kernel chooses."""
     listening = socket.socket(family(host), socket.SOCK_STREAM)
     listening.bind((host, 0))
     listening.listen(2048)
@@ -22,7 +22,7 @@ def bind(host: str) -> socket.socket:
 
 
 def reserve(host: str) -> int:
-    """Return a port that is free at this moment on every address (torch's store binds them all) and on `host`.
+    """Return a port that is free at this moment on `host` and on all other addresses, which torch's store binds too.
 
     Raises:
         OSError: If no port is free.

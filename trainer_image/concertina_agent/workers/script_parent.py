@@ -1,15 +1,19 @@
-"""Parent of scripts, in the user's own Python before its script: it imports modules and forks (called by `hook`).
+"""Warm parent of a user's script: a process of the user's own Python that imports modules and forks on request.
 
-{"probe": true, ...}     sends {"held": true} and exits, which shows that this Python imports the hook
-{"modules": PATH, ...}   a parent as in `forkserver`. It also sends {"leave_out": module, "why": ...} and exits if a
-                         module must not be imported before the fork, and {"failed": module, "why": ...} if a requested
-                         module cannot be imported. Its answers can also be {"stale": path}: a file that it has
-                         imported has changed
+The start hook calls this before the script would begin (`hook`). The agent passes a configuration:
 
-{"warm": true} is sent with the number of imported packages, the variables that their imports have read, and the
-properties of the interpreter. A request {"import": true} makes the parent import what the file has in addition, and
-send that again. The agent sends it only while the parent has no children, which would end with the parent. A request
-{"take": description} makes the fork take over an interpreter (`take_over`).
+{"probe": true, ...}     Send {"held": true} and exit. This shows that this Python imports the hook.
+{"modules": PATH, ...}   Become a warm parent, with the messages of `forkserver` and these differences:
+                         - {"warm": true} also has the number of imported packages, the environment variables that
+                           their imports have read, and the properties of the interpreter.
+                         - {"leave_out": module, "why": ...} is sent if a module must not be imported before a fork. The
+                           parent then exits.
+                         - {"failed": module, "why": ...} is sent if a requested module cannot be imported.
+                         - {"stale": path} is the answer to a request if an imported file has changed.
+                         - The request {"import": true} makes the parent import the modules that were added to the file,
+                           and send {"warm": true} again. The agent sends this request only while the parent has no
+                           children, because they would end if the parent has to exit.
+                         - The request {"take": description} makes a fork take over an interpreter (`take_over`).
 """
 
 from __future__ import annotations
@@ -38,13 +42,13 @@ from concertina_agent.workers.learned import PACKAGES, Imported, Recorder, read
 
 MOST_FILES = 30_000
 NAME = "concertina-warm"
-"""Name of the process in `ps`, which distinguishes it from a worker."""
+"""Name in `ps` of a process that forks workers. It distinguishes the process from the workers."""
 BLAS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclasses.dataclass(frozen=True)
 class ParentConfig:
-    """Configuration of a parent, which the agent sends."""
+    """Configuration that the agent passes to a process which imports modules and forks workers."""
 
     agent: int
     """Process id of the agent."""
@@ -52,24 +56,24 @@ class ParentConfig:
     """File descriptor of the socket to the agent."""
     probe: bool = False
     folder: str = ""
-    """Folder of the script's own modules, which is first on its sys.path."""
+    """Folder of the script's own modules, which is first in the script's `sys.path`."""
     script: str = ""
-    """File of the script, or empty if the script is not a file."""
+    """Path of the script, or "" if the program is a module or code."""
     modules: str = ""
-    """File of the learned modules."""
+    """Path of the file that lists the modules to import (see `learned`)."""
     preload: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     varying: tuple[str, ...] = ()
-    """Variables that differ between workers, as far as the agent knows."""
+    """Names of the environment variables that differ between workers, as far as the agent knows."""
     most_memory: int = 0
-    """Maximum amount of the parent's own memory that the imports may take, in bytes."""
+    """Maximum bytes of its own memory that this process may use for imports."""
 
 
 def run(text: str, initial_modules: Iterable[str]) -> None:
-    """Import modules and fork; return in each child.
+    """Import modules, and fork when the agent requests it. This function returns only in a fork.
 
     Args:
-        text: ParentConfig in JSON.
+        text: ParentConfig as JSON.
         initial_modules: Modules that were imported before those of this package.
     """
     config = ParentConfig(**json.loads(text))
@@ -103,22 +107,23 @@ def run(text: str, initial_modules: Iterable[str]) -> None:
 
 
 class ScriptForkserver(Forkserver):
-    """Server that forks scripts, and imports what they need."""
+    """Server that imports the modules of a script, and forks workers that run the script."""
 
     def __init__(self, control: socket.socket, config: ParentConfig, own: Mapping[str, Any]) -> None:
-        """Initialize the server; `own` has the properties of this interpreter."""
+        """Initialize the server. `own` has the properties of this process's interpreter."""
         super().__init__(control, self._refusal)
         self._config, self._own = config, own
         self._files: dict[str, tuple[int, ...]] = {}
-        """Fingerprints of the files that were imported."""
+        """Fingerprints of the imported files, by path, to notice when a file changes."""
         self._environment_reads: set[bytes] = set()
         self.modules: list[Imported] = []
-        """Modules that were imported, or could not be."""
+        """Modules that were imported or could not be imported."""
         self.taken: Optional[take_over.Signals] = None
-        """Signals of the interpreter that this process has taken over."""
+        """Signals that the script's interpreter ignored and blocked, or None in a process that has not taken over a
+        script."""
 
     def import_modules(self) -> None:
-        """Import the modules that were learned since the last call, and tell the agent."""
+        """Import the modules that were added to the file since the last call, and report to the agent."""
         known = {module.name for module in self.modules}
         learned = _modules_to_import(self._config, read(self._config.modules))
         modules = [module for module in learned if module.name not in known]
@@ -157,7 +162,7 @@ class ScriptForkserver(Forkserver):
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
-    """Undo, in a child, the state that it must not share with other processes, and the parent's own settings."""
+    """Undo, in a fork, what a worker must not share with other workers, such as random seeds."""
     importlib.invalidate_caches()
     threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})
@@ -165,19 +170,19 @@ def _separate_from_parent(modules: Iterable[Imported]) -> None:
 
 
 def _reseed() -> None:
-    """Reseed the generators that numpy and torch seeded randomly on import. Python itself reseeds `random`.
+    """Reseed the random generators of numpy and torch that were seeded randomly when they were imported.
 
-    A generator that a package seeded on purpose during its import keeps its seed.
+    If a package chose a seed on purpose during its import, the seed is kept. Python itself reseeds `random`.
     """
     if (numpy := sys.modules.get("numpy.random")) is not None and numpy.get_bit_generator()._seed_seq is not None:
         numpy.seed()
     torch = getattr(sys.modules.get("torch"), "default_generator", None)
-    # A random seed has 64 bits, and is not one that a user would choose.
+    # A random seed has 64 bits. A seed that a user chose is most likely smaller.
     if torch is not None and torch.initial_seed() >= 1 << 32:
         torch.seed()
 
 
-# --- what is imported ---------------------------------------------------------------------------------------------
+# --- imports ------------------------------------------------------------------------------------------------------
 
 
 def _modules_to_import(config: ParentConfig, learned: Iterable[Imported]) -> list[Imported]:
@@ -188,7 +193,7 @@ def _modules_to_import(config: ParentConfig, learned: Iterable[Imported]) -> lis
 
 @functools.cache
 def _is_installed(package: str) -> bool:
-    """Return whether a package is in a folder of installed packages. Others are the script's own."""
+    """Return whether a package is in a folder of installed packages. Any other package is the script's own."""
     spec = None
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.machinery.PathFinder.find_spec(package, sys.path)
@@ -198,14 +203,14 @@ def _is_installed(package: str) -> bool:
 
 @functools.cache
 def _is_filled_by_pip(folder: str) -> bool:
-    """Return whether the folder contains records of installed packages, as after `pip install --target`."""
+    """Return whether a folder contains records of installed packages, as after `pip install --target`."""
     with contextlib.suppress(OSError):
         return any(name.endswith(".dist-info") for name in os.listdir(folder))
     return False
 
 
 def _preload(config: ParentConfig, modules: Iterable[Imported], server: Forkserver) -> set[bytes]:
-    """Import modules, and return the variables that the imports have read."""
+    """Import modules, and return the names of the environment variables that the imports have read."""
     initial_environment = dict(os.environ)
     sys.path.insert(0, config.folder)
     changes: Optional[Mapping[str, Optional[str]]] = None
@@ -234,14 +239,14 @@ def _preload(config: ParentConfig, modules: Iterable[Imported], server: Forkserv
 def _import(module: Imported, is_requested: bool, server: Forkserver) -> None:
     try:
         importlib.import_module(module.name)
-    except BaseException as error:  # the script will encounter the error itself
+    except BaseException as error:  # the script will get the same error
         if is_requested:
             traceback.print_exc()
             server.send({"failed": module.name, "why": f"{type(error).__name__}: {error}"[:300]})
 
 
 def _reason_to_leave_out(environment_reads: _EnvironmentReads, config: ParentConfig) -> str:
-    """Return the reason why the last imported module must not be imported, or an empty string."""
+    """Return the reason why the module that was imported last must not be imported before a fork, or ""."""
     varying = environment_reads.names & {name.encode() for name in config.varying}
     if varying:
         return f"it reads {min(varying).decode()} when it is imported"
@@ -249,7 +254,7 @@ def _reason_to_leave_out(environment_reads: _EnvironmentReads, config: ParentCon
 
 
 class _EnvironmentReads(dict[bytes, bytes]):
-    """Replacement for the process's variables that records the names that are read."""
+    """Replacement for the data of `os.environ`, which records the names of the variables that are read."""
 
     def __init__(self) -> None:
         self._data: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
@@ -261,7 +266,7 @@ class _EnvironmentReads(dict[bytes, bytes]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._data.clear()  # os.environb refers to it, too
+        self._data.clear()  # `os.environb` refers to the same data
         self._data.update(self)
         os.environ._data = self._data  # type: ignore[attr-defined]
 
@@ -290,7 +295,7 @@ def _set_variable(name: str, value: Optional[str]) -> None:
         del os.environ[name]
 
 
-# --- what the parent is -------------------------------------------------------------------------------------
+# --- properties of the parent -------------------------------------------------------------------------------
 
 
 def _own_memory() -> int:
@@ -299,9 +304,9 @@ def _own_memory() -> int:
 
 
 def _shadowed_module(folder: str, initial_modules: Iterable[str]) -> str:
-    """Return an error if a module of the script has the name of a module that only this package has imported.
+    """Return an error if a module of the script has the same name as a module that only this package has imported.
 
-    The script could not import its own module then.
+    The script could not import its own module, because the name is already in `sys.modules`.
     """
     ours = {name for name in sys.modules if "." not in name} - set(initial_modules)
     with contextlib.suppress(OSError):
@@ -313,7 +318,7 @@ def _shadowed_module(folder: str, initial_modules: Iterable[str]) -> str:
 
 
 def _files() -> dict[str, tuple[int, ...]]:
-    """Return the fingerprints of the files of all imported modules that are not in the standard library."""
+    """Return the fingerprints of the files of all imported modules, except those of the standard library."""
     standard = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
     fingerprints: dict[str, tuple[int, ...]] = {}
     for module in list(sys.modules.values()):
@@ -333,7 +338,7 @@ def _of_package(path: str) -> bool:
 
 
 def _fingerprint(path: str) -> tuple[int, ...]:
-    """Return the time, size and inode of a file, or an empty tuple if there is none."""
+    """Return the time, size and inode of a file, or () if there is no such file."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -342,7 +347,7 @@ def _fingerprint(path: str) -> tuple[int, ...]:
 
 
 def _rename(name: str) -> str:
-    """Rename the process, and return its previous name."""
+    """Set the name of this process in `ps`, and return the previous one."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "r+") as file:
         before = file.read().rstrip("\n")
         file.seek(0)

@@ -1,8 +1,9 @@
-"""Stacks of a process, obtained without its cooperation, because it may hang in C or be stopped.
+"""Stacks of a worker that may hang in C code or be stopped, collected without its cooperation.
 
-A worker that was forked by the agent has registered faulthandler for SIGNAL, which writes the Python stacks of all
-threads from the signal handler. Any other process and its descendants are inspected by py-spy, if that is installed and
-permitted. The kernel's information comes first, and is all there is if neither answers.
+In a worker that was forked by the agent, faulthandler is registered for SIGNAL: the signal makes it write the Python
+stacks of all threads. Any other process, and its descendants, are inspected by py-spy, if py-spy is installed and has
+the permission. The result begins with information of the kernel about the process. If a process gives no stacks, this
+is all.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ SIGNAL = signal.SIGUSR2
 SUFFIX = ".stacks"
 ANSWER_SECONDS = 1.0
 QUIET_SECONDS = 0.06
-"""Seconds without growth after which a dump is complete."""
+"""Seconds without growth of the file after which faulthandler's output counts as complete."""
 KEEP_LINES, KEEP_CHARACTERS = 40, 240
 FAMILY = 8
-"""Maximum number of processes of one worker that are inspected."""
+"""Maximum number of processes of one worker to inspect."""
 FRAMES = 8
-"""Number of frames that are kept of each thread, innermost first."""
+"""Number of frames of each thread to keep, beginning with the innermost."""
 IDLE = ("<no Python frame>", "concurrent/futures/thread.py")
-"""Text in the innermost frame of an irrelevant thread: one of a library, or an idle one of a pool."""
+"""Texts in the innermost frame of a thread that is not of interest: a thread of a library, or an idle one of a pool."""
 
 
 def register(environment: Mapping[str, str]) -> None:
-    """Make SIGNAL write the stacks of all threads of this worker into the file beside its heartbeat."""
+    """Make SIGNAL write the stacks of all threads of this worker into a file beside its heartbeat."""
     if path := environment.get(VARIABLE):
         with contextlib.suppress(OSError):
             faulthandler.register(SIGNAL, open(path + SUFFIX, "w"), all_threads=True)  # noqa: SIM115
 
 
 async def collect(pids: Sequence[int], heartbeat: str, reaper: Reaper) -> list[str]:
-    """Return all lines: the kernel's information, then the stacks, innermost frame first.
+    """Return all lines about a worker: first information of the kernel, then the stacks, innermost frame first.
 
     Args:
-        pids: Processes of the worker that are not below each other.
-        heartbeat: Path of its heartbeat.
-        reaper: Reaper of the agent's children.
+        pids: Processes of the worker, without their descendants.
+        heartbeat: Path of the worker's heartbeat.
+        reaper: Reaper of the agent's child processes.
     """
     if _size(heartbeat + SUFFIX) >= 0:
         return [_kernel(pids[0]), *await _by_signal(pids[0], heartbeat + SUFFIX)]
@@ -57,9 +58,10 @@ async def collect(pids: Sequence[int], heartbeat: str, reaper: Reaper) -> list[s
 
 
 def bounded(lines: list[str]) -> tuple[str, ...]:
-    """Return the innermost frames of each busy thread, within the limits of a message.
+    """Return the innermost frames of each thread that is of interest, within the limits of a message.
 
-    The main thread, which answers the signal, comes last in a dump and first in the result.
+    The main thread, which handles the signal, is the last one in faulthandler's output. It is the first one in the
+    result.
     """
     threads: list[list[str]] = [[]]
     for line in lines:
@@ -74,16 +76,19 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
 
 
 def stopped(pid: int) -> Optional[int]:
-    """Return the CPU time of a process in clock ticks if it is stopped, but not by a debugger; else None.
+    """Return the CPU time of a process in clock ticks if the process is stopped, otherwise None.
 
-    See proc_pid_stat(5).
+    A process that a debugger has stopped does not count. See proc_pid_stat(5).
     """
     state, *fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
     return int(fields[10]) + int(fields[11]) if state == "T" else None
 
 
 def _family(roots: Sequence[int]) -> list[int]:
-    """Return the processes and their descendants: a user's own command may be a shell that runs the script."""
+    """Return some processes and their descendants.
+
+    For example, a user's own command may be a shell that runs the script.
+    """
     pids = [*roots]
     for parent in pids:
         pids += map(int, _read(f"/proc/{parent}/task/{parent}/children").split())
@@ -122,9 +127,9 @@ async def _from_outside(pid: int, reaper: Reaper) -> list[str]:
 
 
 async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> tuple[list[str], bool]:
-    """Return py-spy's output, and whether it is a stack.
+    """Run py-spy on a process, and return its output and whether the output is a stack.
 
-    py-spy supports no other programs than Python, and may lack the permission to inspect a process.
+    py-spy supports only Python, and may lack the permission to inspect the process.
     """
     child, output = _start_py_spy(program, pid)
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -140,7 +145,7 @@ async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> tuple[list[str],
 
 
 def _start_py_spy(program: str, pid: int) -> tuple[int, BinaryIO]:
-    """Return the process id of py-spy, and its output; a pipe has room for all of it."""
+    """Start py-spy, and return its process id and a pipe with its output. All of the output fits into the pipe."""
     read, write = os.pipe()
     try:
         redirect = [(os.POSIX_SPAWN_DUP2, write, 1), (os.POSIX_SPAWN_DUP2, write, 2)]
@@ -151,7 +156,7 @@ def _start_py_spy(program: str, pid: int) -> tuple[int, BinaryIO]:
 
 
 def _size(path: str) -> int:
-    """Return the size of a file, or -1 if there is no such file."""
+    """Return the size of a file in bytes, or -1 if there is no such file."""
     try:
         return os.stat(path).st_size
     except OSError:

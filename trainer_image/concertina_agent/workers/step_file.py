@@ -1,4 +1,4 @@
-"""The agent's end of the count of a script's optimizer steps (see `optimizer_steps`)."""
+"""Reading of the file in which a script's optimizer steps are counted, for the agent (see `optimizer_steps`)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from concertina_agent.workers.optimizer_steps import LAYOUT
 from concertina_protocol.heartbeat import settled_content
 
 SUFFIX = ".steps"
-"""Ending of the file's name, after that of the worker's heartbeat."""
+"""Suffix of the file's name, which otherwise is that of the worker's heartbeat."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepFile:
-    """File of one worker of one round."""
+    """File with the count of one worker in one round."""
 
     rank: int
     path: str
 
     def read(self, now: float) -> Optional[StepCount]:
-        """Return the worker's steps, or None if none has been counted.
+        """Return the counted steps of the worker, or None if no step has been counted.
 
         Args:
-            now: Current CLOCK_MONOTONIC, which the agent and the worker share.
+            now: Present CLOCK_MONOTONIC, which is the same clock for the agent and the worker.
         """
         content = settled_content(self.path, LAYOUT.size)
         if len(content) != LAYOUT.size:

@@ -1,8 +1,8 @@
-"""Take-over of an interpreter by a fork of the warm parent (called in the fork by `script_parent`).
+"""Take-over of an interpreter's script by a fork of a warm parent. `script_parent` calls this in the fork.
 
-The fork becomes equal to the interpreter: working directory, process group, umask, limits, priority, affinity, signals,
-arguments, variables, and all inherited files with their numbers. It then answers on the interpreter's socket, and
-Python continues to the script. The interpreter starts the script itself if something cannot be taken over.
+The fork takes on the interpreter's properties: working directory, process group, umask, limits, priority, CPU affinity,
+signals, arguments, environment variables, and all inherited files with their numbers. Then it answers the interpreter,
+and Python runs the script in the fork. If a property cannot be taken on, the interpreter runs the script itself.
 """
 
 from __future__ import annotations
@@ -23,23 +23,26 @@ from typing import Any
 from concertina_agent.workers.hand_over import FORWARDED, read_text
 
 SAME = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
-"""Lines of /proc/PID/status that one process cannot take over from another."""
+"""Fields of /proc/PID/status that a process cannot change.
+
+A fork can only take over the script of an interpreter if these fields are equal in both processes.
+"""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 LIMITS = sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 KINDS = {"stdin": stat.S_IFCHR, "stdout": stat.S_IFIFO, "stderr": stat.S_IFIFO}
-"""Kind of each standard file of the parent, for which Python has made its streams."""
+"""File types (see stat) that the standard files had when Python created `sys.stdin`, `sys.stdout` and `sys.stderr`."""
 HIGH = 256
-"""File descriptor from which received files are kept until they get their own numbers."""
+"""File descriptors from this number on are used for received files until these get their own numbers."""
 
 
 class Unlike(RuntimeError):
-    """Error for an interpreter that this process cannot take over; its text is a clause."""
+    """Error that this process cannot take on a property of an interpreter. The text is a clause."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Signals:
-    """Signals that an interpreter ignores and blocks."""
+    """Signals that an interpreter ignores, and those that it blocks."""
 
     ignored: tuple[int, ...]
     blocked: tuple[int, ...]
@@ -52,15 +55,16 @@ class Signals:
 
 
 def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Signals:
-    """Make this process equal to an interpreter, and tell that interpreter to stand in for it.
+    """Take over the script of an interpreter: take on its properties, and tell it to stand in for this process.
 
-    The caller applies the returned signals after it has restored Python's own handlers. If the take-over is not
-    possible, this function tells the interpreter to start its script itself, and ends this process.
+    The caller must apply the returned signals after it has restored Python's own signal handlers. If the take-over
+    fails, this function tells the interpreter to run the script itself, and ends this process.
 
     Args:
-        report: Description by `hand_over`, with "record", the file for the record of imports.
+        report: The interpreter's description of itself (see `hand_over`). Its "record" is the file for the record of
+            imports.
         parent: Process id of the warm parent.
-        fds: Socket of the interpreter, and the files that it has inherited.
+        fds: File descriptors of the interpreter's socket, and of the files that it has inherited.
     """
     interpreter, *files = map(_raised, fds)
     try:
@@ -79,16 +83,16 @@ def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Sig
 
 
 def _ignored(pid: int) -> tuple[int, ...]:
-    """Return the signals that a process ignores, but for those that Python always ignores."""
+    """Return the signals that a process ignores, without those that Python always ignores."""
     mask = int(_status(pid)["SigIgn"], 16)
     return tuple(number for number in FORWARDED - IGNORED_BY_PYTHON if mask >> (number - 1) & 1)
 
 
 def _become(report: Mapping[str, Any]) -> None:
-    """Take over all but the files.
+    """Take on all properties of an interpreter except its files.
 
     Raises:
-        Unlike: If this process cannot be made equal.
+        Unlike: If this process cannot take on a property.
     """
     pid = report["pid"]
     status = _status(pid)
@@ -147,7 +151,7 @@ def _take_limits(pid: int) -> None:
 
 
 def _take_files(received: Mapping[int, int]) -> None:
-    """Give each received file its number."""
+    """Give each received file the number that it has in the interpreter."""
     for number in range(3):
         if number not in received:
             with contextlib.suppress(OSError):
@@ -158,7 +162,7 @@ def _take_files(received: Mapping[int, int]) -> None:
 
 
 def _raised(file: int) -> int:
-    """Return a high number for a file in place of its own."""
+    """Duplicate a file to a number from HIGH on, close the original, and return the new number."""
     import fcntl
 
     high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, HIGH)
@@ -167,7 +171,7 @@ def _raised(file: int) -> int:
 
 
 def _take_streams() -> None:
-    """Create a standard stream again if the kind of its file differs from the parent's."""
+    """Create `sys.stdin`, `sys.stdout` and `sys.stderr` again if the type of their file is not the usual one."""
     for number, (name, kind) in enumerate(KINDS.items()):
         try:
             mode = os.fstat(number).st_mode
@@ -183,7 +187,7 @@ def _take_streams() -> None:
 
 
 def _stream(number: int, before: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a stream of the standard file with this number, as Python makes it (create_stdio in pylifecycle.c)."""
+    """Return a text stream for a standard file, created as Python does at its start (create_stdio in pylifecycle.c)."""
     buffered = not isinstance(before.buffer, io.RawIOBase)
     mode = "rb" if number == 0 else "wb"
     buffer: Any = open(number, mode, -1 if buffered else 0, closefd=False)  # noqa: SIM115
@@ -202,8 +206,8 @@ def _status(pid: int) -> dict[str, str]:
 
 
 def _memory_policy(pid: int) -> str:
-    """Return the NUMA policy of a process's memory, or an empty string on a kernel without NUMA."""
+    """Return the NUMA policy of a process's memory, or "" if the kernel has no NUMA support."""
     words: list[str] = []
     with contextlib.suppress(OSError), open(f"/proc/{pid}/numa_maps") as file:
-        words = file.readline().split()  # the others would take a while
+        words = file.readline().split()  # one line is enough, and reading all takes a while
     return words[1] if len(words) > 1 else ""

@@ -1,9 +1,9 @@
-"""Warm parents of one program: processes that have imported the program's modules, and that fork to run its scripts.
+"""Warm parents of one program: processes that have imported the program's modules, and fork to run its scripts.
 
 A parent is started with the program's own command line, and stops before the script begins (`hook`). It imports the
-modules that an earlier run of the script has recorded, while that run still imports (decision "Imports learned from a
-script's first run"). A parent without children also imports modules that are recorded later. A parent with
-children is instead replaced by a new one, once no new modules are recorded.
+modules that the script's first run records, even while that run still imports (decision "Imports learned from a
+script's first run"). If more modules are recorded later, they are imported in one of two ways: a parent without
+children imports them, and a parent with children is replaced by a new one when no module has been added for a while.
 """
 
 from __future__ import annotations
@@ -28,20 +28,25 @@ from concertina_protocol.log import log_event
 from concertina_protocol.waiting import within
 
 VARIABLE = "CONCERTINA_WARM_PARENT"
-"""Name of the variable, as in `hook`, which only a parent imports."""
+"""Environment variable that makes a Python process a parent, which imports modules and forks. `hook` has the same
+name."""
 WARM_SECONDS = 120.0
-"""Seconds from the start of a parent after which no worker waits for it."""
+"""Seconds from the start of a parent after which workers no longer wait for it."""
 QUIET_SECONDS = 5.0
-"""Seconds without a new module after which a parent with children is replaced."""
+"""Seconds without a newly recorded module after which a parent process with children is replaced."""
 MOST_PARENTS = 12
-"""Maximum number of parents of a program.
+"""Maximum number of parent processes that are started for a program, one after another.
 
-A parent that is lost, has to leave out a module, or has learned more modules is followed by another.
+A new one is started if the last one dies, must leave out a module, or should import more modules.
 """
 STORED = ".program"
-"""Ending of the name of a file that keeps a program."""
+"""Suffix of a file that stores a program for the next container."""
 PARENT_ALONE = {"OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
+"""Environment variables that only the parent process has, and not the workers that are forked from it.
+
+With these variables, OpenBLAS starts no threads, which would prevent a fork, and PyTorch looks for GPUs without opening
+any.
+"""
 
 
 AnyChild = TypeVar("AnyChild", bound=Child)
@@ -49,32 +54,41 @@ AnyChild = TypeVar("AnyChild", bound=Child)
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Result of a start that has to be repeated, because another parent is being warmed."""
+    """Result of a start that the caller has to repeat, because a new parent process is being prepared."""
 
 
 class ScriptParent(WorkerParent):
-    """One parent of scripts."""
+    """Parent process of a program: it has imported the program's modules, and forks workers."""
 
     def __init__(self, program: Program, reaper: Reaper, size: int) -> None:
-        """Initialize the parent; `size` is that of the file of learned modules when the parent began to import."""
+        """Initialize the parent process.
+
+        `size` is the size of the file with the recorded modules when its imports begin.
+        """
         super().__init__("what the script needs", reaper)
         self.program, self.size = program, size
         self.packages = 0
-        """Number of packages that it has imported."""
+        """Number of packages that the parent has imported."""
         self.reads: frozenset[str] = frozenset()
-        """Variables that its imports have read."""
+        """Names of the environment variables that the parent's imports have read."""
         self.interpreter: Mapping[str, Any] = {}
-        """Properties of its interpreter (`hand_over.interpreter`)."""
+        """Properties of the parent's interpreter (see `hand_over.interpreter`)."""
         self.left_out: Optional[tuple[str, str]] = None
-        """Package that the parent must not import, with the reason. The parent has then ended."""
+        """Package that must not be imported before a fork, with the reason, or None.
+
+        If it is set, the parent process has exited.
+        """
         self.failed: dict[str, str] = {}
-        """Modules of `preload` that could not be imported, with the reason for each."""
+        """Modules of spec's `preload` that could not be imported, with the reason for each."""
         self.held = False
-        """Whether this was a probe that reached the hook."""
+        """Whether this process was started as a probe, and has reached the hook before its script."""
         self.lost = self.stale = False
 
     async def import_more(self, size: int) -> str:
-        """Import what was learned since the last import. Return the reason if the parent has ended."""
+        """Make the parent process import the modules recorded since its last imports.
+
+        If the parent process has exited, return the reason, otherwise "".
+        """
         if self._control is None:
             return "it has ended"
         self.size, self.warm = size, asyncio.get_running_loop().create_future()
@@ -101,7 +115,7 @@ class ScriptParent(WorkerParent):
 
 
 class WarmProgram:
-    """One program, the modules that it imports, and its warm parents."""
+    """Program that workers run, its recorded modules, and the parent processes that have imported them."""
 
     def __init__(
         self,
@@ -112,40 +126,43 @@ class WarmProgram:
         preload: Sequence[str],
         memory: Callable[[], int],
     ) -> None:
-        """Initialize without a parent.
+        """Initialize without a parent process.
 
         Args:
             program: The program.
             folder: Folder in which learned modules are stored for the next container.
-            base: Variables of all workers. The stored program contains only its differences from them.
-            reaper: Reaper of the agent's children.
-            preload: Modules that a parent imports before any module is learned.
-            memory: Function that returns the maximum amount of memory for the imports of a parent, in bytes.
+            base: Environment variables of all workers. A stored program has only its differences from them.
+            reaper: Reaper of the agent's child processes.
+            preload: Modules that a parent imports before any module has been learned.
+            memory: Function that returns the maximum bytes of memory for the imports of a parent.
         """
         self.program, self._base, self._reaper, self._preload, self._memory = program, base, reaper, preload, memory
         self.modules, self._stored = folder / f"{program.key}.modules", folder / f"{program.key}{STORED}"
-        """Files with the learned modules, and with the program."""
+        """Files that store the learned modules and the program."""
         self.parent: Optional[ScriptParent] = None
         self._next: Optional[asyncio.Task[None]] = None
-        """Task that makes a parent import."""
+        """Task that starts a parent process or makes one import more modules, or None."""
         self._retired: list[ScriptParent] = []
         self.left_out: dict[str, str] = {}
         self.learner: Optional[Process] = None
-        """Worker whose imports are recorded while there is no parent."""
+        """Worker whose imports are being recorded, or None. There is one as long as there is no parent process."""
         self._started = 0
         self._seen_size, self._quiet_since = 0, 0.0
         self._tried_size = 0
-        """Size of the file of learned modules when the last parent was given up."""
+        """Size of the file with the recorded modules when a parent process last failed to start or was of no use.
+
+        Another parent process is started when the file is larger.
+        """
         self._failed_renewal = ""
-        """Reason why there is no newer parent that would have imported more modules."""
+        """Reason why no parent process with more modules could be started, or ""."""
         self.refused = ""
-        """Reason why the last interpreter has started its script itself, or empty."""
+        """Reason why the last interpreter has run its script itself, or ""."""
         self.why = ""
-        """Reason why there is no parent, or empty."""
+        """Reason why there is no parent process, or ""."""
 
     @property
     def size(self) -> int:
-        """Size of the file of learned modules."""
+        """Size in bytes of the file with the recorded modules."""
         return size_of(self.modules)
 
     @property
@@ -154,17 +171,20 @@ class WarmProgram:
 
     @property
     def learning(self) -> bool:
-        """Whether the program's first worker still runs. The others of its round do not wait for its parent."""
+        """Whether the program's first worker still runs.
+
+        Other workers of its round then do not wait for a parent process.
+        """
         return self.learner is not None and not self.learner.ended.done()
 
     @property
     def dispensable(self) -> bool:
-        """Whether the program needs no parent, as far as is known."""
+        """Whether the program needs no parent process, as far as is known."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property
     def skipped(self) -> list[str]:
-        """Modules that each worker has to import although it starts warm, with the reasons."""
+        """Modules that each worker imports again although it was forked, with the reasons."""
         if self.parent is None:
             return []
         reasons = {**self.parent.failed, **self.left_out}
@@ -173,20 +193,20 @@ class WarmProgram:
 
     @property
     def told(self) -> str:
-        """Description by which another replica can start such a parent, or an empty string."""
+        """Program and its recorded modules, as lines for another replica, or "" if there are none."""
         if self.parent is None or self.parent.size == 0:
             return ""
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
 
     def _store(self) -> None:
-        """Keep the program for the next container."""
+        """Store the program in the volume, so that the agent in the next container can start a parent process."""
         with contextlib.suppress(OSError), open(self._stored, "w", opener=_private) as file:
             file.write(self.program.to_json(self._base))
 
     # --- parents ------------------------------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Check for new modules to import, and stop parents that are no longer needed."""
+        """Start the import of newly recorded modules, and stop parent processes that are no longer needed."""
         for parent in [parent for parent in self._retired if parent.idle]:
             parent.stop()
             self._retired.remove(parent)
@@ -201,17 +221,17 @@ class WarmProgram:
             self.renew()
 
     def renew(self) -> None:
-        """Make a parent import what was learned, the current one if it has no children."""
+        """Make a parent process import the recorded modules. If it has children, a new one is started for that."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._renew())
 
     async def settled(self) -> None:
-        """Wait until no parent imports."""
+        """Wait until no parent process is importing modules."""
         if self._next is not None:
             await asyncio.wait({self._next})
 
     def adopt(self, program: Program) -> None:
-        """Start another parent for an interpreter whose properties differ from those of the current parent."""
+        """Start a new parent process for an interpreter whose properties differ from those of the present one."""
         self.program, self._tried_size = program, 0
         if self.parent is not None:
             self._retired.append(self.parent)
@@ -239,13 +259,13 @@ class WarmProgram:
             if parent is None:
                 self._tried_size = self.size
             if parent is None and before is not None and not before.ending and not (before.lost or before.stale):
-                # The current parent lacks modules, but is better than none.
+                # The present parent lacks some modules, but is better than no parent.
                 before.size, self._failed_renewal = self.size, why
                 return
             if before is not None:
                 self._retired.append(before)
             self.parent, self.why, self._failed_renewal = parent, why, ""
-            if parent is not None and parent.packages == 0:  # a start takes no longer than a fork
+            if parent is not None and parent.packages == 0:  # without imports, a start takes no longer than a fork
                 self._retired.append(parent)
                 self.parent, self._tried_size = None, parent.size
             elif parent is not None:
@@ -254,7 +274,7 @@ class WarmProgram:
             self._next = None
 
     async def _more(self, parent: ScriptParent) -> str:
-        """Let a parent import more. Return the reason if it has ended."""
+        """Make a parent process import more modules. If it has exited, return the reason, otherwise ""."""
         why = await parent.import_more(self.size)
         if not why:
             log_event("script_parent", learned=parent.size, left_out=self.left_out, why="")
@@ -289,10 +309,13 @@ class WarmProgram:
         return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
 
     async def probe(self, options: int) -> str:
-        """Return the reason why this Python cannot be stopped before its script, or an empty string if it can.
+        """Find out whether an interpreter of the program can wait for the agent before it runs its script.
+
+        The result is "" if it can, otherwise the reason why not. The interpreter is started once for this, with an
+        empty script.
 
         Args:
-            options: Number of words of the line that are the interpreter's own.
+            options: Number of words of the command line before the program.
         """
         probe = ScriptParent(self.program, self._reaper, 0)
         line = [*self.program.line[:options], "-c", "pass"]
@@ -326,22 +349,30 @@ class WarmProgram:
     async def fork(
         self, parent: ScriptParent, environment: Mapping[str, str], record: bool, prefix: str
     ) -> Union[Process, Again, str]:
-        """Start a worker whose command is this program, and return its process, or the reason why there is none."""
+        """Fork a worker whose command is this program, and return its process.
+
+        If the caller has to repeat the call, the result is Again. If no worker can be forked, the result is the reason.
+        """
         if record and parent.size == 0 and self.size > 0 and self._started < MOST_PARENTS:
-            # The previous run ended before its modules were imported. Import them once instead of in each worker.
+            # The previous run ended before its modules were imported. Import them once here, rather than in each
+            # worker.
             self.renew()
             return Again()
         return await self._forked(parent, parent.fork({"environment": environment, "record": record}, (), prefix))
 
     async def take_over(self, parent: ScriptParent, interpreter: Interpreter, record: str) -> Union[Child, Again, str]:
-        """Let a fork of the parent take over an interpreter. Return the fork, or the reason why there is none."""
+        """Fork a process that takes over the script of an interpreter, and return the process.
+
+        If the caller has to repeat the call, the result is Again. If no process can be forked, the result is the
+        reason.
+        """
         request = {"take": {**interpreter.report, "record": record}, "record": bool(record)}
         return await self._forked(parent, parent.fork_for_interpreter(request, interpreter.fds))
 
     async def _forked(
         self, parent: ScriptParent, fork: Awaitable[Union[AnyChild, ForkRefused]]
     ) -> Union[AnyChild, Again, str]:
-        """Return the child of a fork under way, or the reason why it failed."""
+        """Wait for a fork that was requested, and return the child, Again, or the reason why there is none."""
         try:
             forked = await fork
         except StartError as error:
@@ -349,7 +380,7 @@ class WarmProgram:
         return self._again(parent, forked) if isinstance(forked, ForkRefused) else forked
 
     def unlike(self, parent: ScriptParent, report: Mapping[str, Any]) -> str:
-        """Return the reason why a parent cannot take over an interpreter, or an empty string."""
+        """Return the reason why forks of a parent process cannot take over the script of an interpreter, or ""."""
         if name := difference(report["interpreter"], parent.interpreter):
             return f"its {name} differs from the warm process's"
         if name := differing_variable(report["environment"], parent.program.environment, parent.reads):
@@ -362,7 +393,7 @@ class WarmProgram:
         log_event("imported_again", why=refused.why)
         parent.stale = True
         if refused.changed == self.program.script:
-            # The script's imports, and the variables that it sets before them, may have changed.
+            # If the script has changed, its imports, and the variables that it sets before them, may have changed too.
             self.modules.unlink(missing_ok=True)
         self.renew()
         return Again()

@@ -1,10 +1,11 @@
-"""Warm start of a user's own command: forks of warm parents take over the Python interpreters that the command starts.
+"""Warm start of a user's own command: scripts run in forks of processes that have already imported their modules.
 
-The command starts unchanged, with the path of a socket in a variable. Each Python interpreter of the command connects
-to the socket and describes itself (`hand_over`). If there is a warm parent of the same program with the same
-properties, a fork of the parent takes over the interpreter. Otherwise the script runs in the interpreter itself, and
-its imports are recorded for the program's next parent (`warm_program`). A command that only runs Python needs no
-interpreter: once its program is known, it is forked at once.
+The command itself is started unchanged. An environment variable has the path of the agent's socket. Each Python
+interpreter that the command starts connects to this socket and describes itself (`hand_over`). If a warm parent of the
+same program has the same properties, a fork of that parent takes over the interpreter's script. Otherwise the script
+runs in the interpreter, and its imports are recorded for the program's next parent (`warm_program`).
+
+If the command only runs Python, no interpreter is started at all: once the program is known, the worker is a fork.
 """
 
 from __future__ import annotations
@@ -30,69 +31,80 @@ from concertina_agent.workers.workers import Child, Process, start_command
 from concertina_protocol.log import log_event
 
 MEMORY_SHARE = 4
-"""Divisor of the container's memory for the maximum that the imports of all programs' parents may take.
+"""Divisor for the memory that the imports of all parent processes may use: they get this part of the container's
+memory.
 
-Until the last worker of the previous parent has ended, there are two parents beside the training processes.
+While workers of a replaced parent process still run, there are two parent processes besides the workers.
 """
 MOST_PROGRAMS = 4
-"""Maximum number of programs with a parent."""
+"""Maximum number of programs for which a parent process runs."""
 MOST_TOLD = 1 << 20
-"""Maximum number of characters of learned modules that are sent to another replica."""
+"""Maximum number of characters of recorded modules that are sent to another replica."""
 MOST_CHARACTERS = 1000
-"""Maximum number of characters of a message about the parents."""
+"""Maximum number of characters of a message about warm starts."""
 MOST_ATTEMPTS = 3
-"""Maximum number of parents that are tried for one interpreter."""
+"""Maximum number of parent processes that are started in order to take over the script of one interpreter."""
 SILENT_SECONDS = 60.0
-"""Seconds after which a command whose interpreters are silent is reported to start plainly."""
+"""Seconds after which a command is reported to have no warm start.
+
+They count if none of the command's Python interpreters has connected to the agent.
+"""
 SILENT = "no Python of the command, CPython 3.9 or newer, reads PYTHONPATH and imports sitecustomize"
 
 
 class WarmStart:
-    """Start of workers as forks of parents."""
+    """Warm start of a user's own command."""
 
     def __init__(self, settings: AgentSettings, reaper: Reaper) -> None:
         self._line, self._preload, self._reaper = settings.command, settings.preload, reaper
         self._environment = {**worker_defaults(settings.workers), **settings.environment}
         self._folder = settings.volume / "warm"
-        """Folder of the volume, so that the next container starts warm, too."""
+        """Folder in the volume with programs and their recorded modules, so that the next container can make warm
+        starts."""
         self._programs: dict[str, WarmProgram] = {}
         self._hand_overs = HandOvers(str(self._folder / "socket"), self._decide)
         self._begun: Optional[asyncio.Task[None]] = None
         self._impossible = ""
-        """Reason why nothing can start warm, or empty."""
+        """Reason why no warm start is possible, or ""."""
         self._silent = ""
-        """Reason why the last worker was started plainly: its interpreters were silent."""
+        """Reason why the last worker had no warm start, or "".
+
+        It is set if none of the command's Python interpreters has connected to the agent.
+        """
 
     @property
     def why(self) -> str:
-        """Reason why workers start plainly, or an empty string if they start warm, or will."""
+        """Reason why workers have no warm start, or "" if they have one or will have one."""
         if self._impossible or self._silent:
             return self._impossible or self._silent
         return next((reason for warm in self._programs.values() if (reason := warm.why or warm.refused)), "")
 
     @property
     def imports_first(self) -> bool:
-        """Whether there are modules to import before the first start, for which a replica is not ready before."""
+        """Whether there are modules to import before workers are started for the first time.
+
+        Until they are imported, the replica is not ready.
+        """
         return bool(self._preload and isinstance(parse(self._line), PythonCommand)) or any(
             self._folder.glob(f"*{STORED}")
         )
 
     @property
     def has_learned(self) -> bool:
-        """Whether modules were learned, from a worker that was started here or from another replica."""
+        """Whether the modules of the script are known, from a worker of this replica or from another replica."""
         return any(warm.size > 0 for warm in self._programs.values())
 
     @property
     def learned(self) -> Optional[p.Learned]:
-        """Modules that the parents have imported, or None if there are none."""
+        """Modules that the parent processes have imported, as a message for another replica, or None."""
         text = "".join(warm.told for warm in self._programs.values())
         left_out = {name: why for warm in self._programs.values() for name, why in warm.left_out.items()}
         return p.Learned(text, left_out) if 0 < len(text) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
-        """Import the modules that another replica has learned, and return once they are imported or cannot be.
+        """Import the modules that another replica has recorded. Return when they are imported or can't be.
 
-        The caller ensures that this replica has learned none.
+        The caller ensures that this replica has not recorded any.
         """
         for program, lines in self._sections(learned.modules):
             warm = self._add(program)
@@ -108,7 +120,7 @@ class WarmStart:
             await warm.settled()
 
     def _sections(self, text: str) -> Iterator[tuple[Program, str]]:
-        """Yield each program of a replica, with the lines of its modules."""
+        """Yield each program in another replica's message, with the lines of its modules."""
         program: Optional[Program] = None
         lines: list[str] = []
         for line in [*text.splitlines(keepends=True), '{"program": null}']:
@@ -123,12 +135,15 @@ class WarmStart:
 
     @property
     def warm_start_skipped_modules(self) -> str:
-        """Modules that each worker has to import although it starts warm, with the reasons, or empty."""
+        """Modules that each worker imports again although it had a warm start, with the reasons, or ""."""
         clauses = dict.fromkeys(clause for warm in self._programs.values() for clause in warm.skipped)
         return "; ".join(clauses)[:MOST_CHARACTERS]
 
     def begin(self) -> None:
-        """Start the first parents; `settled` returns once they are warm, or are known to be impossible."""
+        """Start parent processes for the programs that are known.
+
+        `settled` returns when they are ready to fork or are known to be impossible.
+        """
         self._begun = asyncio.ensure_future(self._begin())
 
     async def _begin(self) -> None:
@@ -155,7 +170,7 @@ class WarmStart:
             await warm.settled()
 
     def _stored(self) -> Iterator[WarmProgram]:
-        """Yield the programs of the previous container."""
+        """Yield the programs that the previous container has stored."""
         for path in sorted(self._folder.glob(f"*{STORED}"))[:MOST_PROGRAMS]:
             with contextlib.suppress(OSError, ValueError):
                 warm = self._add(from_json(path.read_text(), self._environment))
@@ -172,13 +187,16 @@ class WarmStart:
         return self._programs[program.key]
 
     def _memory(self, key: str) -> int:
-        """Return the maximum amount of memory for the imports of a program's parent, in bytes."""
+        """Return the maximum bytes of memory that a parent process of one program may use for imports."""
         others = (warm.parent for name, warm in self._programs.items() if name != key)
         taken = sum(anonymous_memory(parent.pid) for parent in others if parent is not None)
         return max(0, container_memory() // MEMORY_SHARE - taken)
 
     def look(self) -> None:
-        """Check a few times a second for new modules to import, and for commands whose interpreters are silent."""
+        """Look for newly recorded modules to import, and for commands whose interpreters do not connect.
+
+        Called a few times per second.
+        """
         now = asyncio.get_running_loop().time()
         for warm in self._programs.values():
             warm.look(now)
@@ -202,19 +220,22 @@ class WarmStart:
 
     @property
     def _direct(self) -> Optional[WarmProgram]:
-        """Program that is the whole command, if it is known."""
+        """Program of the user's command if the command does nothing but run Python, and the program is known.
+
+        Otherwise None.
+        """
         programs = self._programs.values()
         return next((warm for warm in programs if warm.program.line == tuple(self._line)), None)
 
-    # --- a worker -----------------------------------------------------------------------------------------------------
+    # --- start of a worker --------------------------------------------------------------------------------------------
 
     async def start(self, environment: Mapping[str, str], record: bool, prefix: str) -> Union[Process, Again]:
-        """Start a worker, and return its process.
+        """Start a worker, and return its process, or Again if the caller has to repeat the call.
 
-        `record` is set if the worker records its imports.
+        Set `record` if the worker records its imports.
 
         Raises:
-            StartError: If it cannot be started.
+            StartError: If the worker cannot be started.
         """
         if self._impossible:
             return start_command(self._line, environment, self._reaper, prefix)
@@ -240,7 +261,7 @@ class WarmStart:
         self._silent = "" if reports else SILENT
 
     async def _decide(self, interpreter: Interpreter) -> Union[Plain, Taken]:
-        """Return where the script of an interpreter runs: in a fork of a parent, or in the interpreter itself.
+        """Decide where the script of an interpreter runs: in a forked process, or in the interpreter itself.
 
         Raises:
             ValueError: If the interpreter's description is not complete.
@@ -280,14 +301,18 @@ class WarmStart:
         return Plain(record)
 
     def _forget(self) -> bool:
-        """Forget the oldest program that needs no parent. Return whether there was one."""
+        """Forget the oldest program that needs no parent, and return whether there was one."""
         key = next((key for key, warm in self._programs.items() if warm.dispensable), None)
         if key is not None:
             del self._programs[key]
         return key is not None
 
     async def _take(self, warm: WarmProgram, interpreter: Interpreter, record: str) -> Union[Taken, Again, str]:
-        """Let a fork take over an interpreter, or return the reason why it cannot."""
+        """Fork a process that takes over the script of an interpreter.
+
+        The result is the answer to the interpreter. It is Again if the caller has to repeat the call, or the reason why
+        the script can't be taken over.
+        """
         process, parent = interpreter.start.process, warm.parent
         assert parent is not None
         if process.killed:

@@ -1,4 +1,7 @@
-"""Start, communication and end of worker processes: forks of the warm parent, or plain commands."""
+"""Processes of workers: their start, their end and their output.
+
+A worker is forked from a parent process that has imported its modules already, or is started as an ordinary process.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,27 @@ from concertina_protocol.log import log_event
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
 SEARCH_PATH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-"""Path from which `concertina_agent` is imported: a folder or the zipapp."""
+"""Path from which `concertina_agent` is imported, which is a folder or the zipapp."""
 PRELOAD_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
-"""Variables of the parent only: with one thread it can be forked, and checking for GPUs must not open them."""
-AGAIN_SECONDS = (1.0, 3.0, 10.0)
-"""Pauses before further starts of a parent that replaces a warm one, if the previous start died during its imports.
+"""Environment variables that only the parent has.
 
-The cause, such as lack of memory, may disappear.
+They limit it to one thread, because it could not be forked otherwise, and make checks for GPUs not open any.
+"""
+AGAIN_SECONDS = (1.0, 3.0, 10.0)
+"""Seconds before each further start of a parent process that replaces another one.
+
+They apply if the previous start died during its imports. The cause of its death, such as a lack of memory, may
+disappear.
 """
 
 
 class Child:
-    """Process; `ended` has its exit code as soon as it is reaped."""
+    """Process that the agent has started. `ended` has the exit code as soon as the process is reaped."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -53,26 +60,26 @@ class Child:
 
 
 class Process(Child):
-    """Process that was started in a process group of its own."""
+    """Process with a process group of its own."""
 
     def __init__(self, pid: int, lines: output.Tail) -> None:
         super().__init__(pid)
         self.lines = lines
         self.scripts: list[Child] = []
-        """Processes that have taken over interpreters of this process's group, and are children of a warm parent."""
+        """Other processes that run scripts of this process, because its Python interpreters have handed them over."""
         self.taking_over: set[asyncio.Future[Any]] = set()
-        """Requests for such processes that are not answered yet."""
+        """Requests for forked processes to which scripts are handed over. They have not been answered yet."""
         self.killed = False
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of this process and of the running scripts that have taken over its interpreters."""
+        """Ids of this process and of the running forks in `scripts`."""
         return (self.pid, *(script.pid for script in self.scripts if not script.ended.done()))
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the whole process group, unless the process has been reaped.
 
-        SIGKILL also ends the scripts, which the command may have left in the background.
+        SIGKILL is also sent to the forks in `scripts`, which may still run in the background.
         """
         if not self.ended.done():
             kill_group(self.pid, number)
@@ -83,7 +90,7 @@ class Process(Child):
                     os.kill(pid, number)
 
     async def gone(self) -> None:
-        """Wait until the process and all scripts have been reaped."""
+        """Wait until the process and the forks in `scripts` have been reaped."""
         await self.ended
         while self.taking_over:
             await asyncio.wait(self.taking_over)
@@ -91,14 +98,20 @@ class Process(Child):
             await script.ended
 
     async def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines after the process has ended. Output that a grandchild keeps open is not waited for."""
+        """Return the last lines of output after the process has ended.
+
+        If a child of the process keeps the output open, this method does not wait for it.
+        """
         await self.lines.closed(0.2)
         return self.lines.last()
 
 
 @dataclasses.dataclass(frozen=True)
 class ForkTarget:
-    """Function to run in a fork: "module:function" with arguments; `fds` are passed on ("fd:0" names the first)."""
+    """Function for a fork to run, "module:function", and its arguments.
+
+    The file descriptors `fds` are passed to the fork. In the arguments, "fd:0" stands for the first of them.
+    """
 
     run: str
     arguments: tuple[str, ...] = ()
@@ -106,7 +119,7 @@ class ForkTarget:
 
 
 class StartError(RuntimeError):
-    """Error for a process that could not be started; its text is a sentence."""
+    """Error that a process could not be started. The text is a sentence."""
 
 
 def start_command(
@@ -117,13 +130,13 @@ def start_command(
     fds: tuple[int, ...] = (),
     directory: Optional[str] = None,
 ) -> Process:
-    """Start a plain process in a process group of its own.
+    """Start an ordinary process in a process group of its own.
 
-    Its session is the agent's, so that a fork of a warm parent can join the group (decision "An interpreter hands
-    itself over"). `directory` is its working directory, or None for the agent's.
+    The process stays in the agent's session, so that a fork of a warm parent can join its group (decision "An
+    interpreter hands itself over"). `directory` is its working directory. If None, it is the agent's.
 
     Raises:
-        StartError: If it cannot be started.
+        StartError: If the process cannot be started.
     """
     parent = os.getpid()
 
@@ -153,11 +166,14 @@ def start_command(
 
 @dataclasses.dataclass(frozen=True)
 class ForkRefused:
-    """Result of a request for which nothing was forked."""
+    """Refusal of a parent process to fork a worker."""
 
     why: str
     changed: str = ""
-    """File that has changed since it was imported, or empty. Another parent could fork."""
+    """Path of a file that has changed since the parent process imported it, or "".
+
+    If a path is given, a newly started parent process would be able to fork.
+    """
 
 
 def _refusal(answer: Mapping[str, Any]) -> ForkRefused:
@@ -166,22 +182,22 @@ def _refusal(answer: Mapping[str, Any]) -> ForkRefused:
 
 
 class WorkerParent:
-    """Process that forks others, as the agent sees it."""
+    """Parent process that forks workers, as the agent sees it."""
 
     def __init__(self, imports: str, reaper: Reaper) -> None:
-        """Initialize without starting the process; `imports` says in words what it imports."""
+        """Initialize without starting the process. `imports` describes in words what the parent imports."""
         self._imports, self._reaper = imports, reaper
         self._children: dict[int, Child] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
         self._early: dict[int, int] = {}
         self.warm: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Future whose result is empty once the parent is warm, or the reason why nothing can ever be forked."""
+        """Future whose result is "" when the parent is ready to fork, or the reason why it never will be."""
         self._control: Optional[socket.socket] = None
         self._process: Optional[Process] = None
         self._oom_kills = 0
-        """Number of OOM kills in this container before the parent started."""
+        """Number of OOM kills in this container before the parent was started."""
         self.ending = False
-        """Whether the end of the parent is expected."""
+        """Whether the parent is expected to exit."""
 
     @property
     def pid(self) -> int:
@@ -189,7 +205,7 @@ class WorkerParent:
 
     @property
     def idle(self) -> bool:
-        """Whether no process that it has forked is running."""
+        """Whether no child of the parent is running."""
         return not self._children and not self._answers
 
     def begin(
@@ -197,11 +213,11 @@ class WorkerParent:
     ) -> None:
         """Start the parent.
 
-        `command` returns the command line and environment, given the file descriptor of its socket. `directory` is its
-        working directory, or None for the agent's.
+        `command` returns the command line and the environment variables, given the file descriptor of the parent's
+        socket. `directory` is its working directory. If None, it is the agent's.
 
         Raises:
-            StartError: If it cannot be started.
+            StartError: If the parent cannot be started.
         """
         own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         own_end.setblocking(False)
@@ -221,7 +237,7 @@ class WorkerParent:
     async def fork(
         self, request: Mapping[str, Any], fds: tuple[int, ...] = (), prefix: str = ""
     ) -> Union[Process, ForkRefused]:
-        """Return the process that is forked for a request, or the refusal.
+        """Request a fork, and return the new process or the refusal.
 
         Raises StartError if the parent is gone or does not answer.
         """
@@ -236,7 +252,7 @@ class WorkerParent:
         return _refusal(answer)
 
     async def fork_for_interpreter(self, request: Mapping[str, Any], fds: tuple[int, ...]) -> Union[Child, ForkRefused]:
-        """Return the process that is forked to take over an interpreter, or the refusal.
+        """Request a fork that takes over an interpreter, and return the new process or the refusal.
 
         Raises:
             StartError: If the parent is gone or does not answer.
@@ -273,7 +289,7 @@ class WorkerParent:
     def _adopt(self, process: Child, control: Optional[socket.socket]) -> None:
         if process.pid in self._early:
             process.end(self._early.pop(process.pid))
-        elif control is not self._control:  # the parent died right after its answer, and both were read together
+        elif control is not self._control:  # the parent died right after its answer, and both were read at once
             kill_group(process.pid)
             process.end(-signal.SIGKILL)
         else:
@@ -306,17 +322,18 @@ class WorkerParent:
         self._settle(message.get("error", ""))
 
     def _settle(self, error: str) -> None:
-        """Set the result of `warm`: empty, or the reason why the parent will never be warm."""
+        """Set the result of `warm`: "" or the reason why the parent will never be ready to fork."""
         if not self.warm.done():
             self.warm.set_result(error)
 
     def _on_loss(self) -> None:
-        """Handle the loss of a parent that was warm."""
+        """Handle the death of a parent that was ready to fork. Subclasses define this."""
 
     def _lost(self, control: socket.socket) -> None:
-        """Handle the parent's death.
+        """Handle the death of the parent process.
 
-        Its children die with it (by their parent-death signal), so they are reported dead here.
+        Its children die too: the kernel kills them by their parent-death signal. They are recorded as ended here,
+        because nothing else reports it.
         """
         asyncio.get_running_loop().remove_reader(control)
         control.close()
@@ -340,15 +357,16 @@ class WorkerParent:
 
 
 class ForkParent(WorkerParent):
-    """Parent of the bundled trainer's processes, which is started once, and again when it dies."""
+    """Parent process from which the bundled trainer's processes are forked. If it dies, a new one is started."""
 
     def __init__(self, preload: str, environment: Mapping[str, str], reaper: Reaper) -> None:
         super().__init__(preload, reaper)
         self._preload, self._environment = preload, environment
         self.given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Future with the reason why a warm parent could not be replaced."""
+        """Future with the reason why a parent that died could not be replaced."""
         self._pauses: Optional[Iterator[float]] = None
-        """Pauses before further starts, or None for the very first parent, which is not started again."""
+        """Seconds before further starts. None if the parent process has never been ready to fork: then it is not
+        started again."""
         self._next: Optional[asyncio.TimerHandle] = None
 
     def start(self) -> None:
@@ -364,7 +382,7 @@ class ForkParent(WorkerParent):
         return [*command, "--control", str(control), "--preload", self._preload], environment
 
     async def run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str = "") -> Process:
-        """Fork a process, or spawn it if the parent cannot be forked.
+        """Start a process as a fork of the parent, or as an ordinary process if the parent cannot be forked.
 
         Raises:
             StartError: If the process cannot be started.
@@ -401,7 +419,7 @@ class ForkParent(WorkerParent):
 
     def _settle(self, error: str) -> None:
         if self._next is not None:
-            return  # the parent has ended after reporting its error
+            return  # the parent has exited after it reported its error
         if not error or self._pauses is None or self.ending:
             super()._settle(error)
         elif (pause := next(self._pauses, None)) is not None:

@@ -1,16 +1,19 @@
-"""Find workers that train in a world of their own instead of the round's, below a launcher such as torchrun.
+"""Detection of workers that train in a world of their own instead of that of the round.
 
-The agent sets RANK and WORLD_SIZE for each worker. A launcher that the worker's command starts sets others for its own
-processes, which the kernel shows in `/proc/PID/environ`. A worker counts as alone if all of this holds (decision "A
-world of its own shows in a child's variables"):
+This happens if the worker's command starts a launcher such as torchrun. The agent sets RANK and WORLD_SIZE for each
+worker, and the launcher sets other values for its own processes. The kernel shows these values in `/proc/PID/environ`.
 
-- A process below it was started with RANK and WORLD_SIZE of a smaller world than the round's.
-- That process was given another rendezvous, too: MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differ. A script that
-  runs its evaluation as a process with WORLD_SIZE=1 changes only the size.
-- No other process of the worker is connected to the round's own rendezvous. A script that trains with its round may
-  start torchrun for something else.
+A worker counts as training alone if all of these conditions are met (decision "A world of its own shows in a child's
+variables"):
 
-Variables that a process sets for itself do not show, nor does mpirun, which leaves these variables alone.
+- A descendant of the worker was started with a RANK and a WORLD_SIZE of a smaller world than the round's.
+- That process also has another rendezvous: its MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differs. This excludes
+  a script that runs its evaluation as a process with WORLD_SIZE=1, which changes only the size.
+- No other process of the worker is connected to the round's rendezvous. This excludes a script that trains in its round
+  and starts torchrun for something else.
+
+Variables that a process sets for itself can't be seen. mpirun can't be detected either, because it does not set these
+variables.
 """
 
 from __future__ import annotations
@@ -27,18 +30,18 @@ from concertina_protocol import Assign
 from concertina_protocol.addresses import split
 
 MOST_PROCESSES = 1000
-"""Maximum number of processes of one worker that are inspected."""
+"""Maximum number of processes of one worker to inspect."""
 SOONEST_SECONDS, LATEST_SECONDS = 0.5, 60.0
-"""Minimum and maximum time between two checks in seconds."""
+"""Minimum and maximum seconds between two checks."""
 ESTABLISHED, LISTEN = "01", "0A"
-"""States in /proc/net/tcp."""
+"""Codes of the states of a TCP socket in /proc/net/tcp."""
 VSIZE = 20
-"""Index of the size of the virtual memory among the fields of /proc/PID/stat that follow the name."""
+"""Index of the size of virtual memory among the fields of /proc/PID/stat after the name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedWorld:
-    """The world that a process's variables name."""
+    """Rank, size and rendezvous of the world that the environment variables of a process describe."""
 
     rank: int
     size: int
@@ -47,35 +50,36 @@ class LaunchedWorld:
     run_id: str
 
     def is_within(self, round: LaunchedWorld) -> bool:
-        """Return whether this is a smaller world than the round's, with another rendezvous."""
+        """Return whether this world is smaller than the world of the round and has another rendezvous."""
         rendezvous, round_rendezvous = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
         return 0 <= self.rank < self.size < round.size and rendezvous != round_rendezvous
 
 
 def seconds_to_next_look(age: float) -> float:
-    """Return the time until the next check; `age` is the time since the workers were started, both in seconds."""
+    """Return the seconds until the next check. `age` is the number of seconds since the workers were started."""
     return min(LATEST_SECONDS, max(SOONEST_SECONDS, age / 10))
 
 
 def world_of_round(assign: Assign) -> LaunchedWorld:
-    """Return the world of a round. Its rank has no meaning."""
+    """Return the world of a round, as its workers' environment variables describe it. Its rank has no meaning."""
     address, port = split(assign.store)
     return LaunchedWorld(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
 
 
 def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
-    """Return a clause that says how a worker trains alone, or an empty string if it does not, as far as can be seen.
+    """Return a clause that says how a worker trains in a world of its own, or "".
+
+    The result is "" if the worker does not, or if that can't be seen.
 
     Args:
-        roots: Processes of the worker that are not below each other, such as a script that runs in a fork of a warm
-            parent.
+        roots: Processes of the worker, without their descendants. A script in a fork of a warm parent is one of them.
         round: World of the round.
-        before: Clause of the last check. It stays until the worker joins its round's rendezvous, because the processes
-            that it describes may have ended.
+        before: Clause of the last check. It remains valid until the worker has joined the round's rendezvous, because
+            the processes that it is about may have ended.
         proc: Folder of the proc file system.
     """
     parents = _descendants(roots, proc)
-    # A fork of the warm process shows that process's variables, and so do forks of the worker.
+    # A fork of a warm parent shows the parent's variables, and so do the fork's own forks.
     shown = _world(roots[0], proc)
     own: dict[int, LaunchedWorld] = {}
     for pid, parent in parents.items():
@@ -85,7 +89,7 @@ def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "
     if not own:
         return "" if before and _is_connected((*roots, *parents), round.port, proc) else before
     pid, world = next(iter(own.items()))
-    # A launcher that was told to use the round's port serves its own rendezvous there.
+    # A launcher that was given the round's port serves a rendezvous of its own at this port.
     may_be_its_own = world.port == round.port and world.run_id != round.run_id
     other_pids = [pid for pid in (*roots, *parents) if pid not in own]
     if not may_be_its_own and _is_connected(other_pids, round.port, proc):
@@ -95,7 +99,7 @@ def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "
 
 
 def _descendants(roots: Sequence[int], proc: str) -> dict[int, int]:
-    """Return the parent of each process below these; parents come first."""
+    """Return the parent of each descendant of these processes. Parents come before their children."""
     parents: dict[int, int] = {}
     waiting = [*roots]
     while waiting and len(parents) < MOST_PROCESSES:
@@ -107,7 +111,7 @@ def _descendants(roots: Sequence[int], proc: str) -> dict[int, int]:
 
 
 def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
-    """Return the world that the initial variables of a process name, or None if they name none."""
+    """Return the world that the initial environment variables of a process describe, or None if there is none."""
     variables: Mapping[str, str] = {}
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/environ", errors="replace") as file:
         variables = dict(line.partition("=")[::2] for line in file.read().split("\0"))
@@ -120,7 +124,10 @@ def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
 
 
 def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
-    """Return whether one of these processes has a TCP socket at that port, or to it; True if that cannot be seen."""
+    """Return whether one of these processes has a TCP socket at this port or connected to it.
+
+    If that cannot be seen, the result is True.
+    """
     try:
         sockets = set(_sockets_at(int(port), proc))
         return any(link in sockets for pid in pids for link in _open_files(pid, proc))
@@ -129,7 +136,7 @@ def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
 
 
 def _sockets_at(port: int, proc: str) -> Iterator[str]:
-    """Yield the sockets of this network namespace as links in /proc/PID/fd name them.
+    """Yield the TCP sockets at a port in this network namespace, in the form of the links in /proc/PID/fd.
 
     Raises OSError if the tables cannot be read.
     """
@@ -145,9 +152,9 @@ def _sockets_at(port: int, proc: str) -> Iterator[str]:
 
 
 def _open_files(pid: int, proc: str) -> Iterator[str]:
-    """Yield the links of a process's open files, or none if it has ended.
+    """Yield the links of a process's open files. If the process has ended, there are none.
 
-    Raises other kinds of OSError too.
+    Other kinds of OSError may be raised too.
 
     Raises:
         PermissionError: If the files of a running process may not be listed.
@@ -159,13 +166,13 @@ def _open_files(pid: int, proc: str) -> Iterator[str]:
                 yield os.readlink(f"{folder}/{name}")
     except (FileNotFoundError, ProcessLookupError):
         return
-    except PermissionError:  # the kernel's answer to all but root for a process that is ending, and for a zombie
+    except PermissionError:  # the kernel answers so for an ending process and a zombie, except to root
         if not _has_ended(pid, proc):
             raise
 
 
 def _has_ended(pid: int, proc: str) -> bool:
-    """Return whether a process is gone, or has released its memory, which is the first step of its end."""
+    """Return whether a process is gone, or has released its memory, which is the first step of its exit."""
     try:
         with open(f"{proc}/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[VSIZE] == "0"

@@ -1,1 +1,1 @@
-"""Conversion of dataclasses to JSON, one object a line."""
+"""Conversion between dataclasses and lines of JSON."""

@@ -1,8 +1,8 @@
-"""Messages as JSON, one a line.
+"""Messages as lines of JSON.
 
-A line is {"kind": name, "body": fields}, and also has {"v": version} if the protocol is versioned. The name of a kind
-is part of the wire format; the name of its class is not. The module uses the standard library only and supports Python
-3.9 and later.
+A line is {"kind": name, "body": fields}. If the protocol has versions, the line also has {"v": version}. The name of a
+kind is part of the protocol, so it stays when its class is renamed. The module uses the standard library only and
+supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from concertina_protocol.codec.typed_json import ProtocolError, from_json, to_js
 
 @dataclasses.dataclass(frozen=True)
 class JsonLines:
-    """Codec for the messages of one protocol."""
+    """Encoder and decoder of the messages of one protocol."""
 
     kinds: Mapping[str, type[Any]]
-    """Dataclasses by their names on the wire."""
+    """Message classes, which are dataclasses, by their names in lines."""
     what: str
-    """Name of the protocol, for error messages."""
+    """Name of the protocol for error messages."""
     version: Optional[int] = None
-    """Version that lines carry. The versions before and after it are accepted too. If None, lines carry no version."""
+    """Version of the protocol. The versions just before and after it are accepted too.
+
+    If None, lines have no version.
+    """
     most: Optional[int] = None
     """Maximum length of a line in bytes, or None for no limit."""
 
@@ -55,7 +58,7 @@ class JsonLines:
             cut: Function that reduces the parsed body before its values are converted.
 
         Raises:
-            ProtocolError: If the line is not a valid message. The error is a sentence.
+            ProtocolError: If the line is not a valid message. The error's text is a sentence.
         """
         try:
             frame = json.loads(line)

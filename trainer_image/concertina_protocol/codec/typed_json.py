@@ -1,4 +1,4 @@
-"""Conversion of dataclasses to JSON and back, by their type hints.
+"""Conversion between dataclasses and JSON by their type hints.
 
 The module uses the standard library only and supports Python 3.9 and later.
 """
@@ -14,18 +14,19 @@ from typing import Annotated, Any, Optional, TypeVar, Union
 
 T = TypeVar("T")
 MOST = 400
-"""Maximum length of an error's text in characters, because recipients write it into logs and reports."""
+"""Maximum length of an error's text in characters. Recipients write it into logs and reports."""
 
 
 class ProtocolError(ValueError):
-    """Error for JSON that does not have the expected form; its text is a sentence."""
+    """Error that JSON does not have the expected form. The text is a sentence."""
 
 
 class OpenEnum(str, enum.Enum):
-    """Base class for a field with a few known values.
+    """Base class of enums in messages, which may gain values in newer versions.
 
-    An unknown value, which only a newer side defines, is read too. It keeps its text, equals no member, and is passed
-    on unchanged. If it were refused, a healthy agent would look silent while one side is upgraded.
+    If a message has a value that this version does not define, the value is read all the same. It keeps its text,
+    equals no member of the enum, and is written unchanged. If such a message were refused, a healthy agent would seem
+    silent during an upgrade.
     """
 
     __str__ = str.__str__
@@ -42,7 +43,7 @@ class OpenEnum(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """Annotation `Annotated[Optional[X], Absent(number)]` of a field, with the number that stands for None in JSON.
+    """Annotation of an optional field: `Annotated[Optional[X], Absent(number)]`. In JSON, `number` stands for None.
 
     See decision "None for unknown values".
     """
@@ -51,7 +52,7 @@ class Absent:
 
 
 _FIELDS: dict[type, tuple[tuple[str, Optional[float]], ...]] = {}
-"""Fields of each dataclass, in order: the name, and the number that stands for None."""
+"""Fields of each dataclass that has been used: the name of each field, and the number by which JSON represents None."""
 
 
 def _fields(kind: type[Any]) -> tuple[tuple[str, Optional[float]], ...]:
@@ -66,7 +67,7 @@ _PLAIN = frozenset({type(None), str, int, float, bool})
 
 
 def to_json(value: Any) -> Any:
-    """Return a value in the form that json.dumps accepts; the inverse of `from_json`."""
+    """Return a value in a form that json.dumps accepts. `from_json` is the inverse."""
     if type(value) in _PLAIN or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (tuple, list)):
@@ -75,7 +76,7 @@ def to_json(value: Any) -> Any:
         return {key: to_json(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
         fields: dict[str, Any] = {}
-        for name, absent in _fields(type(value)):  # most fields are plain, and a call for each would double the time
+        for name, absent in _fields(type(value)):  # plain fields are handled here: calls would take twice as long
             item = getattr(value, name)
             fields[name] = absent if item is None else item if type(item) in _PLAIN else to_json(item)
         return fields
@@ -83,7 +84,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """Return a value of type `kind`, a dataclass or the type of one of its fields, from parsed JSON.
+    """Return a value of type `kind`, which is a dataclass or the type of one of its fields, from parsed JSON.
 
     Raises:
         ProtocolError: If the value does not match the type.
@@ -91,12 +92,12 @@ def from_json(kind: type[T], value: Any) -> T:
     try:
         return typing.cast(T, _reader(kind)(value))
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        why = str(error)[:MOST]  # the text may contain the whole value
+        why = str(error)[:MOST]  # the error's text may contain the whole value
         raise ProtocolError(f"a {getattr(kind, '__name__', kind)} can't be read: {why}") from error
 
 
 def parse_json(kind: type[T], text: Union[bytes, str]) -> T:
-    """Return a value of type `kind` from a whole JSON document.
+    """Return a value of type `kind` from a JSON document.
 
     Raises:
         ProtocolError: If the document is not JSON, or does not match the type.
@@ -117,9 +118,9 @@ _READERS: dict[Any, Reader] = {}
 
 
 def _reader(kind: Any) -> Reader:
-    """Return a function that converts parsed JSON to this type.
+    """Return a function that converts parsed JSON to a type.
 
-    The function is built once per type, because thousands of lines a second are read.
+    The function is built once per type. This saves time, because thousands of lines are read per second.
     """
     return _READERS.get(kind) or _READERS.setdefault(kind, _make_reader(kind))
 
@@ -172,7 +173,7 @@ def _dataclass_reader(kind: type[Any]) -> Reader:
     fields: dict[str, Reader] = {}
 
     def read(value: Any) -> Any:
-        if not fields:  # delayed until the first use, because a type may have fields of its own type
+        if not fields:  # built at the first use, because a type may have fields of its own type
             fields.update((name, _reader(hint)) for name, hint in _hints(kind).items())
         return kind(**{name: fields[name](item) for name, item in value.items() if name in fields})
 

@@ -1,1 +1,1 @@
-"""Messages of the operator and the agents, by sender; `concertina_protocol` exports all of them."""
+"""Messages of the operator and of agents, by sender. `concertina_protocol` exports all of them."""

@@ -11,7 +11,7 @@ from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member
 
 @dataclasses.dataclass(frozen=True)
 class Prepare:
-    """Request from the operator to every candidate to stop older rounds and report its state.
+    """Request from the operator to every candidate to stop the workers of older rounds and report its state.
 
     The answer is Prepared or Refused.
     """
@@ -23,21 +23,21 @@ class Prepare:
 
 
 class Replaced(OpenEnum):
-    """Reason why a new process takes the place of a worker that has not ended."""
+    """Reason why a worker of the next round is a new process although that of the last round was still running."""
 
     STARTING = "starting"
-    """It has not opened its channel yet."""
+    """The worker has not opened its channel to the agent yet."""
     UNABLE = "unable"
-    """It can't stay: it has a GPU, or its trainer is of an earlier version."""
+    """The worker can't continue in another round: it has a GPU, or its trainer is of an earlier version."""
     STOPPED = "stopped"
-    """It is stopped (SIGSTOP)."""
+    """The worker was stopped by SIGSTOP."""
     LATE = "late"
-    """It has not left its round in time."""
+    """The worker did not leave its round in time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Answer to Prepare."""
+    """Answer to Prepare: what an agent has and whom it can reach, on which the operator bases the next round."""
 
     replica: str
     instance: str
@@ -45,28 +45,34 @@ class Prepared:
     claim: str
     workers: int
     store: str
-    """host:port at which this agent would serve the c10d store of this round. The port is already bound."""
+    """Address host:port at which this agent would serve the c10d store of the round. The port is already bound."""
     reachable: tuple[str, ...]
-    """Candidates that answered this agent's Ping, including the agent itself."""
+    """Candidates that this agent can reach, because they answered its Ping. The agent itself is included."""
     snapshots: tuple[HeldSnapshot, ...] = ()
     storage: Optional[Storage] = None
     unreachable: Optional[tuple[str, ...]] = None
-    """Candidates that did not answer, if only some were asked, or None if all were asked.
+    """Candidates that did not answer a Ping, or None if this agent sent a Ping to all candidates.
 
-    See decision "A large world is probed in part".
+    In a large world, an agent sends a Ping only to some candidates (decision "A large world is probed in part").
     """
     replaced: tuple[Replaced, ...] = ()
-    """Reasons, each once, why next workers of this replica are new processes although the old ones had not ended."""
+    """Reasons why workers of the next round are new processes although earlier workers were still running.
+
+    Each reason is listed once.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits that the coordinator checks, from spec.failurePolicy."""
+    """Limits from spec.failurePolicy that the coordinator checks."""
 
     hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
-    """Time without progress of any rank after which the round hangs. If None, it follows from the usual step time."""
+    """Seconds without progress of any rank after which the round counts as hung.
+
+    If None, the limit is derived from the usual duration of a step.
+    """
     straggler_factor: Annotated[Optional[float], Absent(0.0)] = None
-    """Factor from which a rank is a straggler, or None to look for none.
+    """Factor that makes a rank a straggler, or None to ignore stragglers.
 
     A straggler's own work in a step takes at least this many times as long as that of the other ranks.
     """
@@ -77,20 +83,20 @@ class JobHistory:
     """History of the job when a round begins."""
 
     seconds: float = 0.0
-    """Seconds since the job's start."""
+    """Seconds since the job started."""
     failures: int = 0
-    """Number of failures, of any cause."""
+    """Number of failures so far, whatever their cause."""
 
 
 MOST_IMAGES = 4
-"""Maximum number of images that an Assign names."""
+"""Maximum number of images in an Assign."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assign:
-    """Message from the operator to every member after the commit; members[0] is the coordinator.
+    """Message from the operator to every member of a round: the round begins. members[0] is the coordinator.
 
-    The answer is Accepted or Refused.
+    The operator sends it after it has written the round to the job's status. The answer is Accepted or Refused.
     """
 
     uid: str
@@ -102,26 +108,27 @@ class Assign:
     limits: Limits = Limits()
     history: JobHistory = JobHistory()
     images: tuple[str, ...] = ()
-    """Distinct images of the members' containers, as resolved by their nodes, for the lineage of the trained state."""
+    """Distinct images of the members' containers, as resolved by the nodes. They become part of the state's lineage."""
     outside: tuple[Member, ...] = ()
-    """Replicas that are not members and hold shards of `restore` that no member holds. They have no ranks.
+    """Replicas that are not members of the round, but hold shards of `restore` that no member holds. They have no
+    ranks.
 
-    An early version 1 did not send this field. Members held every shard then.
+    An operator with an early version 1 of the protocol does not send this field. Members then hold all shards.
     """
     living: tuple[str, ...] = ()
-    """UIDs of the other live jobs of this namespace that may use the same checkpoint folder.
+    """Uids of the other existing jobs of the namespace that may use the same checkpoint folder.
 
-    If the folder's owner was a job of this namespace and is not in this list, it no longer exists, and this job may
-    take over the folder.
+    If a job of this namespace owned the folder and is not in this list, it no longer exists. This job may then take
+    over the folder.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Message from the operator to a leaving replica that was prepared for a round and is not a member of it.
+    """Message from the operator to a departing replica that took part in Prepare and is not a member of the new round.
 
-    The replica no longer has to stay for the state that it holds: the members hold it, or the round has a newer
-    snapshot. The answer is Accepted or Refused.
+    It says that the replica's state is no longer needed, so the replica may exit. The members have the state, or the
+    round has a newer snapshot. The answer is Accepted or Refused.
     """
 
     uid: str
@@ -131,10 +138,11 @@ class Release:
 
 @dataclasses.dataclass(frozen=True)
 class Drain:
-    """Request from the operator to the coordinator to stop all ranks after the same step.
+    """Request from the operator to the coordinator for a drain: all ranks stop after the same step.
 
-    If `durable` is set, a checkpoint must be in storage before the state becomes `drained`. In a job without storage, a
-    world that leaves as a whole then stays for its grace period, because successors may fetch its state.
+    If `durable` is set, the coordinator reports the state `drained` only when a checkpoint of that step is in storage.
+    A job without storage has no checkpoint. If all its members must depart, they stay for their grace period, because
+    the replicas that replace them may fetch the state from their memory.
     """
 
     uid: str
@@ -147,7 +155,7 @@ class Drain:
 
 @dataclasses.dataclass(frozen=True)
 class Save:
-    """Request from the operator to the coordinator to make the state after the next step durable.
+    """Request from the operator to the coordinator to make a checkpoint of the state after the next step.
 
     The answer is Accepted or Refused.
     """
@@ -156,37 +164,37 @@ class Save:
     round: int
     claim: str
     request: str
-    """Identity of a user's request. The same request again changes nothing."""
+    """Id of a user's request for a checkpoint. If the same request is repeated, nothing changes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Relay:
-    """Request from the operator to any agent to pass a Prepare, an Assign or a Release on to others.
+    """Request from the operator to an agent to pass a Prepare, an Assign or a Release on to other replicas.
 
-    The agent also applies the message itself if it is among them. The answer is one Relayed for each candidate in `to`,
-    in the order in which they answer.
+    If the agent's own replica is in `to`, the agent handles the message too. The agent answers with one Relayed for
+    each replica in `to`. They are in the order in which the replicas' answers arrive.
     """
 
     uid: str
     line: str
-    """Message as on the wire, without its newline."""
+    """Message to pass on, as a line of the protocol without its newline."""
     to: tuple[Candidate, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Relayed:
-    """Answer of one agent to a relayed message."""
+    """Answer of one agent to a message that was passed on."""
 
     replica: str
     line: str = ""
-    """Answer as received, or empty if the agent could not be asked."""
+    """Answer of the agent as a line of the protocol, or "" if the agent did not answer."""
     error: str = ""
-    """Reason why the agent could not be asked, in a sentence."""
+    """Reason why there is no answer, as a sentence."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Accepted:
-    """Answer to a request that is accepted."""
+    """Answer that a request was accepted."""
 
     round: int
     claim: str
@@ -194,7 +202,7 @@ class Accepted:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Answer to a request that is refused; `round` and `claim` are the highest that this agent has seen."""
+    """Answer that a request was refused. `round` and `claim` are the highest that the answering agent has seen."""
 
     reason: str
     round: int
@@ -203,16 +211,26 @@ class Refused:
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Request from the operator to any agent for a stream of Reports, or of a Report followed by ReportChanges."""
+    """Request from the operator to an agent for a stream of Reports.
+
+    If `changes` is set, the stream may consist of one Report and then ReportChanges, which are smaller.
+    """
 
     uid: str
     changes: bool = False
-    """Whether the stream may continue with ReportChanges. Changes of mere numbers are sent every `pace` seconds."""
+    """Whether the stream may continue with ReportChanges.
+
+    A change that affects only numbers is then sent at most every `pace` seconds.
+    """
     pace: float = 1.0
     idle_beat: float = 1.0
-    """Longest time in seconds between two lines of an unchanged agent in no round; in a round, it is REPORT_SECONDS."""
-    coordinator: str = ""
-    """Address of a round's coordinator, if there is one.
+    """Maximum seconds between two lines to the operator if nothing changes and the agent takes part in no round.
 
-    An agent that does not know which modules the script imports asks the coordinator for them, and is not ready before.
+    During a round, the maximum is REPORT_SECONDS.
+    """
+    coordinator: str = ""
+    """Address of the coordinator's agent, or "" if there is none.
+
+    If an agent does not know which modules the script imports, it asks the coordinator for them. Until it has them, it
+    does not report that it is ready.
     """

@@ -11,10 +11,10 @@ from concertina_protocol.messages.records import Durable, SnapshotId
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """Request from a member to the coordinator that opens their stream.
+    """Request from a member to the coordinator to open a stream in both directions.
 
-    On this stream, the member sends MemberState lines. The coordinator sends Drain, StopAt, DurableMoved and heartbeats
-    (its own MemberState).
+    On this stream, the member sends MemberState lines. The coordinator sends Drain, StopAt and DurableMoved, and its
+    own MemberState as a heartbeat.
     """
 
     uid: str
@@ -26,9 +26,9 @@ class Join:
 
 @dataclasses.dataclass(frozen=True)
 class DurableMoved:
-    """Message from the coordinator to members: `LATEST` names this checkpoint now.
+    """Message from the coordinator to members: `LATEST` now names another checkpoint.
 
-    Members may forget older parts of this job.
+    Members need not keep records of uploaded shards of older checkpoints any more.
     """
 
     durable: Durable
@@ -36,9 +36,10 @@ class DurableMoved:
 
 @dataclasses.dataclass(frozen=True)
 class StopAt:
-    """Message from the coordinator to members during a drain of a user's own command.
+    """Message from the coordinator to members: the call of should_checkpoint() at which a user's own command stops.
 
-    `call` is the last call of should_checkpoint() (see `stopping`). If it is 0, the workers receive SIGTERM.
+    It is sent during a drain. `call` is the number of that call (see `stopping`). If it is 0, workers receive SIGTERM
+    instead.
     """
 
     call: int
@@ -46,9 +47,10 @@ class StopAt:
 
 @dataclasses.dataclass(frozen=True)
 class Ping:
-    """Request from an agent to another agent, answered with Accepted (its highest round and claim).
+    """Request from an agent to another agent. The answer proves that the other agent is reachable and of the same job.
 
-    The answer proves reachability and the job's CA.
+    It proves the job by a certificate of the job's CA. The answer is Accepted, with the highest round and claim that
+    the agent has seen.
     """
 
     uid: str
@@ -56,7 +58,7 @@ class Ping:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Request from within a pod (`concertina-agent trace`) to its agent to let a worker trace some steps.
+    """Request from the command `concertina-agent trace` to its pod's agent, to trace some steps of a worker.
 
     See `worker_channel.TraceSteps`. The answer is Accepted or Refused.
     """
@@ -66,12 +68,12 @@ class Trace:
     first_step: int
     steps: int
     name: str
-    """Name of the trace, in hexadecimal digits."""
+    """Name of the trace, which consists of hexadecimal digits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Learn:
-    """Request from an agent to another agent for the modules that the script imports.
+    """Request from an agent to another agent for the names of the modules that the script imports.
 
     The answer is Learned or Refused.
     """
@@ -81,17 +83,17 @@ class Learn:
 
 @dataclasses.dataclass(frozen=True)
 class Learned:
-    """Modules that a parent process of the answering agent has imported for the script, to be imported here too."""
+    """Answer to Learn: modules that the script imports. A warm start imports them before the script begins."""
 
     modules: str
-    """Modules, one a line, in the format of the agent's `learned`."""
+    """Names of the modules, one per line, in the format of the agent's file `learned`."""
     left_out: Mapping[str, str]
-    """Packages that a parent process must not import, with the reason for each."""
+    """Packages that must not be imported in advance, with the reason for each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """Request from an agent to another agent for the JSON header of one shard.
+    """Request from an agent to another agent for the safetensors header of one shard.
 
     The answer is ShardHeader or Refused.
     """
@@ -107,12 +109,12 @@ class Pull:
 
     The answer is ShardHeader followed by the shard's bytes, or Refused. The requesting agent then sends Copied.
 
-    An agent that can receive several parts in parallel asks for part 0 of `parts`. It then asks for each of the other
-    parts, as many as the `parts` of the answered header says, on a connection of its own. Part k of n is the bytes from
-    size * k // n up to size * (k + 1) // n.
+    A shard can be sent in parts over several connections. The requesting agent first asks for part 0 of `parts`. The
+    ShardHeader in the answer says into how many parts the shard is divided. The requesting agent then asks for each of
+    the other parts on a connection of its own. Part k of n has the bytes from size * k // n to size * (k + 1) // n.
 
-    If `id` is None, the request opens the stream of a peer copy: the next snapshot of `shard` newer than `after_step`
-    in `round` is sent as soon as it is committed, repeatedly. The copying agent sends Copied after each snapshot.
+    If `id` is None, the request opens a stream of copies. Whenever a snapshot of `shard` is committed in `round` that
+    is newer than `after_step`, its shard is sent. The requesting agent sends Copied after each one.
     """
 
     uid: str
@@ -126,7 +128,7 @@ class Pull:
 
 @dataclasses.dataclass(frozen=True)
 class ShardHeader:
-    """Answer to Index and Pull: size and checksum of one shard."""
+    """Answer to Index and Pull, with the size and the checksum of a shard."""
 
     id: SnapshotId
     shard: int
@@ -134,9 +136,9 @@ class ShardHeader:
     checksum: int
     """crc32 of the whole shard."""
     header: str = ""
-    """Safetensors header (JSON) of the shard file, in the answer to Index."""
+    """Safetensors header of the shard file as JSON. Set only in the answer to Index."""
     parts: int = 1
-    """Number of parts that the shard is divided into. The bytes of the requested part follow this header.
+    """Number of parts into which the shard is divided. The bytes of the requested part follow this message.
 
     An agent of the previous version does not support parts and sends the whole shard.
     """
@@ -144,7 +146,7 @@ class ShardHeader:
 
 @dataclasses.dataclass(frozen=True)
 class Copied:
-    """Confirmation that a shard has been copied."""
+    """Confirmation that a shard has been copied completely."""
 
     id: SnapshotId
     shard: int

@@ -1,4 +1,4 @@
-"""Ranges of positions: sorted tuples of ranges [begin, end) that do not touch."""
+"""Sets of positions, as sorted tuples of ranges [begin, end) that never touch or overlap."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Tuple
 
 Ranges = Tuple[Tuple[int, int], ...]
 MOST_RANGES = 32
-"""Maximum number of ranges of skipped samples, for which a state's header and the status have room."""
+"""Maximum number of ranges of skipped samples. A state's header and the job's status have space for no more."""
 
 
 def united(*several: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the union of the ranges, sorted and joined."""
+    """Return the union of several sets of ranges."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted((begin, end) for ranges in several for begin, end in ranges if end > begin):
         if joined and begin <= joined[-1][1]:
@@ -22,5 +22,5 @@ def united(*several: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def words(ranges: Ranges) -> str:
-    """Return the ranges in words, with inclusive ends: 'samples 7 to 13'."""
+    """Return the ranges in words. The ends are inclusive: 'samples 7 to 13'."""
     return "samples " + ", ".join(f"{begin} to {end - 1}" for begin, end in ranges)

@@ -1,4 +1,4 @@
-"""Records that the operator and the agents share: snapshots, checkpoints, members, and the source of a state."""
+"""Parts of the messages of the operator and agents: snapshots, checkpoints, members, and the source of a state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class State(OpenEnum):
 
 
 class RestoreSource(OpenEnum):
-    """Source of the state that a round begins with."""
+    """Source of the state with which a round begins."""
 
     FRESH = "Fresh"
     MEMORY = "Memory"
@@ -35,25 +35,28 @@ class StorageHealth(OpenEnum):
     """Health of durable storage."""
 
     UNKNOWN = "Unknown"
-    """State until storage has been checked for the first time."""
+    """Storage has not been checked yet."""
     READY = "Ready"
     ERROR = "Error"
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotId:
-    """Identity of one state of the whole world: `shards` shard files of the same round, step and layout."""
+    """Identity of a snapshot, which is the state of the whole world after one step, in `shards` shard files.
+
+    All its shard files are of the same round, step and layout.
+    """
 
     round: int
     step: int
     layout: str
-    """Digest of the names, dtypes and global shapes of the tensors, and of how they are divided into shards."""
+    """Digest of the names, dtypes and global shapes of the tensors, and of the way in which ranks divide them."""
     shards: int
 
 
 @dataclasses.dataclass(frozen=True)
 class HeldSnapshot:
-    """Shards of one snapshot that an agent holds complete and verified, its own or as a copy of a peer's."""
+    """Shards of one snapshot that an agent has. They are complete and verified. Some are copies of a peer's shards."""
 
     id: SnapshotId
     shards: tuple[int, ...]
@@ -69,27 +72,28 @@ class Durable:
     uri: str
     """URI of the checkpoint's own folder."""
     complete: bool = False
-    """Whether this is the run's last step. A re-created job with such a checkpoint is complete at once."""
+    """Whether this is a checkpoint of the run's last step. If a job is created again and `LATEST` names such a
+    checkpoint, the job is complete at once."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     """Time at which the checkpoint became durable, in Unix seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """Latest information that an agent has about durable storage.
+    """What an agent knows about durable storage.
 
-    A Storage is None if the job has no checkpoint.uri, or runs a user's own command.
+    The value is None if the job has no checkpoint.uri, or if it runs a user's own command that does not use storage.
     """
 
     state: StorageHealth
     latest: Optional[Durable] = None
     message: str = ""
-    """Sentence that says what to do, if the state is Error."""
+    """Sentence that says what to do if the state is Error."""
     round: Annotated[Optional[int], Absent(-1)] = None
-    """Round to which this information belongs, or None if the agent does not say (early version 1).
+    """Number of the round in which this information was received. None for an agent with an early version 1 of the
+    protocol.
 
-    It is the round that the agent was a member of when it last received this information, or the highest round that it
-    had seen when it checked storage by itself.
+    If the agent checked storage by itself, it is the highest round that the agent had seen by then.
     """
 
 
@@ -98,9 +102,9 @@ class Candidate:
     """Replica that may become a member of a round."""
 
     replica: str
-    """Pod name, unique per attempt."""
+    """Name of the pod, which is unique for each attempt of a replica."""
     address: str
-    """host:port of the agent."""
+    """Address of the agent as host:port."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,71 +117,76 @@ class Member:
     first_rank: int
     workers: int
     node: str = ""
-    """Name of the member's node, or empty if the operator does not send it (early version 1)."""
+    """Name of the member's node, or "" if the operator does not send it (early version 1)."""
     zone: str = ""
-    """Zone of the member's node, or empty if the node has no zone label."""
+    """Zone of the member's node, or "" if the node has no zone label."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """Decision that state trained after `step` must not be trusted."""
+    """Decision that all states trained after `step` are invalid."""
 
     step: int
     skipped: tuple[tuple[int, int], ...] = ()
-    """All positions, as ranges [begin, end), that are skipped from now on, including those of earlier rollbacks."""
+    """All positions of the data to skip from now on, as ranges [begin, end), including those of earlier rollbacks."""
     damaged: Optional[Durable] = None
-    """Checkpoint that cannot be read completely, if that is the cause; `step` is that of the one to read instead."""
+    """Damaged checkpoint that is the cause of the rollback, or None for another cause.
+
+    If it is set, `step` is the step of the checkpoint that is used instead.
+    """
 
     def undoes(self, uid: str) -> bool:
-        """Return whether states of this job become void.
+        """Return whether this rollback makes states of the job with uid `uid` invalid.
 
-        A damaged checkpoint of another job voids none of them.
+        If the cause is a damaged checkpoint of another job, the states of this job remain valid.
         """
         return self.damaged is None or self.damaged.uid == uid
 
 
 @dataclasses.dataclass(frozen=True)
 class Restore:
-    """Source of a round's state.
+    """Source of the state with which a round begins.
 
-    With Memory, `holders` lists for every shard the members that hold it. The agent tries the nearest one first and
-    skips a holder that fails. With Storage, `durable` names the checkpoint. (base_round, step) becomes the base of the
-    new round: snapshots of lower rounds with a later step are void and are deleted.
+    If `source` is Memory, `holders` lists for each shard the members that hold it. An agent tries the nearest of them
+    first, and the next one if that fails. If `source` is Storage, `durable` names the checkpoint.
+
+    The new round continues from the step `step` of round `base_round`. Snapshots of lower rounds with a later step are
+    invalid and are deleted.
     """
 
     source: RestoreSource
     step: int = 0
     id: Optional[SnapshotId] = None
     holders: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Replica names by shard number, which is a string."""
+    """Names of the replicas that hold each shard, by the shard's number as a string."""
     durable: Optional[Durable] = None
     skipped: tuple[tuple[int, int], ...] = ()
-    """Positions that are skipped, in addition to those that the state itself lists."""
+    """Positions of the data to skip, in addition to those that the state itself lists."""
     undone: Optional[Undone] = None
-    """States that the last rollback of this job made void.
+    """States that the last rollback of this job made invalid, or None.
 
-    With Storage, if `durable` was undone, the round restores the newest checkpoint that was not.
+    If `source` is Storage and `durable` is one of these states, the round restores the newest checkpoint that is not.
     """
     undone_before: tuple[Undone, ...] = ()
-    """States that earlier rollbacks made void, without those of the last one.
+    """States that earlier rollbacks of this job made invalid.
 
-    An early version 1 did not send this field.
+    An operator with an early version 1 of the protocol does not send this field.
     """
     damaged: tuple[str, ...] = ()
-    """URIs of checkpoints, of this job or another, that cannot be read completely. None of them is read again."""
+    """URIs of damaged checkpoints of this or another job, none of which is to be read again."""
 
     @property
     def all_undone(self) -> tuple[Undone, ...]:
-        """States that any rollback of this job made void."""
+        """States that any rollback of this job made invalid."""
         return self.undone_before + ((self.undone,) if self.undone else ())
 
     def voids(self, durable: Durable) -> bool:
-        """Return whether a rollback has undone a checkpoint of this job."""
+        """Return whether a rollback made a checkpoint of this job invalid."""
         return any(undone.covers(durable.round, durable.step) for undone in self.all_undone)
 
     def bars(self, durable: Durable, uid: str) -> bool:
-        """Return whether the job with this uid must not continue from a checkpoint.
+        """Return whether the job with uid `uid` must not continue from a checkpoint.
 
-        It must not if the checkpoint was undone or is damaged.
+        That is the case if a rollback of this job has undone the checkpoint, or if the checkpoint is damaged.
         """
         return durable.uri in self.damaged or (durable.uid == uid and self.voids(durable))

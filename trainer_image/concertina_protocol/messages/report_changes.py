@@ -1,7 +1,7 @@
-"""Differences between two reports of one agent.
+"""Differences between two consecutive reports of one agent, which are sent instead of whole reports.
 
-With them, the size of a line depends on what has changed and not on the size of the round: a coordinator of a thousand
-members sends a few hundred bytes a second (decision "Reports are whole").
+The size of a difference depends on what has changed, and not on the number of members. So a coordinator of a thousand
+members sends only a few hundred bytes per second (decision "Reports are whole").
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from concertina_protocol.messages.reports import MemberState, Progress, Report
 
 @dataclasses.dataclass(frozen=True)
 class ReportChange:
-    """Line after a Report, on a Watch that asked for changes.
+    """Difference between a report and the previous one.
 
-    `report` is the agent's next report, but its `members` are only those that differ from the previous line. The other
-    members are unchanged.
+    An agent sends differences instead of whole Reports if the operator has sent a Watch with `changes`. The first
+    Report is sent whole. `report` is the new report. Its `members` has only the members that have changed.
     """
 
     report: Report
 
 
 def change(before: Report, after: Report) -> Union[Report, ReportChange]:
-    """Return the line that leads from `before` to `after`: the whole report if the two are not of the same round."""
+    """Return the difference from `before` to `after`. If the reports are of different rounds, return `after`."""
     members_before = before.members
     if _identity(before) != _identity(after) or members_before.keys() != after.members.keys():
         return after
@@ -37,10 +37,10 @@ def change(before: Report, after: Report) -> Union[Report, ReportChange]:
 
 
 def changed(before: Report, line: ReportChange) -> Report:
-    """Return the report that results from a change.
+    """Return the report that follows `before`, given the difference `line`.
 
     Raises:
-        ProtocolError: If the change refers to a member or a round that `before` does not have.
+        ProtocolError: If the difference is about a member or a round that `before` does not have.
     """
     after = line.report
     if _identity(before) != _identity(after) or not after.members.keys() <= before.members.keys():
@@ -54,7 +54,10 @@ def _identity(report: Report) -> object:
 
 
 def only_numbers(before: Report, after: Report) -> bool:
-    """Return whether only numbers of progress and members' steps have changed: such news can wait a moment."""
+    """Return whether two reports differ only in numbers: in the progress, and in the steps of members.
+
+    Such a change need not be sent at once.
+    """
     return (
         _urgent_part(before.progress) == _urgent_part(after.progress)
         and _same_members(before.members, after.members)
@@ -63,7 +66,7 @@ def only_numbers(before: Report, after: Report) -> bool:
 
 
 def _urgent_part(progress: Optional[Progress]) -> object:
-    """Return the part of the progress whose changes are reported at once."""
+    """Return the values of `progress` that must be sent to the operator as soon as they change."""
     if progress is None:
         return None
     ends = progress.steps is not None and progress.step >= progress.steps
@@ -71,7 +74,7 @@ def _urgent_part(progress: Optional[Progress]) -> object:
 
 
 def _same_members(before: Mapping[str, MemberState], after: Mapping[str, MemberState]) -> bool:
-    """Return whether the members are the same apart from their steps, which older agents report one by one."""
+    """Return whether the members are the same except for their steps, which older agents report individually."""
     if before is after:
         return True
     return before.keys() == after.keys() and all(

@@ -10,14 +10,14 @@ from concertina_protocol.codec.typed_json import Absent, OpenEnum
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
-"""Message of both sides: the agent uses it for a worker, and the operator for the whole container."""
+"""Sentence that there was not enough memory. Agents use it for a worker, and the operator for the whole container."""
 
 MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400
-"""Maximum number of lines of a worker's output in a report, and maximum length of a line in characters."""
+"""Maximum number of lines of a worker's output in a report, and maximum length of such a line in characters."""
 
 
 class FailureReason(OpenEnum):
-    """Reason why a member of a round failed; the operator has its own reasons for failures that it detects itself."""
+    """Reason why a member of a round failed. The operator has more reasons, for failures that it detects itself."""
 
     WORKER_FAILED = "WorkerFailed"
     WORKER_SIGNALED = "WorkerSignaled"
@@ -30,14 +30,14 @@ class FailureReason(OpenEnum):
     RESTORE_FAILED = "RestoreFailed"
     INVALID_INPUT = "InvalidInput"
     DATA_CHANGED = "DataChanged"
-    """The data differ from those that the state was trained on."""
+    """The data are not those that the state was trained on."""
     DAMAGED = "Damaged"
-    """The data that were read differ from those that were written."""
+    """Stored bytes are not those that were written."""
     LOSS_SPIKE = "LossSpike"
     LOSS_NOT_FINITE = "LossNotFinite"
     SILENT_CORRUPTION = "SilentCorruption"
     ROLLED_BACK = "RolledBack"
-    """The member was rolled back because another rank's state was corrupted."""
+    """The member went back to an earlier state because the state of another rank was corrupted."""
 
 
 BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED, FailureReason.DAMAGED})
@@ -46,72 +46,77 @@ BAD_INPUTS = frozenset({FailureReason.INVALID_INPUT, FailureReason.DATA_CHANGED,
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Failure of a member.
+    """Failure of a member of a round.
 
-    The first one of a round is the cause. Its consequences (lost peers) have `secondary`.
+    The first failure of a round is the cause of its end. If other ranks fail because they have lost a peer, their
+    failures have `secondary` set.
     """
 
     replica: str
     reason: FailureReason
     message: str
-    """Sentence with the exit code or signal."""
+    """Sentence that includes the exit code or the signal."""
     last_lines: tuple[str, ...] = ()
-    """Last lines of the worker's output, at most MOST_LAST_LINES for the operator.
+    """Last lines of the worker's output. The operator receives at most MOST_LAST_LINES.
 
-    A coordinator sends them only for the cause, and for failures that no new round can repair, because the lines of all
-    failures would not fit on one line of the protocol.
+    The coordinator sends these lines only for the cause of a round's end, and for failures that no new round can
+    repair. The lines of all failures would not fit into one line of the protocol.
     """
     rank: Annotated[Optional[int], Absent(-1)] = None
     exit_code: int = 0
-    """Exit code of the worker with that rank."""
+    """Exit code of the worker that failed."""
     step: Annotated[Optional[int], Absent(-1)] = None
     permanent: bool = False
-    """Whether a retry cannot help (the reason is one of BAD_INPUTS, and the worker exited with 78, EX_CONFIG)."""
+    """Whether a retry cannot help. If so, the reason is one of BAD_INPUTS, and the worker exited with 78
+    (EX_CONFIG)."""
     secondary: bool = False
     provoked: bool = False
-    """Whether the worker's last output is that of a rank that lost a peer, and so says nothing about the script."""
+    """Whether the worker's last output is about a lost peer, and so not about an error of the script."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     rollback: Optional[Rollback] = None
-    """Rollback that the failure requires.
+    """Rollback that this failure requires, or None.
 
-    It comes with LossSpike, LossNotFinite and SilentCorruption, and with Damaged under `checkpoint.onDamage:
-    UsePrevious`.
+    The reasons with a rollback are LossSpike, LossNotFinite and SilentCorruption, and Damaged if `checkpoint.onDamage`
+    is UsePrevious.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInterval:
-    """Current and optimal interval of checkpoints."""
+    """Present and optimal interval between checkpoints."""
 
     seconds: Annotated[Optional[float], Absent(0.0)]
-    """Interval in seconds, or None if checkpoints are not written by time."""
+    """Interval in seconds, or None if checkpoints are not taken by time."""
     suggested: float
     save_seconds: float
-    """Longest time for which training waited for a save, or 0 before the first one of this round."""
+    """Longest wait of training for a save in this round, in seconds, or 0 before the first save."""
     failure_seconds: float
-    """Time between failures in seconds."""
+    """Mean time between failures in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotInterval:
-    """Current interval of snapshots."""
+    """Interval between snapshots."""
 
     steps: int
-    """Number of steps between the last two snapshots, which is the most that a failure causes to be trained again."""
+    """Number of steps between the last two snapshots. A failure causes at most this many steps to be trained again."""
     overhead: float
     """Share of the training time that snapshots take."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Result of an evaluation on the held-out documents."""
+    """Result of an evaluation on the validation documents."""
 
     step: int
     loss: float
 
 
 class StepPart(OpenEnum):
-    """Part of a step's time, as rank 0 measures it; time spent waiting for other ranks is in no other part."""
+    """Part of the time of a step, measured on rank 0.
+
+    Each second counts in only one part. A wait for other ranks counts in the part of the communication that waits.
+    """
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -131,9 +136,9 @@ COMMUNICATION = (
     StepPart.ALL_GATHER, StepPart.REDUCE_SCATTER, StepPart.ALL_REDUCE, StepPart.ALL_TO_ALL, StepPart.TENSOR,
     StepPart.CONTEXT, StepPart.PIPELINE,
 )  # fmt: skip
-"""Parts of exposed communication, for which training waits; in a pipeline, it also waits for the other stages."""
+"""Parts of a step in which training waits for communication. In a pipeline, this includes waits for other stages."""
 MOST_METRICS = 32
-"""Maximum number of metrics that a worker may report under its own names."""
+"""Maximum number of metrics that a worker may report under names that it chooses."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,63 +146,67 @@ class Progress:
     """Progress that rank 0's worker reports."""
 
     step: int
-    """Steps finished since the run began."""
+    """Number of steps that have finished since the run began."""
     steps: Annotated[Optional[int], Absent(0)]
-    """Last step of the run, or None if it is unknown."""
+    """Number of the run's last step, or None if it is unknown."""
     loss: float
     tokens_per_second: float
     step_seconds: float
     position: int
-    """Samples consumed."""
+    """Number of samples consumed."""
     phase: str
-    """Phase for messages, a `heartbeat.WorkerPhase`: starting, restoring, training, checkpointing or evaluating."""
+    """Phase of the worker in words, from `heartbeat.WorkerPhase`: starting, restoring, training, checkpointing or
+    evaluating."""
     at: float
     first_step_at: Annotated[Optional[float], Absent(0.0)] = None
-    """Time at which this round's first step finished, in Unix seconds, or None until then."""
+    """Time in Unix seconds at which the first step of this round finished, or None before."""
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """Step of the newest snapshot that is complete on peers."""
+    """Step of the newest snapshot whose shards are all copied to another replica, or None if there is none."""
     checkpoint_seconds: float = 0.0
-    """Seconds that this round's training has waited for snapshots and checkpoints."""
+    """Seconds that training has waited for snapshots and checkpoints in this round."""
     stalled_seconds: float = 0.0
-    """Seconds that this round's training has waited for data."""
+    """Seconds that training has waited for data in this round."""
     mfu: Annotated[Optional[float], Absent(0.0)] = None
-    """Share of the devices' peak arithmetic that is used, with causal attention counted."""
+    """MFU: share of the devices' peak FLOPS that training uses. Only the causal half of attention is counted."""
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Duration of each part of this round's start in seconds: start, group, build, restore, first_step."""
+    """Seconds that each part of this round's start took: start, group, build, restore, first_step."""
     save_seconds: Annotated[Optional[float], Absent(0.0)] = None
-    """Duration of the slowest snapshot of this round in seconds, or None before the first one."""
+    """Duration in seconds of the slowest snapshot of this round, or None before the first one."""
     restored_step: Annotated[Optional[int], Absent(-1)] = None
     restored_from: str = ""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Positions that have been skipped so far."""
+    """Positions of the data that have been skipped so far."""
     interval: Optional[CheckpointInterval] = None
-    """Interval of checkpoints, with durable storage."""
+    """Interval between checkpoints, or None without durable storage."""
     waits_for: str = ""
-    """Reason, in a sentence, why no data arrive while their store is unavailable."""
+    """Sentence that says why training waits for data if their store is unavailable, otherwise ""."""
     evaluated: Optional[Evaluated] = None
-    """Last evaluation of this round."""
+    """Result of the last evaluation in this round, or None."""
     shares: tuple[int, ...] = ()
-    """Number of sequences in a step by rank, if it follows their speed (`data.balance: Speed`)."""
+    """Number of sequences of each rank in a step, if they depend on the ranks' speed (`data.balance: Speed`)."""
     tokens: Optional[int] = None
-    """Tokens trained on since the run began, each counted once even if it was trained again, or None if unknown."""
+    """Number of tokens trained on since the run began, or None if unknown. Tokens that were trained again count
+    once."""
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of this round's steps, except the first, by `StepPart`. A script reports the parts that it knows."""
+    """Seconds of each `StepPart` in this round's steps, except the first. A script reports only the parts that it
+    measures."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Metrics of this step by name: gradient_norm, learning_rate ..., at most MOST_METRICS."""
+    """Metrics of this step by name (such as gradient_norm and learning_rate), at most MOST_METRICS."""
     mfu_full_attention: Annotated[Optional[float], Absent(0.0)] = None
-    """Share of the devices' peak arithmetic with all of attention counted, as torchtitan does."""
+    """MFU: share of the devices' peak FLOPS that training uses. All of attention is counted, as torchtitan does."""
     snapshots: Optional[SnapshotInterval] = None
-    """Interval of snapshots in this round, from its second snapshot on."""
+    """Interval between snapshots in this round, or None before the second snapshot."""
     optimizer: str = ""
-    """Class of the optimizer whose steps `step` counts since the process started, or empty if the worker reports steps.
+    """Class of the optimizer whose steps are counted, or "" if the worker reports its steps itself.
 
-    A script that continues from a checkpoint of its own then counts from 1 again, and its step of the run is unknown.
+    If steps are counted, `step` is the number of optimizer steps since the process started. A script that continues
+    from its own checkpoint counts from 1 again, so its step of the run is unknown.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One shard of a snapshot that is in durable storage."""
+    """Shard of a snapshot that is in durable storage."""
 
     id: SnapshotId
     shard: int
@@ -207,154 +216,181 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Heartbeat:
-    """Phase of one worker and its age; ages are used so that clocks of different machines are never compared."""
+    """Phase of one worker, and the seconds since its last progress.
+
+    Seconds are sent rather than times, because clocks of different machines may differ.
+    """
 
     rank: int
     step: int
-    """Steps finished."""
+    """Number of finished steps."""
     phase: str
-    """Phase of the worker, a `heartbeat.WorkerPhase`, or empty if the worker writes no heartbeat."""
+    """Phase of the worker, from `heartbeat.WorkerPhase`, or "" if the worker writes no heartbeat."""
     still: float
     """Seconds since the worker last made progress."""
     busy: float = 0.0
-    """Seconds of this round's finished steps, except the first, that were not spent waiting for others."""
+    """Seconds in which the worker did not wait for other ranks, in this round's finished steps except the first."""
     stack: Optional[tuple[str, ...]] = None
-    """Stack of the worker, once the coordinator reports that the round hangs."""
+    """Stack of the worker, or None. It is collected when the coordinator reports that the round hangs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Hang:
-    """Hang of the round: no rank makes progress."""
+    """Hang of a round, in which no rank makes progress."""
 
     replica: str
-    """Replica whose worker the other workers wait for, or empty if no worker is behind."""
+    """Replica of the worker that the other workers wait for, or "" if no worker is behind."""
     rank: Annotated[Optional[int], Absent(-1)]
-    """Rank of that worker, or None if there is no replica."""
+    """Rank of the worker that the other workers wait for, or None if no worker is behind."""
     step: int
-    """Steps that the worker has finished."""
+    """Number of steps that the worker of rank `rank` has finished."""
     phase: str
-    """Phase of the worker."""
+    """Phase of the worker of rank `rank`."""
     others: str
-    """Phase of most of the other ranks, or empty if there are no other ranks."""
+    """Phase that most of the other ranks are in, or "" if there are no other ranks."""
     seconds: float
-    """Time without progress of any rank when the hang was detected."""
+    """Seconds without progress of any rank when the hang was detected."""
     suspects: int = 1
-    """Number of ranks that are as far behind as this rank."""
+    """Number of ranks that have made as little progress as rank `rank`."""
     stack: tuple[str, ...] = ()
-    """Stack of that worker, innermost frames first, truncated. The pod's log has all of it."""
+    """Stack of the worker of rank `rank`, innermost frames first, truncated. The pod's log has the whole stack."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """Rank that the other ranks wait for in every step, as measured when it was first reported."""
+    """Straggler: a rank that the other ranks wait for in every step. The values are those of its first report."""
 
     replica: str
     rank: int
     seconds: float
-    """Seconds of the rank's own work in a step."""
+    """Seconds that the rank's own work in a step takes."""
     others: float
-    """Median of the other ranks' own work in a step, in seconds."""
+    """Median of the seconds that the other ranks' own work in a step takes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Busy:
-    """`Heartbeat.busy` over all ranks of the round."""
+    """Seconds in which a worker does not wait for other ranks, summarized over all ranks (see `Heartbeat.busy`)."""
 
     coordinator: float
-    """Value of rank 0."""
+    """Seconds of rank 0."""
     median: float
     most: float
 
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """State of one member as the coordinator knows it."""
+    """State of a member of the round. Each member sends it to the coordinator."""
 
     replica: str
     instance: str
     round: int
     claim: str
     state: State
-    """State of the member, from starting on."""
+    """State of the member. It is never `idle` or `prepared`, because the round has begun."""
     step: Annotated[Optional[int], Absent(-1)] = None
     failure: Optional[Failure] = None
     notice: Annotated[Optional[float], Absent(0.0)] = None
-    """Grace period in seconds that came with a SIGTERM, or None if the member may stay."""
+    """Grace period in seconds of a SIGTERM that the replica has received, or None if it has received none."""
     leaving: tuple[str, ...] = ()
-    """Members with such a notice; set on the coordinator.
+    """Members that have received a SIGTERM and must depart. Only the coordinator sets this.
 
-    A leaving member beside another leaving member may be needed for the state that it holds.
+    A departing member must know whether its neighbour departs too, because it may then be the only one that has the
+    neighbour's state.
     """
     snapshot_step: Annotated[Optional[int], Absent(-1)] = None
-    """Step of the newest snapshot of this round that is complete on all peers; set on the coordinator.
+    """Step of the newest snapshot of this round whose shards are all copied to another replica.
 
-    Snapshots of older rounds may then be deleted.
+    Only the coordinator sets this. Snapshots of older rounds may then be deleted.
     """
     durable_parts: tuple[Part, ...] = ()
-    """Shards of this round in storage that are not under `LATEST` yet.
+    """Shards of this member that are in storage, while `LATEST` does not name their checkpoint yet.
 
-    The coordinator publishes them once all are there.
+    Once the shards of all members are in storage, the coordinator publishes the checkpoint.
     """
     heartbeats: tuple[Heartbeat, ...] = ()
-    """Heartbeats of the running workers, which the coordinator does not pass on."""
+    """Heartbeats of the running workers. The coordinator does not pass them on."""
     hung: bool = False
-    """Whether no rank makes progress; set on the coordinator. Every member then collects the stacks of its workers."""
+    """Whether no rank makes progress. The coordinator sets this, and every member then collects the stacks of its
+    workers."""
     next_call: Optional[int] = None
-    """Next call of should_checkpoint() in a drain of a user's own command (see `stopping`)."""
+    """Number of the first call of should_checkpoint() at which this member's workers can stop, or None.
+
+    It is set during a drain of a user's own command (see `stopping`).
+    """
     saved: Optional[tuple[int, ...]] = None
-    """Steps of the newest snapshots that each worker has completely, once the script has finished here."""
+    """Steps of the newest snapshots that each worker of this member has saved completely.
+
+    It is set when the script on this member has finished, otherwise None.
+    """
     ends_at: Optional[int] = None
-    """Newest step that all members have completely and that must be in storage; set on the coordinator."""
+    """Newest step that all members have saved completely. Its state must be in storage at the end of the round.
+
+    Only the coordinator sets this.
+    """
     world_mismatch: bool = False
-    """Whether each of the workers trains in a world of its own, below a launcher."""
+    """Whether each worker of this member trains in a world of its own.
+
+    This happens if the command starts a launcher such as torchrun.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Complete report of an agent; only a coordinator has `members`, `progress` and failures of others."""
+    """Report of an agent about itself.
+
+    A coordinator also reports the members, the progress and the failures of its round.
+    """
 
     replica: str
     instance: str
     ready: bool
-    """Whether the agent is warm, so that workers can start at once."""
+    """Whether this agent can start workers at once, because it is prepared for a warm start."""
     round: int
     claim: str
-    """Claim of the highest round seen."""
+    """Claim of the highest round that this agent has seen. A claim is the operator's decision to begin a round."""
     state: State
-    """State of this agent, never starting.
+    """State of this agent. It is never `starting`, which is reported as `running`.
 
-    A coordinator's drained and succeeded apply to the whole round: every member is in that state, and the checkpoint
-    that the state requires is under `LATEST`.
+    A coordinator reports drained or succeeded only for the whole round: every member is in that state, and `LATEST`
+    names the checkpoint that the state requires.
     """
     coordinator: bool = False
     members: Mapping[str, MemberState] = dataclasses.field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
-    """Failures of the current round, in order of arrival."""
+    """Failures of the present round, in the order in which they arrived."""
     progress: Optional[Progress] = None
     hang: Optional[Hang] = None
     stragglers: tuple[Straggler, ...] = ()
     storage: Optional[Storage] = None
     startup_error: str = ""
-    """Reason, in a sentence, why this agent can never be ready."""
+    """Sentence about why this agent can never become ready, or ""."""
     notice: Annotated[Optional[float], Absent(0.0)] = None
-    """Grace period in seconds that came with a SIGTERM, or None if the replica may stay."""
+    """Grace period in seconds of a SIGTERM that the replica has received, or None if it has received none."""
     warm_start_disabled_reason: str = ""
-    """Reason why this agent starts a user's own command without a warm start, although one is requested."""
+    """Reason why a user's own command has no warm start although one is requested, or "".
+
+    A warm start forks the workers from a process that has imported the script's modules.
+    """
     warm_start_skipped_modules: str = ""
-    """Modules that each start imports again although it is warm, with the reason."""
+    """Modules that each worker imports again, although it was forked from a process with the script's modules, or "".
+
+    The text has the reason for each module.
+    """
     tracking: str = ""
-    """Reason, in a sentence, why the tracker does not accept this replica's records of the run, or empty if it does."""
+    """Sentence about why the tool that tracks the run does not accept this replica's records, or ""."""
     keeps_state: bool = False
     """Whether the workers save snapshots, as the bundled trainer and scripts with `trainingjob.State` do."""
     busy: Optional[Busy] = None
-    """Own work of the ranks, on a coordinator whose workers measure it."""
-    world_mismatch: str = ""
-    """Clause that says how every worker of the round trains in a world of its own, on a coordinator.
+    """Summary of the seconds in which ranks do not wait for others.
 
-    It is empty if a worker does not.
+    A coordinator sets it if all its workers measure these seconds. Otherwise it is None.
     """
+    world_mismatch: str = ""
+    """Clause that says how every worker of the round trains in a world of its own, or "". Only a coordinator sets
+    this."""
     takes_calls: bool = False
-    """Whether the connection of this stream accepts the operator's calls.
+    """Whether the operator may send requests on the connection of this stream.
 
-    These are Prepare, Assign, Release, Drain and Save. They are answered between the lines of the stream.
+    The requests are Prepare, Assign, Release, Drain and Save. The agent answers them between the lines of the stream.
     """

@@ -1,4 +1,4 @@
-"""States that rollbacks have made void, and the union of several rollbacks."""
+"""Rollbacks of a job, and the states that they have made invalid."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import dataclasses
 from typing import Tuple
 
 MOST_UNDONE = 16
-"""Number of rollbacks that are remembered. States before the oldest one no longer exist."""
+"""Maximum number of rollbacks that are recorded. The states that older rollbacks made invalid no longer exist."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Undone:
-    """Rollback that makes states of rounds up to `round` beyond `step` void."""
+    """Rollback that makes states invalid: those of rounds up to `round` that are later than `step`."""
 
     round: int
     step: int
 
     def covers(self, round: int, step: int) -> bool:
-        """Return whether this rollback makes the state of a round and step void."""
+        """Return whether this rollback makes the state of a round and step invalid."""
         return round <= self.round and step > self.step
 
 
 def joined(old: Tuple[Undone, ...], more: Undone) -> Tuple[Undone, ...]:
-    """Return the rollbacks in order of their rounds and steps, without those that another one covers."""
+    """Return the rollbacks sorted by round and step. A rollback is left out if another one includes its states."""
     if any(undone.round >= more.round and undone.step <= more.step for undone in old):
         return old
     uncovered = [undone for undone in old if not (undone.round <= more.round and undone.step >= more.step)]

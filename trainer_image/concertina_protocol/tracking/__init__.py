@@ -1,1 +1,4 @@
-"""Records of the run that a coordinator's agent writes to a spool in the node's volume, for its tracking process."""
+"""Records of a run for a tracking tool, such as MLflow.
+
+The coordinator's agent writes the records, and its tracking process sends them to the tool.
+"""

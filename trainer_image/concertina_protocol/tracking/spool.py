@@ -1,12 +1,13 @@
-"""Spool of records: lines in segments, `<first number>.jsonl`, whose total size the writer limits.
+"""Spool: a folder in the node's volume with a run's records that wait to be sent to a tracking tool.
 
-A record's number is the number of its segment plus its position in the segment, so a reader needs only one number to
-remember its position.
+The spool consists of segments, which are files of lines named `<first number>.jsonl`. Records are numbered: the number
+of a record is the number of its segment plus its index there. So a reader remembers its position as one number. The
+writer limits the total size of the segments.
 
-One process writes and another one reads, and neither waits for the other. Nothing is synced, because the volume
-outlives processes and containers. If its node loses power, the last records may be lost, and the reader's cursor may be
-beyond the remaining ones. Numbers then continue from the cursor. The module uses the standard library only and supports
-Python 3.9 and later.
+One process writes and another one reads, and neither waits for the other. Files are not synced, because the volume
+outlives processes and containers. If the node loses power, the last records can be lost, and the reader's stored
+position may be beyond the remaining ones. New records then continue from the reader's position. The module uses the
+standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from concertina_protocol.codec.typed_json import ProtocolError
 from concertina_protocol.tracking.tracking_records import Record, RoundBegan, decode, encode, is_round
 
 SEGMENT_BYTES, MOST_BYTES = 1 << 20, 16 << 20
-"""Maximum size of a segment and of the whole spool, in bytes. The spool has room for about fifty thousand steps."""
+"""Maximum sizes in bytes of a segment and of the whole spool. The spool has space for about fifty thousand steps."""
 ENDING = ".jsonl"
 CURSOR = "shipped"
 
@@ -33,7 +34,10 @@ def folder(volume: Path) -> Path:
 
 
 class SpoolWriter:
-    """Writer that appends records; a record that cannot be written is lost and counted, and training continues."""
+    """Writer that appends records to the spool.
+
+    If a record cannot be written, it is counted as lost, and training continues.
+    """
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._segment_bytes, self._most_bytes = folder, segment_bytes, most_bytes
@@ -41,12 +45,12 @@ class SpoolWriter:
         self._size = 0
         """Size in bytes of the segment that is being written."""
         self.next = _cursor(folder)
-        """Number of the next record."""
+        """Number of the next record that will be written."""
         with contextlib.suppress(OSError):
             for segment in _segments(folder)[-1:]:
                 self.next = max(self.next, segment.first + segment.path.read_bytes().count(b"\n"))
         self.failed = ""
-        """Reason why the last record was lost, or empty."""
+        """Reason why the last record was lost, or ""."""
 
     def append(self, record: Record) -> None:
         line = encode(record)
@@ -62,7 +66,7 @@ class SpoolWriter:
             self.failed = ""
         except OSError as error:
             self.failed = f"the spool can't be written: {error.strerror or error}"
-            self.close()  # a truncated line stays at the end of its segment, and readers ignore it
+            self.close()  # a truncated line remains at the end of its segment, and readers ignore it
 
     def close(self) -> None:
         if self._file is not None:
@@ -86,7 +90,7 @@ class SpoolWriter:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """File of consecutive records."""
+    """File of the spool that contains consecutive records."""
 
     first: int
     """Number of the segment's first record."""
@@ -104,28 +108,29 @@ def _segments(folder: Path) -> list[Segment]:
 
 
 class SpoolReader:
-    """Reader that begins after the last record that was shipped."""
+    """Reader of the spool. It begins after the last record that was marked as sent to the tracking tool."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.next = _cursor(folder)
-        """Number of the first record that is not shipped."""
+        """Number of the first record that has not been sent."""
         self.dropped = 0
-        """Number of records that the writer deleted before they were shipped."""
+        """Number of records that the writer deleted before they were sent."""
         self.end = self.next
-        """Number after that of the last record."""
+        """Number of the next record that will be written."""
         self.begun: list[RoundBegan] = []
-        """Rounds that have begun, as far as the spool still contains them."""
+        """Records of the rounds that have begun, as far as the spool still contains them."""
         self._scanned = (-1, 0)
-        """Position up to which the spool was scanned for rounds: a segment and a number of bytes in it."""
+        """Position up to which the spool was scanned for rounds: the number of a segment, and a number of bytes in
+        it."""
 
     @property
     def behind(self) -> int:
-        """Number of records that are not shipped."""
+        """Number of records that have not been sent yet."""
         return max(0, self.end - self.next)
 
     def look(self) -> None:
-        """Scan the new records: count them, and collect the rounds that have begun."""
+        """Scan new records: count them, and collect the rounds that have begun."""
         for segment in _segments(self._folder):
             if segment.first < self._scanned[0]:
                 continue
@@ -140,7 +145,7 @@ class SpoolReader:
             self._scanned = (segment.first, begin + size)
 
     def read(self, most: int) -> list[tuple[int, Optional[Record]]]:
-        """Return the next records, at most `most`, with their numbers; a record that cannot be read is None."""
+        """Return the next records with their numbers, at most `most`. A record that cannot be parsed is None."""
         segments = _segments(self._folder)
         if segments and segments[0].first > self.next:
             self.dropped += segments[0].first - self.next
@@ -153,14 +158,14 @@ class SpoolReader:
         return records
 
     def shipped(self, up_to: int) -> None:
-        """Mark all records before this number as shipped. The mark outlives this process."""
+        """Mark all records with lower numbers than `up_to` as sent. The mark is stored in the spool's folder."""
         self.next = up_to
         draft = self._folder / f"{CURSOR}.new"
         draft.write_text(str(up_to))
         draft.replace(self._folder / CURSOR)
 
     def _lines(self, segments: list[Segment]) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines from `next` on, with their numbers."""
+        """Yield the lines from record `next` on, with their numbers."""
         for segment, after in zip(segments, [*segments[1:], None]):
             if after is not None and after.first <= self.next:
                 continue
@@ -183,7 +188,10 @@ def _record(line: bytes) -> Optional[Record]:
 
 
 def _whole_lines(path: Path, begin: int) -> tuple[list[bytes], int]:
-    """Return the complete lines after a byte, and their size in bytes; no lines if the segment no longer exists."""
+    """Return the complete lines of a file from byte `begin` on, and their total size in bytes.
+
+    If the file no longer exists, there are no lines.
+    """
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)
         whole, newline, _ = file.read().rpartition(b"\n")

@@ -1,7 +1,7 @@
-"""Records of a run for the tracker, one JSON line each.
+"""Records of a run for a tracking tool. Each record is one line of JSON.
 
-The coordinator of a round writes them as events happen. `concertina_tracking` ships them later, and may ship one again.
-The module uses the standard library only and supports Python 3.9 and later.
+The coordinator of a round writes a record when an event happens. `concertina_tracking` sends records to the tool later,
+and may send a record twice. The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -20,19 +20,22 @@ MOST_TEXT = 500
 
 @dataclasses.dataclass(frozen=True)
 class RoundBegan:
-    """Record that training continues after `step`; steps beyond it that older rounds trained are void."""
+    """Record that a round continues training after `step`. Later steps that older rounds trained are invalid."""
 
     round: int
     step: int
     at: float
-    """Time at which the round began, in Unix seconds."""
+    """Time in Unix seconds at which the round began."""
     coordinates: bool
-    """Whether this replica writes the round's records. If not, it only notes that its earlier records have ended."""
+    """Whether this replica coordinates the round, and so writes the records of the round.
+
+    If not, the record only says that this replica's records of earlier rounds are complete.
+    """
     source: str = ""
-    """A RestoreSource, or empty if the script restores its state itself."""
+    """Source of the round's state, from RestoreSource, or "" if the script restores its state itself."""
     replicas: int = 0
     workers: int = 0
-    """Number of training processes, which is the size of the world."""
+    """Number of workers, which is the size of the world."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,7 @@ class NoteKind(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Noted:
-    """Record of an event that concerns the run."""
+    """Note about an event of the run."""
 
     round: int
     at: float
@@ -79,7 +82,7 @@ class RunOutcome(OpenEnum):
 
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"
-    """Suspended, deleted or failed. The run may continue later."""
+    """The run was suspended, deleted or failed. It may continue later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,5 +116,5 @@ def decode(line: bytes) -> Record:
 
 
 def is_round(line: bytes) -> bool:
-    """Return whether a line can be a RoundBegan, without parsing it."""
+    """Return whether a line may be a RoundBegan, without parsing the line."""
     return line.startswith(b'{"kind":"RoundBegan"')

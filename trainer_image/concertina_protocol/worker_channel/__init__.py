@@ -1,9 +1,11 @@
-"""Channel between an agent and the processes of its replica (workers, the uploader, the tracking process).
+"""Channel between an agent and the processes of its replica: workers, the uploader and the tracking process.
 
-The package contains the messages and both ends. The agent serves one unix stream socket (CONCERTINA_SOCKET), with a
-connection per process and one JSON object a line: {"kind": name in KINDS, "body": fields} (`lines`). The first line
-identifies the process. `worker_messages`, `uploader_messages` and `tracker_messages` describe what each of them sends
-and receives. `worker_end` is their end. `agent_end`, on asyncio, is imported by agents only.
+The package contains the messages and both ends of the channel. The agent listens on a unix stream socket
+(CONCERTINA_SOCKET), and each process opens one connection. Each line is a JSON object: {"kind": name in KINDS, "body":
+fields} (`lines`). The first line of a connection says which process it is.
+
+`worker_messages`, `uploader_messages` and `tracker_messages` define the messages of each kind of process. Processes use
+`worker_end`. Agents use `agent_end`, which requires asyncio.
 """
 
 from concertina_protocol.worker_channel.codec import KINDS, Message, decode, encode

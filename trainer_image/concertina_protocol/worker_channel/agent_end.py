@@ -1,4 +1,4 @@
-"""The agent's end of the channel, one per connection, on asyncio."""
+"""The agent's end of the channel to one process, on asyncio."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from concertina_protocol.worker_channel.codec import Message, decode, encode
 class AgentEnd:
     """The agent's end of one connection, on a plain socket.
 
-    Streams of asyncio discard received data when a write fails, and a worker's last message (Done) often crosses one to
-    it (decision "The worker channel's agent end is a plain socket").
+    asyncio's streams can't be used: when a write fails, they discard data that were received before. This would lose
+    the last message (Done) of a worker that exits while the agent writes to it (decision "The worker channel's agent
+    end is a plain socket").
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -28,12 +29,12 @@ class AgentEnd:
 
     @property
     def peer_pid(self) -> int:
-        """Process id of the other end, as the kernel reports it."""
+        """Id of the process at the other end, as the kernel reports it."""
         size = struct.calcsize("3i")
         return int(struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0])
 
     async def receive(self) -> Optional[Message]:
-        """Return the next message, or None when the process has closed its end.
+        """Return the next message, or None after the process has closed the connection.
 
         Raises:
             ProtocolError: If a line is not a valid message, or is too long.
@@ -53,16 +54,16 @@ class AgentEnd:
         return decode(line)
 
     def send(self, message: Message) -> None:
-        """Send a message, buffered.
+        """Send a message, which may be buffered.
 
-        A message to a process that has exited is dropped, because the agent notices the exit elsewhere.
+        If the process has exited, the message is dropped. The agent learns of the exit in another way.
         """
         if not self._closed:
             self._leaving += encode(message)
             self._flush()
 
     def close(self) -> None:
-        """Close the connection: `receive` ends, and its caller then calls `release`."""
+        """Close the connection, so that `receive` returns None. The caller of `receive` then calls `release`."""
         if self._closed:
             return
         self._closed = True

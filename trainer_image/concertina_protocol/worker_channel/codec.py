@@ -22,6 +22,6 @@ def decode(line: bytes) -> Message:
     """Return the message in one line.
 
     Raises:
-        ProtocolError: If the line is not a valid message. The error is a sentence.
+        ProtocolError: If the line is not a valid message. The error's text is a sentence.
     """
     return typing.cast(Message, _LINES.decode(line))

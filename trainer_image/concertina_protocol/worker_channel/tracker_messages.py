@@ -1,8 +1,8 @@
-"""Messages between an agent and its tracking process, which ships the spool to a tracker.
+"""Messages between an agent and its tracking process, which sends the run's records to a tracking tool.
 
 TrackerHello   ->                     the first line
-TrackingState  ->                     whenever it has changed
-               <-  ShipAll            the agent is about to exit: ship the remaining records, then exit
+TrackingState  ->                     whenever the state has changed
+               <-  ShipAll            the agent is about to exit: send the remaining records, then exit
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class TrackingState:
     """State of the tracking process."""
 
     shipped: int
-    """Number of the first record of the spool that the tracker does not have."""
+    """Number of the first record of the spool that the tracking tool does not have yet."""
     error: str = ""
-    """Reason why the last attempt failed, in a sentence."""
+    """Sentence about why the last attempt failed, or ""."""
     dropped: int = 0
-    """Number of records that were deleted because the spool was full."""
+    """Number of records that were deleted before they were sent, because the spool was full."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShipAll:
-    """Request to ship the remaining records and exit."""
+    """Request to send the remaining records to the tracking tool and exit."""
 
 
 Message = Union[TrackerHello, TrackingState, ShipAll]
 KINDS: Dict[str, Type[Any]] = {"TrackerHello": TrackerHello, "TrackingState": TrackingState, "ShipAll": ShipAll}
-"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""

@@ -1,7 +1,7 @@
 """Messages between an agent and its uploader, the process that writes to durable storage.
 
 UploaderHello  ->                           the first line
-               <-  a request, and the next one after its answer:
+               <-  one request at a time, each with its answer:
                    Probe -> StorageState, Ship -> Shipped, Publish -> Published, Undo -> StorageState
 """
 
@@ -22,15 +22,20 @@ class UploaderHello:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Request to check durable storage: whether it is reachable, what LATEST names, and which job owns the folder.
+    """Request to check durable storage.
 
-    The answer is StorageState.
+    The uploader checks whether storage is reachable, what LATEST names, and which job owns the folder. The answer is
+    StorageState.
     """
 
     owned: bool = False
     """Whether an earlier check has found that this job owns the folder. The owner is then not checked again."""
     living: Optional[Tuple[str, ...]] = None
-    """Live jobs as in Assign: make this job the owner if allowed. If None, only check."""
+    """Other existing jobs, as in `Assign.living`, or None.
+
+    With this list, the uploader makes this job the owner of the folder if that is allowed. Without it, the uploader
+    only checks the owner.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +49,9 @@ class StorageState:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Request to put one shard into storage; it may be repeated without harm.
+    """Request to upload one shard. If it is repeated, the shard is uploaded again.
 
-    The answer is Shipped. The file at `path` is removed on success.
+    The answer is Shipped. After a successful upload, the file at `path` is removed.
     """
 
     id: SnapshotId
@@ -56,20 +61,20 @@ class Ship:
 
 @dataclasses.dataclass(frozen=True)
 class Shipped:
-    """Answer to Ship."""
+    """Answer to Ship: the shard is in storage, or an error."""
 
     id: SnapshotId
     shard: int
     error: str = ""
-    """Sentence, or empty on success. The agent tries again later."""
+    """Sentence about why the upload failed, or "" on success. The agent tries again later."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Publish:
-    """Request to the coordinator's uploader to publish a snapshot, once every part of it has been shipped.
+    """Request to the coordinator's uploader to publish a checkpoint, after all its shards have been uploaded.
 
-    The uploader writes the manifest, moves LATEST, and deletes checkpoints beyond `keep`. It reads sizes and checksums
-    of the parts from storage. The answer is Published.
+    The uploader writes the manifest, moves LATEST, and deletes checkpoints beyond `keep`. It reads the sizes and
+    checksums of the shards from storage. The answer is Published.
     """
 
     id: SnapshotId
@@ -78,23 +83,28 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """Answer to Publish."""
+    """Answer to Publish: the checkpoint that LATEST names, or an error."""
 
     id: SnapshotId
     durable: Optional[Durable] = None
-    """Checkpoint that LATEST names now."""
+    """Checkpoint that LATEST names now, or None after an error."""
     error: str = ""
-    """Sentence, or empty on success. With `durable`, the reason why older checkpoints could not be deleted."""
+    """Sentence about an error, or "" on success.
+
+    If `durable` is set, the checkpoint is published, and the sentence says why older checkpoints could not be deleted.
+    """
     refused: bool = False
-    """Whether the fence refused the snapshot: a higher round or another job has written here. A retry cannot help."""
+    """Whether the checkpoint was refused, because a higher round or another job has written to the folder.
+
+    A retry cannot help.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Request to the coordinator's uploader to make `LATEST` name nothing of this job that was undone.
+    """Request to the coordinator's uploader to make `LATEST` name no checkpoint of this job that was undone.
 
-    From then on, `LATEST` accepts no such checkpoint. The request may be repeated without harm. The answer is
-    StorageState.
+    From then on, `LATEST` never names such a checkpoint again. The request may be repeated. The answer is StorageState.
     """
 
     undone: Undone
@@ -105,4 +115,4 @@ KINDS: Dict[str, Type[Any]] = {
     "UploaderHello": UploaderHello, "Probe": Probe, "StorageState": StorageState, "Ship": Ship, "Shipped": Shipped,
     "Publish": Publish, "Published": Published, "Undo": Undo,
 }  # fmt: skip
-"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""

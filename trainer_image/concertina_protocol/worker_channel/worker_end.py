@@ -1,4 +1,4 @@
-"""Blocking end of the channel for a worker, an uploader or a script, without an event loop."""
+"""End of the channel for a worker, an uploader or a script. It blocks and needs no event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Deque, List, Type, TypeVar
 from concertina_protocol.worker_channel.codec import Message, decode, encode
 
 FINISH_SECONDS = 5.0
-"""Time that a process waits, after its last message, for the agent to read it."""
+"""Seconds that a process waits, after its last message, for the agent to read it."""
 T = TypeVar("T")
 
 
@@ -20,7 +20,10 @@ class ChannelClosed(ConnectionError):
 
 
 class WorkerEnd:
-    """End of the channel on which any thread may send and one thread reads."""
+    """End of the channel in a worker, an uploader or a script.
+
+    Any thread may send messages, and one thread receives.
+    """
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -42,7 +45,10 @@ class WorkerEnd:
             raise ChannelClosed("the agent closed its end") from error
 
     def receive(self, kind: Type[T]) -> T:
-        """Wait for the next message of this kind; keep others that arrive before it for `poll`."""
+        """Wait for the next message of this kind.
+
+        Messages of other kinds that arrive before it are returned by `poll`.
+        """
         while True:
             for message in self._received:
                 if isinstance(message, kind):
@@ -51,12 +57,12 @@ class WorkerEnd:
             self._read(wait=True)
 
     def request(self, message: Message, kind: Type[T]) -> T:
-        """Send a message and wait for the answer."""
+        """Send a message and wait for the answer, which is of this kind."""
         self.send(message)
         return self.receive(kind)
 
     def poll(self) -> List[Message]:
-        """Return the messages that have arrived, without waiting."""
+        """Return the messages that have arrived. This does not wait."""
         self._read(wait=False)
         messages = list(self._received)
         self._received.clear()
@@ -65,7 +71,8 @@ class WorkerEnd:
     def finish(self) -> None:
         """Stop sending, and wait until the agent has read all messages.
 
-        Without this, messages could be lost when the agent writes to a process that has just exited.
+        If the process exits without this, and the agent then writes to it, messages that the agent has not read are
+        lost.
         """
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
@@ -75,7 +82,7 @@ class WorkerEnd:
         self._socket.close()
 
     def _read(self, wait: bool) -> None:
-        """Read all data that are available, after waiting for a whole line if `wait` is set.
+        """Read all data that are available. If `wait` is set, first wait until there is a whole line.
 
         Raises:
             ChannelClosed: If the agent is gone.

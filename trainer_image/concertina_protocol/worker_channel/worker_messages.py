@@ -4,13 +4,14 @@ The bundled trainer's worker:
 
     Hello  ->                                   the first line
            <-  Start                            where the state comes from
-    (FetchHeader -> FetchedHeader, Fetch -> Fetched)*      only with Restore.source Memory; one at a time
-    (Beat | Progress | Committed | WantDurable)*           every step, as they come
+    (FetchHeader -> FetchedHeader, Fetch -> Fetched)*      only if Restore.source is Memory; one at a time
+    (Beat | Progress | Committed | WantDurable)*           in every step
            <-  CopiedUpTo*, SaveNow*, TraceSteps*, DrainRequest    at any time
     Done -> and exit 0,  or  Fault -> and a non-zero exit (InvalidInput: 78), each after `WorkerEnd.finish`
 
-A worker lives across rounds if its Hello and the Start say `stays`. It exits only when the run is complete, or after a
-fault of its own. Its other rounds end so, and it sends nothing between Left and the next Hello:
+If Hello and Start have `stays` set, the worker's process continues in the next round. It exits only when the run is
+complete, or after a fault of its own. At the end of any other round, these messages are exchanged. The worker sends
+nothing between Left and the next Hello:
 
            <-  Leave                            the round is over; not sent after Left
     Left ->                                     after Done, after the loss of a peer, or as the answer to Leave
@@ -24,14 +25,15 @@ above. The following messages let all ranks stop after the same step without com
                                                 so that the agent knows every rank that calls
            <-  Registered                       continue
            <-  QueryCalls                       the world is about to end
-    CallCount ->                                at once, from the thread that reads; the next call waits
-           <-  StopAtCall                       the highest count of all ranks, plus one: no rank has passed that call,
-                                                and each reaches it, as none waits for what another has yet to compute
+    CallCount ->                                sent at once by the thread that reads; the next call waits
+           <-  StopAtCall                       the highest count of all ranks, plus one: no rank has gone beyond that
+                                                call, and each rank reaches it, because no rank waits for a result that
+                                                another rank has yet to compute
 
-A slot that is being shipped must not be overwritten. So the worker creates a hard link to the committed slot's file
-(`WantDurable.path`, beside the slot) before it sends WantDurable, and a worker never writes into a file with more than
-one name: it replaces the file in the slot by a new one. The agent passes the path to its uploader (`uploader`), which
-removes that name when the part is in storage. The agent removes the names of parts that it does not ship.
+A slot must not be overwritten while its shard is being uploaded. So the worker creates a hard link to the slot's file
+before it sends WantDurable (`WantDurable.path`). A worker never writes into a file with more than one name: it puts a
+new file into the slot instead. The agent passes the path of the link to its uploader, which removes the link when the
+shard is in storage. The agent removes the links of shards that it does not upload.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Re
 from concertina_protocol.codec.typed_json import OpenEnum
 
 BAD_INPUT_EXIT = 78
-"""Exit code EX_CONFIG: a retry cannot help."""
+"""Exit code EX_CONFIG, with which a worker says that a retry cannot help."""
 
 # --- worker to agent ------------------------------------------------------------------------------------------------
 
@@ -56,40 +58,41 @@ class Hello:
     rank: int
     pid: int
     traces: bool = False
-    """Whether the worker knows TraceSteps, which makes a worker of an earlier version fail."""
+    """Whether the worker supports the message TraceSteps. A worker of an earlier version would fail on it."""
     stays: bool = False
-    """Whether the process can stay when its round ends, so that it knows Leave and Enter."""
+    """Whether the worker's process can continue in the next round. If so, it supports Leave and Enter."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """Last message of a worker in a round, if its process stays.
+    """Last message of a worker in a round if its process continues in the next round.
 
-    It has closed the groups and files of the round, so nothing of the round changes after it.
+    The worker has closed the process groups and files of the round, so it changes nothing of the round any more.
     """
 
     round: int
     code: int
-    """Exit code with which a process that does not stay would have ended: 0 after Done, else 1."""
+    """Exit code that the process would have if it did not continue: 0 after Done, otherwise 1."""
     output: Tuple[str, ...] = ()
-    """Last lines of the traceback, if the worker has lost a peer."""
+    """Last lines of the traceback if the worker has lost a peer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-    """Message after every step from ranks other than 0; rank 0 sends Progress instead."""
+    """Message after every step from all ranks except rank 0, which sends Progress instead."""
 
     rank: int
     step: int
     phase: str
-    """Phase for messages, a `heartbeat.WorkerPhase`: starting, restoring, training, checkpointing or evaluating."""
+    """Phase of the worker in words, from `heartbeat.WorkerPhase`: starting, restoring, training, checkpointing or
+    evaluating."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
     """Message that the shard file at `path` is complete.
 
-    `<path>.json` beside it contains its id, shard, size and crc32.
+    `<path>.json` contains the shard's id, number, size and crc32.
     """
 
     id: SnapshotId
@@ -99,18 +102,21 @@ class Committed:
 
 @dataclasses.dataclass(frozen=True)
 class WantDurable:
-    """Request from every rank, after the same step, to ship this shard; `path` is a name of its own (see above)."""
+    """Request to upload a shard to storage. Each rank sends it after the same step.
+
+    `path` is a hard link to the shard's file, which the worker has made for this request.
+    """
 
     id: SnapshotId
     shard: int
     path: str
     complete: bool = False
-    """Whether this is the run's last step."""
+    """Whether the shard is of the run's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FetchHeader:
-    """Request for the safetensors header of one shard, from any holder; answered with FetchedHeader."""
+    """Request for the safetensors header of one shard, from any agent that holds it. The answer is FetchedHeader."""
 
     id: SnapshotId
     shard: int
@@ -118,14 +124,17 @@ class FetchHeader:
 
 @dataclasses.dataclass(frozen=True)
 class Fetch:
-    """Request for one whole shard as a local file, pulled from a peer if needed; answered with Fetched."""
+    """Request for a whole shard as a local file.
+
+    The agent copies it from a peer if necessary. The answer is Fetched.
+    """
 
     id: SnapshotId
     shard: int
 
 
 class Outcome(OpenEnum):
-    """Outcome of a worker that has finished."""
+    """Outcome of a worker that has finished its round."""
 
     COMPLETE = "complete"
     DRAINED = "drained"
@@ -133,7 +142,7 @@ class Outcome(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """Last message of a worker that has finished."""
+    """Last message of a worker that has finished, with its outcome."""
 
     outcome: Outcome
     step: int
@@ -141,10 +150,14 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Last message of a worker that fails."""
+    """Last message of a worker that fails, with the reason and a sentence."""
 
     reason: FailureReason
-    """One of BAD_INPUTS (with exit code 78), RESTORE_FAILED, or the reason why the world has to roll back."""
+    """Reason of the failure.
+
+    It is one of BAD_INPUTS (the worker then exits with 78), RESTORE_FAILED, or a reason for which all ranks must go
+    back to an earlier state.
+    """
     message: str
     rollback: Optional[Rollback] = None
 
@@ -161,9 +174,9 @@ class Register:
 
 @dataclasses.dataclass(frozen=True)
 class KeepsState:
-    """Message from a user's own command that saves snapshots as the bundled trainer does (`trainingjob.State`).
+    """Message that a user's own command saves snapshots as the bundled trainer does (see `trainingjob.State`).
 
-    Peers then copy the snapshots, and the agent manages durable storage.
+    Peers then copy the snapshots, and the agent uploads checkpoints.
     """
 
     rank: int
@@ -171,7 +184,7 @@ class KeepsState:
 
 @dataclasses.dataclass(frozen=True)
 class CallCount:
-    """Answer to QueryCalls: the number of finished calls of should_checkpoint(); the next one waits for StopAtCall."""
+    """Answer to QueryCalls: the number of finished calls of should_checkpoint(). The next call waits for StopAtCall."""
 
     rank: int
     calls: int
@@ -182,38 +195,40 @@ class CallCount:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """First message of the agent to a worker."""
+    """First message of the agent to a worker in a round: the source of the state, and other facts about the round."""
 
     restore: Restore
     world: int
-    """Total number of workers."""
+    """Number of workers in the world."""
     uid: str
     durable: Optional[Durable] = None
-    """Checkpoint that LATEST names, as far as this agent knows, or None if it knows of none.
+    """Checkpoint that LATEST names, as far as the agent knows, or None if it knows of none.
 
-    If a failure has kept a checkpoint from being finished, the worker can see that it is due at once.
+    If a failure prevented the last checkpoint, the worker can see from this that a checkpoint is due.
     """
     history: JobHistory = dataclasses.field(default_factory=JobHistory)
     images: Tuple[str, ...] = ()
-    """Images as in Assign."""
+    """Images of the members' containers, as in Assign."""
     stays: bool = False
-    """Whether the process stays when its round ends, as its Hello offered. An agent of an earlier version waits for
-    its exit."""
+    """Whether the worker's process continues in the next round, as its Hello offered.
+
+    An agent of an earlier version does not set this. It waits until the process exits.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """Request to leave this round at once, from any point of a step; answered with Left."""
+    """Request to leave this round at once, at any point of a step. The answer is Left."""
 
     round: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Enter:
-    """First message of the agent about the next round to a worker that has left; answered with Hello."""
+    """Message to a worker that has left its round: the next round begins. The answer is Hello."""
 
     environment: Mapping[str, str]
-    """Variables of the worker that differ from round to round."""
+    """Environment variables of the worker that change from round to round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,55 +244,64 @@ class Fetched:
     """Answer to Fetch."""
 
     path: str = ""
-    """Path of the file, which does not change until the worker's round has a snapshot that is complete on peers."""
+    """Path of the file.
+
+    It does not change until the worker's round has a snapshot whose shards are all copied to another replica.
+    """
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class DrainRequest:
-    """Request to rank 0 only to stop all ranks after the same step, with a durable snapshot if `durable` is set."""
+    """Request to rank 0 to stop all ranks after the same step. If `durable` is set, the state becomes a checkpoint."""
 
     durable: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveNow:
-    """Request to rank 0 only to make the snapshot after the next step durable, and to continue."""
+    """Request to rank 0 to make the next snapshot a checkpoint, and to continue training."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceSteps:
-    """Request to any rank to write a trace of `steps` steps into the volume (`concertina_state.step_trace`).
+    """Request to a worker to write a trace of `steps` steps into the volume (see `concertina_state.step_trace`).
 
-    The first traced step is `first_step`, or the next one.
+    The first traced step is `first_step`, or the next step if `first_step` is in the past.
     """
 
     first_step: int
     steps: int
     name: str
-    """Name of the trace, from which `step_traces.trace_file` derives the file's name."""
+    """Name of the trace. `step_traces.trace_file` derives the file's name from it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CopiedUpTo:
-    """Message that this rank's snapshots up to this step are complete on its peer; sent at once if there is no peer."""
+    """Message that this rank's shards of snapshots up to a step are copied to another replica.
+
+    If there is no other replica that keeps copies, the agent sends the message at once.
+    """
 
     step: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Registered:
-    """Answer to Register: continue."""
+    """Answer to Register: the command may continue."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QueryCalls:
-    """Request for the number of calls, because the world is about to end."""
+    """Question how many calls of should_checkpoint() have finished. The agent asks it before it stops all ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StopAtCall:
-    """Message that should_checkpoint() returns True at this call, counted from 1; the next call ends the process."""
+    """Message that should_checkpoint() must return True at call number `call`, counted from 1.
+
+    The call after it ends the process.
+    """
 
     call: int
 
@@ -296,4 +320,4 @@ KINDS: Dict[str, Type[Any]] = {
     "Attended": Registered, "AskPassed": QueryCalls, "StopAt": StopAtCall,
     "Left": Left, "Leave": Leave, "Enter": Enter,
 }  # fmt: skip
-"""Message classes by their names on the wire. These names are stable, even if a class is renamed."""
+"""Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""

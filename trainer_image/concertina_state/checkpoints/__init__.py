@@ -1,4 +1,4 @@
-"""Durable checkpoints: their shards and manifests, the object LATEST, and the retention of old checkpoints.
+"""Checkpoints in durable storage: their shards and manifests, the object LATEST, and the deletion of old checkpoints.
 
 The package does not import torch.
 """

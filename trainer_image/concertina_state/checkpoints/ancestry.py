@@ -1,4 +1,4 @@
-"""Ancestors of a state: the checkpoints that its rounds went through."""
+"""Ancestors of a state: the earlier checkpoints of the rounds that led to the state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageErr
 
 
 def ancestors(keys: Iterable[CheckpointKey], uid: str, id: SnapshotId, origin: Origin | Lineage) -> list[CheckpointKey]:
-    """Return those of the checkpoints `keys` from which the state `id` was trained, oldest first."""
+    """Return the checkpoints among `keys` from which the state `id` was trained, oldest first."""
     own_keys = [key for key in keys if key.uid == uid and key.step < id.step]
     on_the_way = [key for key in own_keys if went_through(origin.rounds, key.round, key.step)]
     return sorted(on_the_way, key=lambda key: (key.step, key.round))
@@ -33,10 +33,10 @@ def parent_of(
     continued: Continued | None,
     latest: Latest | None,
 ) -> ParentCheckpoint | None:
-    """Return the newest existing checkpoint that the state was trained from, or None.
+    """Return the newest existing checkpoint that led to the state `id`, or None if there is none.
 
-    Usually LATEST names it. LATEST can also name a checkpoint of a round that this state was not made from (decision
-    "The parent is on the way").
+    Usually LATEST names this checkpoint. But LATEST can also name a checkpoint of another round that did not lead to
+    the state (decision "The parent is on the way").
 
     Raises:
         StorageError: When durable storage can't be read.
@@ -50,7 +50,7 @@ def parent_of(
     if continued is None:
         return None
     key, text = CheckpointKey(continued.uid, continued.round, continued.step), None
-    with contextlib.suppress(StorageError):  # it may be in another store, on which this run's saves must not depend
+    with contextlib.suppress(StorageError):  # it may be in another store, and saves must not depend on that store
         text = ObjectPrefix(origin.begun_from, IMPATIENCE).get(NAME) if origin.begun_from else None
     return _parent(origin.begun_from, key, text)
 
@@ -65,10 +65,10 @@ def _parent(uri: str, key: CheckpointKey, text: bytes | None) -> ParentCheckpoin
 
 
 def lineage_of(sidecars: Iterable[StoredSidecar], parent: ParentCheckpoint | None, spec: Mapping[str, Any]) -> Lineage:
-    """Return the lineage of a checkpoint.
+    """Return the lineage of a checkpoint: the rounds, data and settings that led to it.
 
-    `sidecars` are those of all shards, that of rank 0 first. Facts that are the same on all ranks are taken from that
-    one.
+    `sidecars` has the sidecar of each shard, beginning with rank 0. Facts that are the same on all ranks are taken from
+    the sidecar of rank 0.
     """
     facts = [shard_facts.facts for shard_facts in sidecars]
     origin = facts[0].origin

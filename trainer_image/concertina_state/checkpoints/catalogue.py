@@ -1,7 +1,7 @@
-"""Operations on checkpoints in storage without a cluster: list, verify, copy, prune. No torch.
+"""Operations on checkpoints in storage that need no cluster: list, verify, copy and prune. No torch.
 
-Callers open a checkpoint that they read to its end with `opened`, so that it stays until it has been read. `Advance`
-receives the number of bytes as they are processed, for progress bars.
+A caller that reads a whole checkpoint opens it with `opened`, which prevents its deletion in the meantime. A progress
+bar passes a function of type `Advance`, which is called with the number of bytes just processed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THREADS = 4
 
 
 def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
-    """Return the finished checkpoints below a run's folder, oldest first, and a sentence for each unusable one."""
+    """Return the finished checkpoints in a run's folder, oldest first, and a sentence about each unusable one."""
     _, keys = found(folder.entries())
     read, problems = [], []
     for key, text in zip(keys, folder.get_many([f"{key.folder}/{NAME}" for key in keys])):
@@ -37,7 +37,10 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
 
 
 def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKey | None, str]:
-    """Return which of these finished checkpoints LATEST names, and a sentence about what is wrong with it, or ""."""
+    """Return the checkpoint that LATEST names, and a sentence about what is wrong with LATEST, or "".
+
+    `whole` has the finished checkpoints. If LATEST does not exist or does not name one of them, the checkpoint is None.
+    """
     try:
         latest = read_latest(folder)
     except StorageError as error:
@@ -51,7 +54,10 @@ def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKe
 
 
 def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[CheckpointKey]:
-    """Return those of the checkpoints that a rollback has made void, as far as LATEST can be read."""
+    """Return the checkpoints among `manifests` that a rollback has made invalid.
+
+    If LATEST cannot be read, the result is empty.
+    """
     with contextlib.suppress(StorageError):
         if latest := read_all_of_latest(folder):
             keys = [manifest.place for manifest in manifests]
@@ -60,10 +66,12 @@ def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[Checkpoin
 
 
 def instead_of(damaged: InvalidInput) -> str:
-    """Return a sentence that names the newest other checkpoint of the run and says how to use it.
+    """Return a sentence that names the newest other checkpoint of the run and says how to continue from it.
 
-    The sentence begins with a space. It is empty if no checkpoint can be named. The bytes of that checkpoint are not
-    read: only a job that continues from it checks them.
+    The sentence begins with a space. If the run has no other checkpoint, the sentence says so. If `damaged` is not
+    about a checkpoint, or storage can't be read, the result is "".
+
+    The contents of the other checkpoint are not verified here. The job that continues from it verifies them.
     """
     uri = damaged.checkpoint if isinstance(damaged, DamagedInput) else ""
     if not uri:
@@ -89,7 +97,7 @@ def instead_of(damaged: InvalidInput) -> str:
 
 
 def verify(checkpoint: StoredCheckpoint, advance: Advance) -> list[str]:
-    """Read a checkpoint completely, and return a sentence for each file that is damaged."""
+    """Read a whole checkpoint, and return a sentence about each damaged file."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         problems = list(pool.map(lambda shard: _problem(shard, checkpoint.manifest, advance), checkpoint.shards))
     return [problem for problem in problems if problem]
@@ -112,9 +120,9 @@ def _problem(shard: StoredShard, manifest: Manifest, advance: Advance) -> str:
 
 
 def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> str:
-    """Copy one checkpoint below another run's folder, read it back, and return its URI.
+    """Copy a checkpoint into another run's folder, verify the copy, and return its URI.
 
-    If LATEST does not exist there, it is created and names the copy.
+    If the other folder has no LATEST, this function creates LATEST there, naming the copy.
 
     Raises:
         InvalidInput: When the source or the copy is damaged, or the source would be copied onto itself.
@@ -135,7 +143,7 @@ def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> st
         raise InvalidInput(f"the copy is not what was copied: {problems[0]}")
     if read_latest(target) is None:
         durable = Durable(manifest.uid, manifest.id.round, manifest.id.step, copied.uri, manifest.complete, manifest.at)
-        with contextlib.suppress(Changed):  # another process created it meanwhile
+        with contextlib.suppress(Changed):  # another process has just created LATEST
             target.put_if(LATEST, to_json(Latest(durable, f"{key.folder}/{NAME}", zlib.crc32(text))), None)
     return copied.uri
 
@@ -161,13 +169,13 @@ def _copy_shard(
 def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
     """Return the checkpoints that `prune` would delete, oldest first.
 
-    Checkpoints of other jobs that were written since LATEST moved are left out: a job that continues from it may be
-    about to finish one.
+    Checkpoints of another job are not deleted if they are newer than LATEST. The other job may have continued from
+    LATEST, and may be about to finish its first checkpoint.
 
     Raises:
-        InvalidInput: When LATEST names nothing.
+        InvalidInput: When LATEST does not exist or names no checkpoint.
     """
-    entries = folder.entries()  # before LATEST is read: if it moves meanwhile, less is deleted
+    entries = folder.entries()  # listed before LATEST is read: if LATEST moves in between, less is deleted
     read = read_all_of_latest(folder)
     latest = read.durable if read else None
     if read is None or latest is None:
@@ -179,23 +187,24 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
 
 
 def prune(folder: ObjectPrefix, keys: list[CheckpointKey]) -> list[CheckpointKey]:
-    """Delete these checkpoints, and return those that stay because they are being read."""
+    """Delete these checkpoints, and return the ones that remain because they are being read."""
     entries = folder.entries()
     if not entries:
-        return []  # another process has deleted all of them
+        return []  # another process has deleted the folder's contents
     now = max(entry.at for entry in entries.values())
     return [key for key in keys if not remove(folder, key, now)]
 
 
 def run_of(uri: str) -> str:
-    """Return the folder of the run that a checkpoint's own folder is in."""
+    """Return the URI of the run's folder, given the URI of a checkpoint's own folder."""
     return uri.rsplit("/", 3)[0]
 
 
 def at_step(uri: str, step: int | None) -> StoredCheckpoint:
-    """Open one checkpoint, by its own URI or as the newest one in its run's folder.
+    """Open a checkpoint, given its own URI or the URI of its run's folder.
 
-    With `step`, open the newest checkpoint of the run that has this many steps and was not undone.
+    In a run's folder, this opens the checkpoint that LATEST names. If `step` is set, it opens the newest checkpoint of
+    that step that no rollback has undone.
 
     Raises:
         InvalidInput: When there is no such checkpoint.

@@ -1,9 +1,11 @@
-"""`LATEST`: which of a folder's checkpoints is the newest, and the fence around it.
+"""The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
-The fence: `LATEST` never goes back to a lower round or step of a job, and never moves from one job to another, except
-from exactly the checkpoint that the other job's run was continued from. So two live jobs can't share a folder (decision
-"Replacement of another job's LATEST"). `LATEST` also says which states a rollback has undone (`rollback` writes this).
-Such a state is never named again, even if it is published late.
+`LATEST` never moves back to an earlier round or step of a job. It can move from a checkpoint of one job to a checkpoint
+of another job only if the other job was started from exactly the first checkpoint. So two running jobs can't share a
+folder (decision "Replacement of another job's LATEST").
+
+`LATEST` also lists the states that a rollback has undone (see `rollback`). It never names such a state again, even if
+the state is published late.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ LATEST = "LATEST"
 
 
 class Fenced(Exception):
-    """Another job, or a later round, has the right to write here. The message is a sentence."""
+    """Error that this job may not publish a checkpoint, because another job or a later round has done so in the folder.
+
+    The message is a sentence.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +39,13 @@ class Latest:
     """Contents of `LATEST`."""
 
     durable: Optional[Durable]
-    """Newest checkpoint; None if no good one is left."""
+    """Newest checkpoint, or None if no usable checkpoint is left."""
     manifest: str
-    """Key of the manifest, below the checkpoint URI."""
+    """Key of the checkpoint's manifest, relative to the folder."""
     crc32: int
-    """Checksum of the manifest."""
+    """crc32 of the manifest."""
     undone: tuple[Undone, ...] = ()
-    """States that rollbacks have made void, by rising rounds."""
+    """Ranges of states that rollbacks have made invalid, by increasing round."""
     undone_uid: str = ""
     """Uid of the job to which `undone` applies."""
 
@@ -48,22 +53,24 @@ class Latest:
         return self.undone if uid == self.undone_uid else ()
 
     def voids(self, uid: str, round: int, step: int) -> Undone | None:
-        """Return the rollback that has undone this state, or None."""
+        """Return the rollback that has undone this state, or None if none has."""
         return next((undone for undone in self.undid(uid) if undone.covers(round, step)), None)
 
 
 def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
-    """Point `LATEST` at the manifest `key`, and return the checkpoint that it names then.
+    """Make `LATEST` name the checkpoint `durable`, and return the checkpoint that `LATEST` names afterwards.
+
+    `key` and `crc32` are those of the checkpoint's manifest.
 
     Raises:
         StorageError: When `LATEST` can't be read or written.
-        Fenced: When another job, or a later round, has the right to write here.
+        Fenced: When the folder belongs to another job, or to a later round of this job.
     """
 
     def moved(current: Latest | None) -> Latest | None:
         check_fence(durable, continued, current)
         if current and current.durable and _identity(current.durable) == _identity(durable):
-            return None  # an earlier attempt succeeded
+            return None  # an earlier attempt of this write has succeeded
         return Latest(durable, key, crc32, current.undid(durable.uid) if current else (), durable.uid)
 
     latest = change_latest(folder, moved)
@@ -75,10 +82,10 @@ def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, co
 def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest | None]) -> Latest | None:
     """Change `LATEST` by a conditional write, and return its new contents.
 
-    If `change` returns None, it stays as it is.
+    `change` receives the present contents and returns the new ones. If it returns None, `LATEST` is not written.
 
     Raises:
-        StorageError: When it can't be read or written, or changes all the time.
+        StorageError: When `LATEST` can't be read or written, or other writers change it each time.
     """
     for _ in range(10):
         current, version = _read_latest(folder)
@@ -92,6 +99,9 @@ def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest
 
 def check_fence(ours: Durable, continued: Continued | None, latest: Latest | None) -> None:
     """Check that this job may move `LATEST` to the checkpoint `ours`.
+
+    `LATEST` must not name a later checkpoint of this job. If it names a checkpoint of another job, this job must have
+    continued from exactly that checkpoint.
 
     Raises:
         Fenced: When it may not.
@@ -107,10 +117,10 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
 
 
 def check_round(ours: Durable, latest: Latest | None) -> None:
-    """Check the fence among checkpoints of one job.
+    """Check that this job may publish the checkpoint `ours`, given the present contents of `LATEST`.
 
-    A lower round is refused once a higher one has published, not when the higher one is claimed. That would require
-    storage to begin a round (decision "No fence at the start of a round").
+    A lower round is refused only after a higher round has published a checkpoint. If it were refused as soon as the
+    higher round begins, no round could begin without storage (decision "No fence at the start of a round").
 
     Raises:
         Fenced: When the state was undone, or `LATEST` is at a later one.
@@ -135,7 +145,7 @@ def _identity(durable: Durable) -> tuple[str, int, int]:
 
 
 def read_latest(folder: ObjectPrefix) -> Durable | None:
-    """Return the checkpoint that `LATEST` names, or None.
+    """Return the checkpoint that `LATEST` names, or None if `LATEST` does not exist or names none.
 
     Raises:
         StorageError: When `LATEST` can't be read.
@@ -145,10 +155,10 @@ def read_latest(folder: ObjectPrefix) -> Durable | None:
 
 
 def read_all_of_latest(folder: ObjectPrefix) -> Latest | None:
-    """Return the contents of `LATEST`, including the undone states, or None if it does not exist.
+    """Return the contents of `LATEST`, including the undone states, or None if `LATEST` does not exist.
 
     Raises:
-        StorageError: When it can't be read.
+        StorageError: When `LATEST` can't be read.
     """
     return _read_latest(folder)[0]
 
@@ -167,9 +177,9 @@ def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | N
 
 
 def _lying_in(folder: ObjectPrefix, durable: Durable) -> Durable:
-    """Return the checkpoint with its present URI.
+    """Return the checkpoint with the URI that it has in `folder`.
 
-    The run's folder may have been moved or copied since this was written.
+    The URI in `LATEST` can be outdated, because the run's folder may have been moved or copied.
     """
     key = CheckpointKey(durable.uid, durable.round, durable.step)
     return dataclasses.replace(durable, uri=f"{folder.uri}/{key.folder}")

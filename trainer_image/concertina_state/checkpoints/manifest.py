@@ -1,6 +1,7 @@
-"""Description of a checkpoint: its manifest, and the sidecar of each shard. docs/checkpoints.md describes both.
+"""Formats of a checkpoint's manifest and of the sidecar file of each shard (see docs/checkpoints.md).
 
-No torch. The formats are dataclasses, read by their type hints. Fields that this version does not know are ignored.
+This module does not import torch. The formats are dataclasses, which are parsed by their type hints. Unknown fields are
+ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from concertina_state.lineage import Lineage
 
 VERSION = 1
 BLOCK = 4 << 20
-"""Bytes of a file that have a checksum of their own, so that byte ranges can be verified."""
+"""Size in bytes of a block. Each block of a file has a checksum, so that byte ranges can be verified."""
 NAME = "manifest.json"
 LIBRARIES = ("concertina-sdk", "torch", "numpy", "obstore")
 _PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
@@ -33,7 +34,7 @@ _PLACE = re.compile(r"^([^/]+)/round-(\d+)/step-(\d+)/(.+)$")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointKey:
-    """Location of a checkpoint below its run's URI."""
+    """Location of a checkpoint, relative to its run's URI."""
 
     uid: str
     round: int
@@ -45,22 +46,25 @@ class CheckpointKey:
 
     @staticmethod
     def of(key: str) -> tuple[CheckpointKey, str] | None:
-        """Return the checkpoint that an object belongs to, and the rest of the object's key; None for other objects."""
+        """Return the checkpoint that an object belongs to, and the object's key within the checkpoint's folder.
+
+        The result is None if the object belongs to no checkpoint.
+        """
         match = _PLACE.match(key)
         return (CheckpointKey(match[1], int(match[2]), int(match[3])), match[4]) if match else None
 
 
 def part_name(id: SnapshotId, shard: int) -> str:
-    """Return the name of a shard's files, without the suffix."""
+    """Return the file name of a shard without its suffix."""
     return f"shard-{shard}-of-{id.shards}"
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardFile:
-    """File of one shard."""
+    """File of one shard in a checkpoint."""
 
     key: str
-    """Key within the checkpoint's folder."""
+    """Key of the file, relative to the checkpoint's folder."""
     size: int
     crc32: int
     header_size: int
@@ -70,21 +74,24 @@ class ShardFile:
 
 @dataclasses.dataclass(frozen=True)
 class StoredSidecar:
-    """Sidecar of a shard's file. A file without it counts as missing."""
+    """Sidecar of a shard's file. A shard without a sidecar counts as missing."""
 
     part: ShardFile
     facts: ShardMetadata
     blocks: tuple[int, ...]
-    """crc32 of the file up to the end of each block of BLOCK bytes. The last one is that of the whole file."""
+    """Checksums of the blocks of BLOCK bytes. Each is the crc32 of the file from its beginning to the end of the block.
+
+    So the last one is the crc32 of the whole file.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """Code that wrote a checkpoint, as far as it is known."""
+    """Versions of the code that wrote a checkpoint, as far as they are known."""
 
     commit: str = ""
     image: str = ""
-    """Image as the pod's template names it, with its digest if the template gives one."""
+    """Image as named in the pod's template, including its digest if the template has one."""
     python: str = ""
     libraries: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -99,27 +106,30 @@ class Manifest:
     """Job as namespace/name."""
     id: SnapshotId
     position: int
-    """Number of samples consumed."""
+    """Number of samples consumed before this state."""
     config: str
-    """Digest of the settings that determine the run's numbers."""
+    """Digest of the settings that affect the run's numerical results."""
     data: str
-    """Digest of the data's manifest."""
+    """Digest of the manifest of the data set."""
     complete: bool
     at: float
     """Time in Unix seconds."""
     parts: tuple[ShardFile, ...]
     parallelism: Mapping[str, int]
-    """Ranks by kind of parallelism. Their product is the world's size."""
+    """Degree of each kind of parallelism. Their product is the world size."""
     trainer: Mapping[str, Any]
-    """spec.trainer with its defaults; empty if it is not known."""
+    """spec.trainer with its defaults, or {} for a user's own script."""
     code: Code
     continued: Optional[Continued] = None
     skipped: Ranges = ()
-    """Positions that were skipped."""
+    """Positions of the data that the run has skipped."""
     undone: tuple[Undone, ...] = ()
-    """States that the run went back from before this checkpoint: those of these rounds beyond these steps are void."""
+    """Ranges of states that rollbacks had undone before this checkpoint was written.
+
+    Each range has a round and a step: the states of this and earlier rounds that are later than the step are invalid.
+    """
     lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
-    """Lineage of the checkpoint."""
+    """Rounds, data and settings that led to the checkpoint."""
 
     @property
     def place(self) -> CheckpointKey:
@@ -127,12 +137,12 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all shards."""
+        """Total size of all shards in bytes."""
         return sum(part.size for part in self.parts)
 
 
 def code(environment: Mapping[str, str], libraries: Sequence[str] = LIBRARIES) -> Code:
-    """Return the code that this process runs."""
+    """Return the versions of the code that this process runs."""
     versions = {name: _version(name) for name in libraries}
     return Code(
         environment.get("CONCERTINA_COMMIT", ""),
@@ -150,10 +160,10 @@ def _version(name: str) -> str:
 
 
 def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> Iterator[memoryview]:
-    """Yield the blocks, of BLOCK bytes each, and add the crc32 up to the end of each block to `ends`.
+    """Yield the blocks of a file, and append the crc32 of the file up to the end of each block to `ends`.
 
-    A resized world reads byte ranges. One pass computes the checksums of the whole and of the blocks (decision
-    "Checksums of blocks, as running values").
+    One pass computes the checksums of the whole file and of its blocks (decision "Checksums of blocks, as running
+    values"). The checksums of blocks are needed when a world of another size reads byte ranges.
     """
     value = 0
     for block in blocks:
@@ -166,8 +176,8 @@ def parse(text: bytes, uri: str) -> Manifest:
     """Parse a manifest.
 
     Raises:
-        DamagedInput: When it is damaged.
-        InvalidInput: When a newer version wrote it.
+        DamagedInput: When the manifest is damaged.
+        InvalidInput: When a newer version of concertina wrote the manifest.
     """
     try:
         manifest = parse_json(Manifest, text)
@@ -186,17 +196,20 @@ def to_json(value: Any) -> bytes:
 
 
 def here(uid: str, id: SnapshotId) -> str:
-    """Return the folder of a snapshot's checkpoint."""
+    """Return the folder of the checkpoint that is made from a snapshot, relative to the run's URI."""
     return CheckpointKey(uid, id.round, id.step).folder
 
 
 def about_this_process() -> tuple[str, Code]:
-    """Return the job's name and the code, for manifests."""
+    """Return the job's name and the versions of the code of this process, for manifests."""
     return os.environ.get("CONCERTINA_JOB", ""), code(os.environ)
 
 
 def spec_of_this_job() -> dict[str, Any]:
-    """Return the job's spec, assembled from what the operator has passed on; empty if it has not."""
+    """Return the job's spec, assembled from the environment variables that the operator sets.
+
+    The result is empty if the operator has not set them.
+    """
     spec = _object(os.environ.get("CONCERTINA_SPEC"))
     if not spec:
         return {}

@@ -1,7 +1,9 @@
-"""`OWNER`: the job that writes to a folder of checkpoints (decision "The store decides who owns a folder").
+"""The object `OWNER`, which names the job that may write to a folder of checkpoints.
 
-The first job that writes there creates it conditionally. Another job takes over by a conditional write, if its user
-names the owner in `checkpoint.takeOver`, or if the owner was a job of the same namespace and is gone.
+The first job that writes to the folder creates `OWNER` by a conditional write. Another job can replace the owner in two
+cases (decision "The store decides who owns a folder"):
+- The user names the owner's uid in `checkpoint.takeOver`.
+- The owner was a job of the same namespace that no longer exists.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ ATTEMPTS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Checkpoint that `LATEST` named."""
+    """Checkpoint that `LATEST` named at a certain time."""
 
     uid: str
     round: int
@@ -36,29 +38,29 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """Owner of a folder."""
+    """Job that owns a folder."""
 
     uid: str
     namespace: str
     name: str
     """Name of the TrainingJob."""
     latest: Optional[Position] = None
-    """Checkpoint that `LATEST` named when this job became the owner. None: there was no checkpoint."""
+    """Checkpoint that `LATEST` named when this job became the owner, or None if `LATEST` named none."""
 
 
 class Ownership(enum.Enum):
-    """Verdict on a job that wants to use a folder."""
+    """Decision about a job that wants to use a folder."""
 
     OWNS = "Owns"
     CREATE = "Create"
     TAKE_OVER = "TakeOver"
     UNDECIDED = "Undecided"
-    """The owner was a job of the same namespace, and the operator has not reported yet whether it still exists."""
+    """The owner is a job of the same namespace, and the operator has not reported yet whether that job still exists."""
     REFUSED = "Refused"
 
 
 class NotOwner(StoreRefused):
-    """Another job owns the folder."""
+    """Error that another job owns the folder."""
 
 
 def this_job(uid: str) -> Owner:
@@ -70,10 +72,10 @@ def decide(owner: Owner | None, job: Owner, living: Collection[str] | None, take
     """Decide what `job` may do in a folder that `owner` owns.
 
     Args:
-        owner: Present owner of the folder, if there is one.
+        owner: Present owner of the folder, or None.
         job: Job that wants to use the folder.
-        living: Uids of the other live jobs of its namespace that may use the folder. None: the operator has not
-            reported.
+        living: Uids of the other existing jobs of the namespace that may use the folder, or None if the operator has
+            not reported them.
         take_over: The uid in spec.checkpoint.takeOver.
     """
     if owner is None:
@@ -90,10 +92,10 @@ def decide(owner: Owner | None, job: Owner, living: Collection[str] | None, take
 
 
 def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
-    """Return whether the job owns the folder, without writing.
+    """Return whether the job owns the folder. Nothing is written.
 
     Raises:
-        NotOwner: When the job can never own it.
+        NotOwner: When the job must not become the owner.
         StorageError: When durable storage can't be read.
     """
     owner, _ = _read(folder)
@@ -104,7 +106,7 @@ def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
 
 
 def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: str, latest: Durable | None) -> None:
-    """Make the job the owner of the folder; `latest` is the checkpoint that `LATEST` names.
+    """Make the job the owner of the folder. `latest` is the checkpoint that `LATEST` names.
 
     Raises:
         NotOwner: When another job owns the folder.
@@ -119,7 +121,7 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
             return
         if verdict is Ownership.REFUSED:
             raise _refusal(folder, owner, job)
-        with contextlib.suppress(Changed):  # another writer, or another pod of this job, was first: read it again
+        with contextlib.suppress(Changed):  # another writer was first: read OWNER again
             folder.put_if(OWNER, text, version)
             if verdict is Ownership.CREATE:
                 _check_conditional(folder, text)
@@ -128,9 +130,9 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
 
 
 def took_over_from(folder: ObjectPrefix, uid: str) -> str:
-    """Return the uid of the job whose checkpoint `LATEST` named when this job became the owner.
+    """Return the uid of the earlier job whose checkpoint `LATEST` named when this job became the owner of the folder.
 
-    The result is empty if this job is not the owner, or there was no checkpoint.
+    The result is "" if this job is not the owner, or if `LATEST` named no checkpoint.
 
     Raises:
         StorageError: When durable storage can't be read.
@@ -140,7 +142,9 @@ def took_over_from(folder: ObjectPrefix, uid: str) -> str:
 
 
 def _check_conditional(folder: ObjectPrefix, text: bytes) -> None:
-    """Check that the store refuses to create the object again: some stores ignore the condition and overwrite.
+    """Check that the store refuses to create an object that exists.
+
+    Some stores ignore this condition, and overwrite the object.
 
     Raises:
         StoreRefused: When the store ignores the condition.

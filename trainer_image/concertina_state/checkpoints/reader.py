@@ -1,4 +1,4 @@
-"""Reads checkpoints from durable storage. Every byte is verified against the manifest before it is used."""
+"""Reading of checkpoints from durable storage. Every byte is verified against the manifest before it is used."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from concertina_state.objects.prefix import Missing, NoFolder, ObjectPrefix, Sto
 from concertina_state.objects.retry import GRACE, tries
 
 Span = tuple[int, int]
-"""Bytes [begin, end) of a file."""
+"""Range of bytes of a file: begin, and the end after the last byte."""
 
 
 class StoredShard:
-    """One shard, read by byte ranges."""
+    """Shard of a checkpoint, of which any byte ranges can be read."""
 
     batch_bytes = 16 * BLOCK
-    """Preferred bytes per request: several requests of a cloud store, and whole blocks."""
+    """Preferred bytes per request. It is a multiple of BLOCK, and large enough for several parallel requests to the
+    store."""
 
     def __init__(self, folder: ObjectPrefix, file: ShardFile) -> None:
         self._folder, self.file = folder, file
@@ -61,10 +62,10 @@ class StoredShard:
         return buffers
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each memoryview with the file's bytes from its offset on.
+        """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
 
-        Whole blocks are read straight into the memoryviews and verified in them. After an error, the contents of the
-        memory are invalid.
+        Whole blocks are read straight into the memoryviews and verified there. After an error, the contents of the
+        memoryviews are undefined.
 
         Raises:
             InvalidInput: When the file is damaged.
@@ -76,7 +77,7 @@ class StoredShard:
             self._read_checked(begin, _covering(run, begin, end), functools.partial(self._is_whole, begin))
 
     def blocks(self) -> Iterator[memoryview]:
-        """Yield the whole file in order, several blocks at a time."""
+        """Yield the contents of the whole file in order, several blocks at a time."""
         step = 8 * BLOCK
         for begin in range(0, self.file.size, step):
             yield self.read([(begin, min(begin + step, self.file.size))])[0]
@@ -92,10 +93,10 @@ class StoredShard:
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Checksums up to the end of each block.
+        """Checksums of the file up to the end of each block.
 
         Raises:
-            DamagedInput: When the sidecar is damaged, or does not fit the manifest.
+            DamagedInput: When the sidecar is damaged, or does not match the manifest.
         """
         if self.file.size <= BLOCK:
             return (self.file.crc32,)
@@ -137,17 +138,17 @@ class StoredShard:
         )
 
     def _check_not_deleted(self) -> None:
-        """Check that the checkpoint still exists. A sweep deletes the manifest first.
+        """Check that the checkpoint has not been deleted. Deletion begins with the manifest.
 
         Raises:
-            StorageError: When it was deleted, so that another checkpoint is there to be read.
+            StorageError: When the checkpoint was deleted. The message advises to use another one.
         """
         if self._folder.get(manifests.NAME) is None:
             raise _gone(self._folder.uri)
 
 
 class StoredCheckpoint:
-    """One finished checkpoint, by the URI of its own folder. Methods raise StorageError or InvalidInput."""
+    """Finished checkpoint, given the URI of its own folder. Methods raise StorageError or InvalidInput."""
 
     def __init__(self, uri: str) -> None:
         self.folder = _folder(uri)
@@ -169,13 +170,13 @@ class StoredCheckpoint:
 
     @cached_property
     def shards(self) -> list[StoredShard]:
-        """Shards by number."""
+        """Shards in the order of their numbers."""
         return [StoredShard(self.folder, file) for file in self.manifest.parts]
 
 
 @contextlib.contextmanager
 def opened(uri: str) -> Iterator[StoredCheckpoint]:
-    """Open a checkpoint as StoredCheckpoint does, and keep it from deletion until the block is left."""
+    """Open a checkpoint like StoredCheckpoint, and prevent its deletion until the `with` block ends."""
     with lease(_folder(uri)):
         yield StoredCheckpoint(uri)
 
@@ -195,10 +196,13 @@ def _gone(uri: str) -> StorageError:
 
 
 def resolve(uri: str) -> str:
-    """Return the folder of one checkpoint: `uri` itself, or the one that LATEST names in a run's folder.
+    """Return the URI of a checkpoint's own folder.
+
+    If `uri` is a checkpoint's folder, it is returned. If `uri` is a run's folder, the result is the checkpoint that
+    LATEST names.
 
     Raises:
-        InvalidInput: When there is neither.
+        InvalidInput: When `uri` is neither a checkpoint nor a run's folder with one.
         StorageError: When durable storage can't be read.
     """
     folder = ObjectPrefix(uri)
@@ -220,9 +224,9 @@ def _crc32(views: Iterable[memoryview], value: int) -> int:
 
 
 def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, memoryview]]]:
-    """Yield runs of parts, in the file's order, that share a block or are in neighbouring blocks.
+    """Group parts of a file that can be read together, and yield the groups in the order of the file.
 
-    If two parts request the same bytes, they are in different runs.
+    Two parts are in the same group if they are in the same block or in adjacent blocks and do not overlap.
     """
     run: list[tuple[int, memoryview]] = []
     end = 0
@@ -237,7 +241,10 @@ def _runs(parts: Sequence[tuple[int, memoryview]]) -> Iterator[list[tuple[int, m
 
 
 def _covering(run: Sequence[tuple[int, memoryview]], begin: int, end: int) -> list[memoryview]:
-    """Return memory for all bytes [begin, end) of the file. Buffers receive the bytes that the run does not request."""
+    """Return memory for all bytes from `begin` to `end` of a file, as views that follow one another.
+
+    The memory of the requested parts (`run`) is used for their bytes. The bytes between them go into new buffers.
+    """
     views: list[memoryview] = []
     for offset, target in run:
         views += [memoryview(bytearray(offset - begin)), target]

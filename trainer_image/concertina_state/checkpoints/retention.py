@@ -1,9 +1,9 @@
-"""Retention of checkpoints, and deletion that does not remove a checkpoint while it is being read.
+"""Retention of checkpoints. A checkpoint is not deleted while it is being read.
 
-A reader creates a lease (an object in `<checkpoint>/readers/`) before it reads the manifest. A deleting process removes
-the manifest first and then looks for leases. If it finds one, it puts the manifest back. So either the reader finds no
-manifest and uses the newer checkpoint, or its lease is seen (decision "Readers hold leases"). Leases of readers that
-died expire.
+Before a reader reads the manifest, it creates a lease, which is an object in `<checkpoint>/readers/`. A process that
+deletes a checkpoint first removes the manifest and then looks for leases. If it finds a lease, it puts the manifest
+back. So either the reader finds no manifest and uses a newer checkpoint, or the deleting process finds the lease
+(decision "Readers hold leases"). A lease expires after six hours, in case its reader has died.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ READERS = "readers"
 
 @dataclasses.dataclass(frozen=True)
 class Keeping:
-    """Rules for which checkpoints stay."""
+    """Rules for which checkpoints to keep."""
 
     newest: int
     every: int | None = None
-    """Steps of which the first checkpoint in each multiple stays."""
+    """If set, the first checkpoint in each interval of this many steps is kept."""
     back: tuple[int, ...] = ()
-    """Numbers of steps that a rollback may undo. For each, one checkpoint from before stays, whatever `newest` says."""
+    """Numbers of steps that a rollback may go back.
+
+    For each number n, the newest checkpoint that is at least n steps older than LATEST is kept, in addition to the
+    `newest` ones.
+    """
 
 
 def doomed(
@@ -44,9 +48,10 @@ def doomed(
 ) -> list[CheckpointKey]:
     """Return the checkpoints that may be deleted, oldest first.
 
-    An undone checkpoint stays only if LATEST names it. Parts of an unfinished checkpoint stay while it can still be
-    finished, which is as long as LATEST has not passed it. Checkpoints of uids other than `latest`'s belong to jobs
-    that it continued from, and are older.
+    - A checkpoint that a rollback has undone is kept only if LATEST names it.
+    - Shards of an unfinished checkpoint are kept until LATEST names a newer checkpoint. Until then, the checkpoint can
+      still be finished.
+    - Checkpoints of another uid than LATEST's are from a job that this job continued from, and count as older.
     """
     rollbacks, age = tuple(undone), functools.partial(_age, latest)
 
@@ -68,7 +73,10 @@ def _age(latest: CheckpointKey, key: CheckpointKey) -> tuple[bool, int, int]:
 
 
 def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[CheckpointKey]:
-    """Yield the first checkpoint of every `every` steps, of those that no later round has trained again."""
+    """Yield the first checkpoint in each interval of `every` steps.
+
+    If a later round has trained the steps of a checkpoint again, the checkpoint is left out.
+    """
     current: list[CheckpointKey] = []
     for key in ordered:
         current = [*(before for before in current if before.step < key.step), key]
@@ -80,14 +88,15 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete the checkpoints that may be deleted, and return them.
+    """Delete the checkpoints of this job that may be deleted, and return them.
 
-    They are of this job, and of the job with uid `before` that it continued from ("": none).
+    If this job continued from another job, `before` is the uid of that job, and its checkpoints are handled too.
+    Otherwise, `before` is "".
     """
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)
     drafts = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())
-    folder.drop_drafts(key for key in drafts if _passed(key, here))  # listings do not show them
+    folder.drop_drafts(key for key in drafts if _passed(key, here))  # listings do not include drafts
     keys, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)
     doomed_keys = doomed(keys, finished, here, keeping, undone)
@@ -95,19 +104,22 @@ def sweep(
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
-    """Return whether a key belongs to a checkpoint that LATEST has passed, so that it can't be finished any more."""
+    """Return whether a key belongs to a checkpoint older than LATEST, which can't be finished any more."""
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
 
 
 def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
-    """Return the checkpoints in a listing of a run's folder: all of them, and those with a manifest."""
+    """Return all checkpoints in a listing of a run's folder, and those of them that have a manifest."""
     keys = [where for key in entries if (where := CheckpointKey.of(key))]
     return {checkpoint for checkpoint, _ in keys}, {checkpoint for checkpoint, rest in keys if rest == NAME}
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Return the checkpoints with an object that was written no earlier than the given one, by the store's clock."""
+    """Return the checkpoints with an object that was written at the same time as the object `key` or later.
+
+    Times are those of the store's clock.
+    """
     written_at = entries[key].at if key in entries else None
     written_keys = (
         CheckpointKey.of(name) for name, entry in entries.items() if written_at is None or entry.at >= written_at
@@ -116,10 +128,9 @@ def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
 
 
 def remove(folder: ObjectPrefix, checkpoint: CheckpointKey, now: datetime.datetime) -> bool:
-    """Delete one checkpoint unless it is being read, and return whether it was deleted.
+    """Delete a checkpoint unless it is being read, and return whether it was deleted.
 
-    `now` is the time by the store's clock. The manifest is deleted first, so that no manifest ever names a deleted
-    part.
+    `now` is the time by the store's clock. The manifest is deleted first, so that no manifest names a deleted shard.
     """
     here = checkpoint.folder
     if _leased(folder, here, now):
@@ -141,10 +152,10 @@ def _leased(folder: ObjectPrefix, here: str, now: datetime.datetime) -> bool:
 
 @contextlib.contextmanager
 def lease(folder: ObjectPrefix) -> Iterator[None]:
-    """Hold a lease while a checkpoint is read; `folder` is its own folder.
+    """Hold a lease on a checkpoint while it is being read. `folder` is the checkpoint's own folder.
 
-    A reader without write permission continues without a lease. If parts are deleted meanwhile, its error names them
-    and advises to try again.
+    A reader without write permission reads without a lease. If the checkpoint is deleted meanwhile, the reader gets an
+    error that advises to try again.
     """
     key = f"{READERS}/{secrets.token_hex(8)}"
     try:

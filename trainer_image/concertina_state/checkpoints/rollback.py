@@ -1,7 +1,7 @@
 """Rollback in durable storage.
 
-`LATEST` names the newest checkpoint that was not undone. It also says what was undone, as an undone checkpoint may be
-published late (decision "LATEST says what was undone").
+After a rollback, `LATEST` names the newest checkpoint that was not undone. `LATEST` also lists what was undone, because
+an undone checkpoint may be published late (decision "LATEST says what was undone").
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from concertina_state.objects.prefix import ObjectPrefix
 
 
 def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
-    """Make `LATEST` name nothing of this job that was undone, now or later, and return the checkpoint that it names.
+    """Make `LATEST` name no checkpoint of this job that a rollback has undone, and return the checkpoint that it names.
 
-    Repeating this is harmless. A `LATEST` of a later round is not changed.
+    `LATEST` also records the rollback, so that it never names such a checkpoint later. If `LATEST` is already at a
+    later round, nothing is changed. The call may be repeated.
 
     Raises:
         StorageError: When durable storage can't be read or written.
@@ -45,9 +46,10 @@ def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
 
 
 def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) -> Durable | None:
-    """Return the newest checkpoint of this job, or of the job that it continued from, that was never undone.
+    """Return the newest checkpoint that was never undone, or None if none is left.
 
-    None if none is left. `damaged` has the URIs of checkpoints to skip.
+    The checkpoint is of this job, or else of the job that this job continued from. `damaged` has the URIs of
+    checkpoints to skip.
 
     Raises:
         StorageError: When durable storage can't be read.
@@ -59,10 +61,13 @@ def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) 
 
 
 def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) -> Rollback | None:
-    """Go back from a damaged checkpoint to the newest one before it, as `checkpoint.onDamage: UsePrevious` requests.
+    """Return the rollback from a damaged checkpoint to the newest usable one before it.
 
-    Return None if the damaged input is no checkpoint below `uri`, the job's own folder: it is data, or a checkpoint
-    that the spec names. `uid` and `restore` are those of the round that read it.
+    `checkpoint.onDamage: UsePrevious` requests this. `uid` and `restore` are those of the round that read the damaged
+    file.
+
+    The result is None if the damaged file is not part of a checkpoint in the job's own folder `uri`. It is then part of
+    the training data, or of a checkpoint elsewhere that the spec names.
 
     Raises:
         DamagedInput: When no other checkpoint is left.
@@ -83,12 +88,13 @@ def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) 
 
 
 def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
-    """Return the checkpoint that `LATEST` names, or the newest one before it that was neither undone nor found damaged.
+    """Return a checkpoint that the job can continue from, or None if all were undone.
 
-    None if all were undone.
+    It is `durable`, which LATEST names. If `durable` was undone or is damaged, it is the newest usable checkpoint
+    before it.
 
     Raises:
-        DamagedInput: When damage has left none.
+        DamagedInput: When no checkpoint is left, and some of them are damaged.
         StorageError: When durable storage can't be read.
     """
     if not restore.bars(durable, uid):
@@ -101,9 +107,9 @@ def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
 
 
 def none_left(damaged: Sequence[str]) -> DamagedInput:
-    """Return the error for a run without a usable checkpoint because of damage.
+    """Return the error that damage has left no usable checkpoint.
 
-    The run must not begin anew by itself.
+    The error ends the run. Only a user may decide to start it again from step 0.
     """
     return DamagedInput(
         f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start "
@@ -112,7 +118,7 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
 
 
 def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: Collection[str] = ()) -> Latest | None:
-    """Return the newest good checkpoint as `LATEST` would name it.
+    """Return contents of `LATEST` that name the newest usable checkpoint, or None if there is no usable checkpoint.
 
     The checkpoint is of this job, or else of the job that this job continued from.
     """
@@ -135,9 +141,11 @@ def newest(folder: ObjectPrefix, uid: str, undone: tuple[Undone, ...], damaged: 
 def _before(
     folder: ObjectPrefix, uid: str, finished: Iterable[CheckpointKey], undone: Sequence[Undone]
 ) -> list[CheckpointKey]:
-    """Return the checkpoints of the job that this job continued from, up to the one that it continued from.
+    """Return checkpoints of the earlier job that this job continued from, in order of preference.
 
-    Those that a rollback prefers are first: those of steps before everything that was undone.
+    They include the checkpoint that this job continued from, and older ones. The order is:
+    1. checkpoints whose step is not later than the step of each rollback in `undone`, newest first
+    2. all other checkpoints, newest first
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
     continued = next((manifest.continued for _, _, manifest in ours), None)
@@ -155,9 +163,9 @@ def _before(
 def _readable(folder: ObjectPrefix, keys: Iterable[CheckpointKey]) -> Iterator[tuple[CheckpointKey, bytes, Manifest]]:
     for key in keys:
         text = folder.get(f"{key.folder}/{NAME}")
-        if text is None:  # it was deleted just now
+        if text is None:  # the checkpoint has just been deleted
             continue
-        with contextlib.suppress(InvalidInput):  # damaged, or of a newer version: there are older ones
+        with contextlib.suppress(InvalidInput):  # damaged or of a newer version: try an older checkpoint
             yield key, text, parse(text, f"{folder.uri}/{key.folder}")
 
 

@@ -1,1 +1,1 @@
-"""Formats of tensor files, of this project and of others. The package imports neither torch nor a storage client."""
+"""Formats of tensor files. The package imports neither torch nor a storage client."""

@@ -1,9 +1,11 @@
-"""Planning of reads: which bytes of which shards make up the requested boxes of tensors. No torch.
+"""Planning of a restore: which bytes of which shards contain the requested boxes of tensors. No torch.
 
-A saved state is boxes of global tensors over the shards of one world. A restore requests other boxes of the same
-tensors. The whole plan is made before a byte is read. As in the planner of torch.distributed.checkpoint, it is a list
-of ReadItem. The overlap arithmetic of that planner has no byte ranges, reads a replicated box once for each replica,
-and needs torch.
+A box is a rectangular part of a global tensor. A saved state consists of boxes, which are distributed over the shards
+of one world. A restore in another world requests other boxes of the same tensors. The whole plan is made before a byte
+is read.
+
+A plan is a list of ReadItem, as in the planner of torch.distributed.checkpoint. That planner is not used here, because
+it requires torch, does not compute byte ranges, and reads a replicated box once for each replica.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from concertina_state.format.shardfile import ITEM_SIZES, Chunk, Header, StoredC
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """Elements of a tensor: `shape` from `offsets` on, in the coordinates of the global tensor."""
+    """Rectangular part of a global tensor: the elements with coordinates from `offsets` to `offsets` + `shape`."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
@@ -34,7 +36,7 @@ class Box:
         return math.prod(self.shape)
 
     def common(self, second: Box) -> Box | None:
-        """Return the elements that both boxes hold, or None if there are none."""
+        """Return the box of the elements that are in both boxes, or None if there are none."""
         begins = tuple(map(max, self.offsets, second.offsets))
         shape = tuple(
             min(a + n, b + m) - begin
@@ -43,7 +45,10 @@ class Box:
         return Box(begins, shape) if all(length > 0 for length in shape) else None
 
     def without(self, part: Box) -> Iterator[Box]:
-        """Yield the remainder as boxes that do not overlap; `part` lies within this box."""
+        """Yield the elements of this box that are not in `part`, as boxes that do not overlap.
+
+        `part` is within this box.
+        """
         offsets, shape = list(self.offsets), list(self.shape)
         for axis, (first, length) in enumerate(zip(part.offsets, part.shape)):
             begin, end = offsets[axis], offsets[axis] + shape[axis]
@@ -55,20 +60,21 @@ class Box:
             offsets[axis], shape[axis] = first, length
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """Return the index of this box in an array that holds `outer`."""
+        """Return the slices that select this box in an array that contains the box `outer`."""
         return tuple(slice(a - o, a - o + n) for a, n, o in zip(self.offsets, self.shape, outer.offsets))
 
 
 @dataclasses.dataclass(frozen=True)
 class ReadItem:
-    """Stretch of one shard's file: whole rows (of the first dimension) of a stored box, row-major.
+    """Contiguous bytes to read from a shard's file. They are whole rows of a stored box.
 
-    Of the elements in these rows, `box` goes into the requested chunk `target`.
+    A row is the part of the box at one index of the first dimension. `target` is a requested chunk. `box` has the
+    elements of these rows that belong to `target`.
     """
 
     shard: int
     begin: int
-    """Offset of the first byte: the item is the bytes [begin, begin + size) of the file."""
+    """Offset in the file of the first byte to read."""
     dtype: str
     rows: Box
     box: Box
@@ -79,7 +85,10 @@ class ReadItem:
         return self.rows.elements * ITEM_SIZES[self.dtype]
 
     def split(self, most: int) -> Iterator[ReadItem]:
-        """Split the item at multiples of `most` bytes in the file, as far as whole rows allow."""
+        """Divide the item into items whose bytes do not cross a multiple of `most` in the file, and yield these.
+
+        An item always has whole rows. So if a row is longer than `most` bytes, the item of that row is longer too.
+        """
         if not self.rows.shape or self.begin % most + self.size <= most:
             yield self
             return
@@ -90,7 +99,7 @@ class ReadItem:
             row_count = min(count - first, max(1, (most - begin % most) // row))
             rows = Box((start + first, *offsets), (row_count, *shape))
             box = rows.common(self.box)
-            assert box is not None  # each row has requested elements
+            assert box is not None  # each row has elements that the target needs
             yield dataclasses.replace(self, begin=begin, rows=rows, box=box)
             first += row_count
 
@@ -98,16 +107,16 @@ class ReadItem:
 @dataclasses.dataclass(frozen=True)
 class ReadPlan:
     items: tuple[ReadItem, ...]
-    """Items that together hold each requested element."""
+    """Items to read. Together they contain each requested element that is stored."""
     lacking: tuple[tuple[Chunk, Box], ...] = ()
-    """Requested chunks with their boxes that no shard stores."""
+    """Requested elements that no shard stores, as pairs of the requested chunk and the box of the elements."""
 
     @property
     def shards(self) -> list[int]:
         return sorted({item.shard for item in self.items})
 
     def require(self, whence: str) -> None:
-        """Check that nothing is lacking.
+        """Check that shards store all requested elements. `whence` is the name of the state for the message.
 
         Raises:
             InvalidInput: When no shard stores some of the requested elements.
@@ -130,9 +139,9 @@ class ReadPlan:
         return items_by_target
 
     def batches(self, shard: int, most: int) -> Iterator[list[ReadItem]]:
-        """Yield batches of one shard's items in the file's order.
+        """Yield batches of the items of one shard, in the order of the file.
 
-        A batch holds the items between two multiples of `most` bytes of the file.
+        A batch has the items that begin between two multiples of `most` bytes of the file.
         """
         items = sorted((item for item in self.items if item.shard == shard), key=lambda item: item.begin)
         parts = itertools.chain.from_iterable(item.split(most) for item in items)
@@ -141,9 +150,10 @@ class ReadPlan:
 
 
 def reads(headers: Mapping[int, Header], chunks: Sequence[Chunk]) -> ReadPlan:
-    """Plan the reads of `chunks` from shards, given the headers of the shards by number.
+    """Plan which bytes of which shards to read for the requested chunks.
 
-    Elements that several shards hold are read from the first of them. A stored dtype may differ from the requested one.
+    `headers` has the header of each shard, by the shard's number. Elements that several shards store are read from the
+    first of these shards. The stored dtype may differ from the requested one.
     """
     by_name: dict[str, list[tuple[int, StoredChunk]]] = {}
     for shard, header in headers.items():

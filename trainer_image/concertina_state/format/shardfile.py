@@ -1,12 +1,14 @@
-"""State of one rank as a safetensors file.
+"""Format of a shard file: the part of a state that one rank saves, as a safetensors file.
 
-The file has the same bytes in node memory, on a peer and in durable storage, so an upload is a copy (decision "A
-snapshot slot is a safetensors file"). No torch.
+The file has the same bytes in node memory, on a peer and in durable storage, so an upload is a plain copy (decision "A
+snapshot slot is a safetensors file"). This module does not import torch.
 
-A file consists of 8 bytes of header length, the JSON header padded with blanks to a multiple of 64, and the raw tensor
-bytes. The header's `__metadata__` has these keys: `DCP_SHARDING_INFO` (torch's own, with which the
-HuggingFaceStorageReader of torch.distributed.checkpoint combines shards), `concertina` (see ShardMetadata), and, in
-states of the bundled trainer, `trainer` (its configuration as JSON).
+A file consists of three parts: 8 bytes with the length of the header, the JSON header padded with blanks to a multiple
+of 64 bytes, and the tensor bytes. The header's `__metadata__` has these keys:
+- `DCP_SHARDING_INFO`: a key of torch's. HuggingFaceStorageReader of torch.distributed.checkpoint combines shards by
+  this key.
+- `concertina`: see ShardMetadata.
+- `trainer`: the configuration as JSON, in states of the bundled trainer only.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ ALIGNMENT = 64
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Box of one tensor: `shape` elements from `offsets` on, of a tensor with `global_shape`."""
+    """Box (rectangular part) of a tensor: `shape` elements from `offsets` on, of a tensor of shape `global_shape`."""
 
     name: str
     dtype: str
-    """Name of the dtype in safetensors: F32, BF16, ..."""
+    """Name of the dtype in safetensors, such as F32 or BF16."""
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     global_shape: tuple[int, ...]
@@ -53,7 +55,10 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True)
 class Continued:
-    """Checkpoint of another job that this run continues from: this run may replace that job's `LATEST`."""
+    """Checkpoint of another job that this job continued from.
+
+    If `LATEST` in the folder names this checkpoint, this job may replace it there.
+    """
 
     uid: str
     round: int
@@ -62,7 +67,7 @@ class Continued:
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """Statistics of the losses so far (see `anomalies`)."""
+    """Statistics of the losses so far. They serve to detect unusual losses (see `anomalies`)."""
 
     mean: float = 0.0
     variance: float = 0.0
@@ -71,23 +76,23 @@ class Trend:
 
 @dataclasses.dataclass(frozen=True)
 class ShardMetadata:
-    """Facts about the state that a shard belongs to."""
+    """Metadata of the state that a shard belongs to."""
 
     id: SnapshotId
     shard: int
     position: int
-    """Number of samples consumed."""
+    """Number of samples consumed before this state."""
     config: str
-    """Digest of the configuration."""
+    """Digest of the trainer's configuration."""
     data: str
-    """Digest of the data's manifest. Positions are meaningless with other data."""
+    """Digest of the data set's manifest. With other data, a position would mean other samples."""
     continued: Optional[Continued] = None
     skipped: Ranges = ()
-    """Positions that were skipped."""
+    """Positions of the data that the run has skipped."""
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
     waited_for: bool = False
-    """Whether a script waits for this snapshot, which may be of its last step."""
+    """Whether a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +107,18 @@ class Header:
     metadata: ShardMetadata
     chunks: dict[str, StoredChunk]
     trainer: str = ""
-    """Configuration of the bundled trainer as JSON; empty in a script's state."""
+    """Configuration of the bundled trainer as JSON, or "" for a user's own script."""
 
 
 class Layout:
-    """Fixed places of one shard's chunks. Only the metadata changes from snapshot to snapshot."""
+    """Places of the chunks of a shard in its file.
+
+    They are the same in all snapshots of a layout. From one snapshot to the next, only the metadata in the header
+    change.
+    """
 
     def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:
-        """Lay out the chunks; `trainer` is the configuration of the bundled trainer as JSON."""
+        """Assign a place to each chunk. `trainer` is the configuration of the bundled trainer as JSON."""
         self._trainer = f', "trainer": {json.dumps(trainer)}' if trainer else ""
         self.chunks = sorted(chunks, key=lambda chunk: (-ITEM_SIZES[chunk.dtype], chunk.name))
         entries, self._offsets, end = [], [], 0
@@ -121,7 +130,8 @@ class Layout:
         self._entries = "".join("," + entry for entry in entries)
         sharding = json.dumps({chunk.name: {"saved_offsets": chunk.offsets} for chunk in self.chunks})
         shapes = json.dumps({chunk.name: chunk.global_shape for chunk in self.chunks})
-        # Both are strings within the file's JSON. Encoding a thousand chunks takes milliseconds, so it is done once.
+        # Both are strings within the file's JSON. Encoding a thousand chunks takes milliseconds, so it is done only
+        # once.
         self._sharding, self._global_shapes = json.dumps(sharding), json.dumps(shapes)
         roomiest = SnapshotId(2**62, 2**62, "0" * 64, 2**62)
         continued = Continued("0" * 64, 2**62, 2**62)
@@ -135,11 +145,11 @@ class Layout:
 
     @property
     def begins(self) -> list[int]:
-        """Offset in the file of each of `chunks`."""
+        """Offset in the file of each chunk, in the order of `chunks`."""
         return [self.data_begin + offset for offset in self._offsets]
 
     def header(self, metadata: ShardMetadata) -> bytes:
-        """Return the first `data_begin` bytes of the file."""
+        """Return the header of the file: its first `data_begin` bytes."""
         return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
     def _json(self, metadata: ShardMetadata) -> bytes:
@@ -155,11 +165,11 @@ class Layout:
 
 
 _NOTHING = Origin()
-_as_object = functools.lru_cache(maxsize=2)(dataclasses.asdict)  # an origin is the same in each snapshot of a round
+_as_object = functools.lru_cache(maxsize=2)(dataclasses.asdict)  # all snapshots of a round have the same origin
 
 
 def header_length(start: bytes) -> int:
-    """Return the number of bytes before the tensor data, from the first 8 bytes of the file.
+    """Return the number of bytes before the tensor data, given the first 8 bytes of the file.
 
     Raises:
         Damaged: When the file does not begin with a safetensors header.
@@ -171,7 +181,7 @@ def header_length(start: bytes) -> int:
 
 
 def parse_header(text: bytes) -> Header:
-    """Parse the JSON header, padded as it is in the file: the bytes that `header_length` counts, less the first 8.
+    """Parse the JSON header of a file. `text` may include the padding, but not the 8 bytes before the header.
 
     Raises:
         Damaged: When the header can't be read.
@@ -194,10 +204,10 @@ def parse_header(text: bytes) -> Header:
 
 
 def _trainer_config(file_metadata: dict[str, Any]) -> str:
-    """Return the configuration of the bundled trainer from a file's `__metadata__`; empty in a script's state.
+    """Return the configuration of the bundled trainer from a file's `__metadata__`, or "" for a script's state.
 
     Raises:
-        ValueError: When it is no text.
+        ValueError: When the value is not a string.
     """
     trainer = file_metadata.get("trainer", "")
     if not isinstance(trainer, str):
@@ -216,10 +226,10 @@ def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
 
 
 def counts(value: Any) -> tuple[int, ...]:
-    """Return a list of counts (elements or bytes) from a header as a tuple.
+    """Return a list of numbers (of elements or bytes) from a header as a tuple.
 
     Raises:
-        ValueError: When `value` is no list of counts.
+        ValueError: When `value` is not a list of non-negative numbers.
     """
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**63 for item in value):
         raise ValueError(f"{value!r} is no list of counts")
@@ -227,10 +237,12 @@ def counts(value: Any) -> tuple[int, ...]:
 
 
 def data_begin(entry: dict[str, Any]) -> int:
-    """Return the offset of a tensor's first byte behind the header, after checking that its size is that of its shape.
+    """Return the offset of a tensor's first byte after the header.
+
+    The size of the tensor in the file is checked against its shape.
 
     Raises:
-        ValueError: When the size is another, or the entry is malformed.
+        ValueError: When the size does not match the shape, or the entry is malformed.
         KeyError: When the entry lacks a field, or its dtype is unknown.
     """
     begin, end = counts(entry["data_offsets"])
@@ -241,5 +253,9 @@ def data_begin(entry: dict[str, Any]) -> int:
 
 
 def layout_digest(wholes: Sequence[tuple[str, str, tuple[int, ...]]], cut: str) -> str:
-    """Return a digest of the names, dtypes and whole shapes of the entire state, and of how they are cut."""
+    """Return a digest of how a state is laid out.
+
+    It covers the names, dtypes and global shapes of all tensors of the state, and the description `cut` of how ranks
+    divide the tensors.
+    """
     return hashlib.sha256(json.dumps([sorted(wholes), cut]).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Objects in a store that a URI names: S3, other clouds, folders."""
+"""Objects behind a URI: in S3, in other cloud stores, or in a folder."""
 
 try:
     import obstore as _client  # noqa: F401

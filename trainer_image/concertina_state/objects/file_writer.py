@@ -1,4 +1,4 @@
-"""Writer of a file that arrives in pieces. Threads write and sync it while the caller produces the next pieces."""
+"""Writer of a file whose contents arrive in pieces. Threads write and sync while the caller produces more pieces."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 MOST_WAITING = 4
-"""Maximum number of pieces waiting to be written. A caller that is ahead waits, so that memory use is bounded."""
+"""Maximum number of pieces that wait to be written. A caller that is faster has to wait, so memory use is bounded."""
 SYNC = 32 << 20
-"""Bytes after which a sync of the file is started, once the previous one has finished.
+"""Number of bytes after which a thread starts to sync the file, unless an earlier sync is still running.
 
-Without it, the sync at the end would have to bring everything to the disk.
+Without these syncs, the sync at the end would have to write the whole file to the disk.
 """
 _DRAFT = re.compile(r".+#[0-9]+")
 
 
 class FileWriter:
-    """Writer of a file that appears under its name, whole and on the disk, when it is closed.
+    """Writer of a file that gets its name only when it is closed. By then, all its contents are on the disk.
 
-    The name itself outlasts a loss of power once the folder is synced.
+    The name survives a power loss only after the folder has been synced too.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +37,7 @@ class FileWriter:
         self._unsynced = 0
 
     def write(self, piece: memoryview) -> None:
-        """Queue a piece, which must not change until MOST_WAITING more have been passed.
+        """Queue a piece for writing. The piece must not change until MOST_WAITING more pieces have been queued.
 
         Raises:
             OSError: When this piece or an earlier one can't be written.
@@ -60,7 +60,7 @@ class FileWriter:
             piece = piece[self._file.write(piece) :]
 
     def close(self) -> None:
-        """Wait until everything is on the disk, and give the file its name.
+        """Wait until all contents are on the disk, and then give the file its name.
 
         Raises:
             OSError: When a piece can't be written or synced.
@@ -85,7 +85,7 @@ class FileWriter:
 def _open_draft(path: Path) -> tuple[io.FileIO, Path]:
     """Create a draft file that no other writer uses.
 
-    Its name has the form of obstore's own drafts, which obstore's listings skip.
+    The name has the same form as the names of obstore's own drafts, which obstore leaves out of listings.
 
     Raises:
         AssertionError: Never: there is always another number.
@@ -98,21 +98,21 @@ def _open_draft(path: Path) -> tuple[io.FileIO, Path]:
 
 
 def drafts(folder: Path) -> list[Path]:
-    """Return the drafts below a folder, obstore's included.
+    """Return the draft files below a folder, including those of obstore.
 
-    A draft is being written, or was left by a process that was killed.
+    A draft is either being written, or was left by a process that was killed.
     """
     paths = (Path(here, name) for here, _, names in os.walk(folder) for name in names)
     return [path for path in paths if _DRAFT.fullmatch(path.name)]
 
 
 def drop(draft: Path, top: Path) -> None:
-    """Delete a draft, and the folders below `top` that are empty then.
+    """Delete a draft, and then the folders below `top` that have become empty.
 
     Raises:
         OSError: When the draft can't be deleted.
     """
     draft.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty
+    with contextlib.suppress(OSError):  # the folder is not empty
         for folder in itertools.takewhile(lambda folder: folder != top, draft.parents):
             folder.rmdir()

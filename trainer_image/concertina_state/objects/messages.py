@@ -1,6 +1,6 @@
-"""Error messages for what object stores refuse.
+"""Error messages for failed requests to object stores.
 
-A message says what happened, why, and what to do. The module also tells whether a store refused a request, or is only
+A message says what happened, why, and what to do. It also says whether the store refused the request, rather than being
 unreachable.
 """
 
@@ -15,20 +15,20 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 from concertina_state.objects.stores import StoreKind
 
 NO_HOLDER = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-"""Errors of stores for a bucket or container that does not exist."""
+"""Texts in errors that mean that a bucket or container does not exist."""
 NOT_ALLOWED = ("Permission denied", "Read-only file system")
-"""Errors of the file system for a place that may not be written to."""
+"""Texts in errors of the file system that mean that a place is not writable."""
 DENIED = ("401 Unauthorized", "403 Forbidden", "<Code>ExpiredToken<", "<Code>InvalidToken<")
 SHORT = ("416 ", "Requested range was invalid")
-"""Errors for an object that ends before the requested range begins."""
+"""Texts in errors that mean that an object ends before the requested range."""
 NO_CREDENTIALS = ("169.254.169.254", "metadata.google.internal")
-"""Hosts that clients ask for a machine's own credentials, when no others are configured."""
+"""Addresses of metadata servers. A client asks them for the machine's credentials if no others are configured."""
 IDENTITY = ("sts.amazonaws.com/doc", "Failed to read token file", "Error performing token request")
-"""Errors for an identity whose token is not exchanged for credentials."""
+"""Texts in errors that mean that an identity's token was not exchanged for credentials."""
 UNREACHABLE = ("error sending request", "onnect", "dns error", "timed out")
 CUT_OFF = ("error sending request", "request or response body error")
 OPEN = "open"
-"""Action that precedes any request, so that only the settings can be at fault."""
+"""Name for the action of opening a store. Opening sends no request, so an error in it comes from the settings."""
 MOST = 300
 """Maximum characters of a store's own message."""
 
@@ -36,12 +36,13 @@ MOST = 300
 class StoreMessage(NamedTuple):
     message: str
     refused: bool
-    """Whether the store answered, or can't be asked at all: the same request is unlikely to succeed in a while."""
+    """Whether the store refused the request, or no request could be sent. In both cases, a retry is unlikely to help
+    soon."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RefusalRule:
-    """Message for a refusal whose text contains one of `signs`. The first rule that matches applies."""
+    """Message for errors whose text contains one of `signs`. The first rule that matches is used."""
 
     signs: tuple[str, ...]
     message: str
@@ -119,13 +120,13 @@ def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
 
 
 def is_missing(error: Exception) -> bool:
-    """Return whether an object does not exist, or is too short."""
+    """Return whether the error means that an object does not exist, or is too short."""
     text = str(error)
     return _any(SHORT, text) or (isinstance(error, FileNotFoundError) and not _any(NO_HOLDER, text))
 
 
 def cut_off(error: Exception) -> bool:
-    """Return whether a connection ended before the answer was complete."""
+    """Return whether the error means that a connection ended before the answer was complete."""
     return _any(CUT_OFF, str(error))
 
 
@@ -134,7 +135,7 @@ def _any(signs: tuple[str, ...], text: str) -> bool:
 
 
 def _reason(text: str) -> str:
-    """Return the store's own message in the error, else the first line."""
+    """Return the store's own message from the text of an error, or the text's first line."""
     message = re.search(r"<Message>([^<]*)</Message>", text)
     line = message[1] if message else (text.splitlines() or [""])[0]
     return re.sub(r"^Generic \w+ error: ", "", line).strip(" .")[:MOST]

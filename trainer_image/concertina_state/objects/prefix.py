@@ -1,4 +1,4 @@
-"""Durable storage by URI: reading and writing objects, with errors as sentences that say what to do."""
+"""Access to the objects below a URI. Messages of errors say what to do."""
 
 from __future__ import annotations
 
@@ -34,58 +34,58 @@ if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
 PATIENCE = timedelta(seconds=20)
-"""Time for which a request is retried before it is an error."""
+"""Time for which a failed request is repeated before an error is raised."""
 IMPATIENCE = timedelta(seconds=3)
 SCHEMES = f"{', '.join(f'{scheme}://' for scheme in KINDS)} or file://"
 CONCURRENCY = 8
 """Number of concurrent requests."""
 PIECE = 16 << 20
-"""Bytes of one request within a large object."""
+"""Bytes per request within a large object."""
 MOST_PIECES = 5000
 """Maximum number of pieces of an object (S3 allows 10,000)."""
 HELD = MOST_WAITING
-"""Maximum number of pieces of an object that are not written yet."""
+"""Maximum number of pieces of an object that wait in memory to be written."""
 MOST_VIEWS = 1024
 """Maximum number of buffers that one system call fills (IOV_MAX)."""
 AGAIN = 0.2
-"""Seconds before the first retry of a request that was cut off."""
+"""Seconds before the first repetition of a request whose answer was cut off."""
 T = TypeVar("T")
 
 
 class StorageError(Exception):
-    """Failure of durable storage. The message tells a person what happened and what to do."""
+    """Error that an operation on durable storage failed. The message says what happened and what to do."""
 
 
 class StoreRefused(StorageError):
-    """The store answered, and its answer is unlikely to change in a while. A person must act."""
+    """Error that the store refused a request. A retry is unlikely to help, so a person must act."""
 
 
 class Missing(StoreRefused):
-    """A required object does not exist, or is shorter than what was requested."""
+    """Error that a required object does not exist, or is shorter than the requested range."""
 
 
 class NoFolder(StoreRefused):
-    """A folder of files does not exist."""
+    """Error that the folder of a `file://` URI or a plain path does not exist."""
 
 
 class Changed(Exception):
-    """A conditional write found another version than the one it named."""
+    """Error of a conditional write: the object is no longer of the version that the write requires."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectEntry:
-    """Object in a listing."""
+    """Size and time of an object in a listing."""
 
     size: int
     """Size in bytes."""
     at: datetime.datetime
-    """Time of the last write by the store's clock."""
+    """Time of the last write, by the store's clock."""
 
 
 def parts_of(uri: str) -> tuple[str, str, str]:
-    """Return the scheme, bucket or container, and path of a URI. A plain path has only the path.
+    """Return the scheme, the bucket or container, and the path of a URI. For a plain path, only the path is not empty.
 
-    No character is special: `?`, `#` and `%` may be in names.
+    `?`, `#` and `%` have no special meaning, because they may be part of names.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator:
@@ -95,7 +95,7 @@ def parts_of(uri: str) -> tuple[str, str, str]:
 
 
 class ObjectPrefix:
-    """Objects below one URI. Keys are relative to it. Every method raises StorageError with a message."""
+    """Objects below one URI. Keys are relative to the URI. Every method can raise StorageError."""
 
     def __init__(self, uri: str, patience: timedelta = PATIENCE, create: bool = False) -> None:
         self.uri, self._patience = uri.rstrip("/"), patience.total_seconds()
@@ -121,7 +121,7 @@ class ObjectPrefix:
 
     @property
     def store_name(self) -> str:
-        """Name of the store for messages: the endpoint of a cloud store, or the folder."""
+        """Name of the store for error messages: the endpoint of a cloud store, or the folder."""
         return self._kind.endpoint() if self._kind else self.uri
 
     def get(self, key: str) -> bytes | None:
@@ -130,7 +130,7 @@ class ObjectPrefix:
         return None if versioned is None else versioned[0]
 
     def get_version(self, key: str) -> tuple[bytes, UpdateVersion] | None:
-        """Return the contents of an object with the version that `put_if` takes, or None if it does not exist."""
+        """Return the contents of an object and its version for `put_if`, or None if the object does not exist."""
         try:
             with self._as_messages(f"read {key}"):
                 result = obstore.get(self._store, key)
@@ -139,18 +139,18 @@ class ObjectPrefix:
             return None
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the contents of several objects as `get` does, with concurrent requests."""
+        """Return the contents of several objects as `get` does, by concurrent requests."""
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
             return list(pool.map(self.get, keys))
 
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes [begin, end) of each range."""
+        """Return the bytes of each range [begin, end)."""
         with self._as_messages(f"read {key}", missing_is_error=True):
             starts, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
             return [memoryview(data) for data in obstore.get_ranges(self._store, key, starts=starts, ends=ends)]
 
     def read_into(self, key: str, begin: int, views: Sequence[memoryview]) -> None:
-        """Fill the views, one after the other, with the bytes of an object from `begin` on.
+        """Fill the views, one after the other, with the bytes of an object, from offset `begin` on.
 
         Raises:
             Missing: When the object ends before the views are full.
@@ -177,9 +177,10 @@ class ObjectPrefix:
         return read
 
     def put_pieces(self, key: str, pieces: Iterable[memoryview], size: int) -> None:
-        """Write an object of about `size` bytes that arrives in pieces.
+        """Write an object of about `size` bytes from pieces.
 
-        A piece must not change until HELD more have been produced. The object exists once all pieces are written.
+        A piece must not change until HELD more pieces have been produced. The object appears once all pieces are
+        written.
         """
         writing = functools.partial(self._as_messages, f"write {key}", missing_is_error=True)
         with writing():
@@ -192,7 +193,7 @@ class ObjectPrefix:
                 with writing():
                     if isinstance(writer, FileWriter):
                         writer.write(piece)
-                    else:  # obstore's writer keeps the bytes until they are sent
+                    else:  # obstore's writer keeps a reference to the bytes until they are sent
                         writer.write(bytes(piece))
             with writing():
                 writer.close()
@@ -202,13 +203,13 @@ class ObjectPrefix:
             raise
 
     def forget(self, pattern: str) -> None:
-        """Let the kernel drop all but the newest of the files that match `pattern` from its cache.
+        """Remove the files that match `pattern` from the kernel's page cache, except the newest file.
 
-        Files that are written next use that memory (decision "Older parts leave memory to the next").
+        The files that are written next can then use this memory (decision "Older parts leave memory to the next").
         """
         if self._directory is None:
             return
-        with contextlib.suppress(OSError):  # a file was deleted meanwhile, or the file system has no cache
+        with contextlib.suppress(OSError):  # a file was deleted meanwhile, or the file system has no page cache
             for path in sorted(self._directory.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-1]:
                 with path.open("rb") as file:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -220,10 +221,10 @@ class ObjectPrefix:
             self._whole(lambda: obstore.put(self._store, key, value, chunk_size=chunk))
 
     def settle(self, keys: Sequence[str]) -> None:
-        """Wait until the objects would survive a loss of power.
+        """Wait until a power loss can no longer destroy the objects.
 
-        A cloud store guarantees that when it accepts them. The kernel keeps written files and their names in memory for
-        a while (decision "On files, durable means on the disk").
+        For a cloud store, this is the case as soon as an object is written. Files are synced here, because the kernel
+        writes them to the disk later (decision "On files, durable means on the disk").
         """
         if self._directory is None:
             return
@@ -238,10 +239,10 @@ class ObjectPrefix:
                     os.close(descriptor)
 
     def put_if(self, key: str, value: bytes, version: UpdateVersion | None) -> None:
-        """Write an object only if it has the given version, or, for None, only if it does not exist.
+        """Write an object if it has the given version. If `version` is None, write it only if it does not exist.
 
         Raises:
-            Changed: When the object has another version.
+            Changed: When the object has another version, or exists although `version` is None.
         """
         with self._as_messages(f"write {key}", missing_is_error=True):
             try:
@@ -253,10 +254,10 @@ class ObjectPrefix:
                 raise Changed(key) from error
 
     def _put_if_local(self, path: Path, value: bytes, version: UpdateVersion | None) -> None:
-        """Write a file if it has the given version.
+        """Write a file if it has the given version, or if it does not exist and `version` is None.
 
-        obstore has no conditional overwrite of files. A lock file beside the file makes the write conditional, on this
-        file system.
+        obstore does not support conditional overwrites of files. A lock file beside the file prevents concurrent writes
+        on this file system.
 
         Raises:
             Changed: When the file has another version.
@@ -270,17 +271,17 @@ class ObjectPrefix:
             self.settle([path.name])
 
     def entries(self, prefix: str = "") -> dict[str, ObjectEntry]:
-        """Return the objects below `prefix` (a whole folder name), by key."""
+        """Return the objects below the folder `prefix`, by key."""
         with self._as_messages(f"list {prefix}"):
             items = self._whole(lambda: [item for batch in obstore.list(self._store, prefix or None) for item in batch])
             return {item["path"]: ObjectEntry(item["size"], item["last_modified"]) for item in items}
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Return the sizes of the objects below `prefix` (a whole folder name), by key."""
+        """Return the sizes in bytes of the objects below the folder `prefix`, by key."""
         return {key: entry.size for key, entry in self.entries(prefix).items()}
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects. An object that no longer exists is no error."""
+        """Delete objects. It is no error if an object does not exist."""
 
         def delete_one(key: str) -> None:
             with self._as_messages(f"delete {key}"), contextlib.suppress(FileNotFoundError):
@@ -290,9 +291,9 @@ class ObjectPrefix:
             list(pool.map(delete_one, keys))
 
     def drafts(self, prefix: str) -> tuple[str, ...]:
-        """Return the keys of unfinished files below `prefix` (a whole folder name).
+        """Return the keys of unfinished files below the folder `prefix`.
 
-        They are being written, or were begun and never finished. Cloud stores list none.
+        An unfinished file is either being written, or was left by a process that was killed. Cloud stores have none.
         """
         if self._directory is None:
             return ()
@@ -301,9 +302,9 @@ class ObjectPrefix:
         return tuple(str(path.relative_to(self._directory)) for path in paths)
 
     def drop_drafts(self, keys: Iterable[str]) -> None:
-        """Delete unfinished files, and the folders that are empty then.
+        """Delete unfinished files, and then the folders that have become empty.
 
-        A process that still writes one of them gets an error.
+        If a process is still writing such a file, the process gets an error.
         """
         for key in keys:
             assert self._directory is not None
@@ -311,12 +312,12 @@ class ObjectPrefix:
                 drop(self._directory / key, self._directory)
 
     def _whole(self, ask: Callable[[], T]) -> T:
-        """Retry a request that is cut off in the middle of its answer, for as long as this prefix's patience.
+        """Return the result of a request, which is repeated if its answer is cut off.
 
-        The client itself does not retry these. The request must be safe to repeat.
+        obstore does not repeat such requests itself. The request must be safe to repeat.
 
         Raises:
-            GenericError: When the request failed for another reason, or patience has run out.
+            GenericError: When the request fails for another reason, or the time limit of this prefix has passed.
         """
         started, wait = time.monotonic(), AGAIN
         while True:
@@ -346,7 +347,7 @@ class ObjectPrefix:
 
 
 def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memoryview]:
-    """Yield the bytes [begin, end) of views that follow one another."""
+    """Return the bytes from `begin` to `end` of a sequence of views, as views."""
     offset = 0
     for view in views:
         if part := view[max(0, begin - offset) : max(0, end - offset)]:
@@ -355,7 +356,7 @@ def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memory
 
 
 def _read_file(path: Path, begin: int, views: Sequence[memoryview]) -> int:
-    """Read a file straight into the views, and return the number of bytes read."""
+    """Read a file from offset `begin` straight into the views, and return the number of bytes read."""
     with path.open("rb", buffering=0) as file:
         size, read = sum(map(len, views)), 0
         while read < size:
@@ -368,7 +369,7 @@ def _read_file(path: Path, begin: int, views: Sequence[memoryview]) -> int:
 
 
 def _version(meta: ObjectMeta) -> UpdateVersion:
-    """Return the version of an object: stores compare the ETag (S3, Azure) or the generation (Google)."""
+    """Return the version of an object, which is its ETag (S3, Azure) or its generation (Google)."""
     version: UpdateVersion = {}
     if meta["e_tag"]:
         version["e_tag"] = meta["e_tag"]

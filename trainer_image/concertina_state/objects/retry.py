@@ -1,6 +1,7 @@
-"""Short retries of what a store refuses.
+"""Retries of a refused request, for a few seconds.
 
-A refusal can be temporary: a token is being exchanged, or an object is not visible yet (decision "Away, or refused").
+A refusal can be temporary. For example, a token is just being exchanged, or an object is not visible yet (decision
+"Away, or refused").
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import StoreRefused
 
 GRACE = (0.5, 2.0)
-"""Seconds between attempts. A request that is still refused at the last attempt is refused for good."""
+"""Seconds between attempts. If the store still refuses after the last attempt, the refusal is final."""
 T = TypeVar("T")
 
 
 def tries() -> Iterator[None]:
-    """Yield once for each attempt, with the waits between them."""
+    """Yield once per attempt, and wait between attempts."""
     yield
     for wait in GRACE:
         time.sleep(wait)
@@ -26,7 +27,7 @@ def tries() -> Iterator[None]:
 
 
 def final(ask: Callable[[], T]) -> T:
-    """Return what `ask` returns, after retries if the store refuses.
+    """Return the result of `ask`, which is called again if the store refuses.
 
     Raises:
         InvalidInput: When the store still refuses at the last attempt.

@@ -1,7 +1,7 @@
-"""Object store behind a URI: the supported schemes, and how each finds its endpoint, credentials and CA.
+"""Object stores behind a URI: the supported schemes, and how each store finds its endpoint, credentials and CA.
 
-Credentials come from obstore's chains (the environment, web identity, metadata servers; Google's and Azure's files
-too). Of AWS's files, this module reads the static keys. docs/checkpoints.md lists the variables.
+Credentials come from the sources that obstore supports: environment variables, web identity, metadata servers, and the
+files of Google and Azure. This module adds the static keys in AWS's files. docs/checkpoints.md lists the variables.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ if TYPE_CHECKING:
 
 CloudStore = Union[S3Store, GCSStore, AzureStore]
 CA_FILES = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
-"""Variables that name a PEM file of further certificates to trust. The first one that is set counts."""
+"""Variables that name a PEM file with additional trusted certificates. The first variable that is set is used."""
 CONNECT = timedelta(seconds=3)
 STALLED = timedelta(seconds=20)
-"""Time without data after which a response body is requested again."""
+"""Time without data after which a request is considered stalled, and is sent again."""
 REQUEST = timedelta(minutes=15)
 """Time limit of one request, including its body."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadIdentity:
-    """Identity of a workload in a cloud, proved by a token; empty if there is none."""
+    """Cloud identity of a workload that is proved by a token, and what to check if it is refused.
+
+    `who` is "" if there is no such identity.
+    """
 
     who: str = ""
     check: str = "that the pod's service account has an identity that may use the store"
@@ -41,18 +44,18 @@ class WorkloadIdentity:
 
 @dataclasses.dataclass(frozen=True)
 class StoreKind:
-    """Properties in which the schemes differ."""
+    """Properties of one kind of store."""
 
     holder: str
-    """Term for the first part of a URI: bucket or container."""
+    """Name for the first part of a URI in messages: bucket or container."""
     open: Callable[[str, str | None, ClientConfig, RetryConfig], CloudStore]
-    """Function that opens a store by bucket and prefix."""
+    """Function that opens a store, given its bucket and prefix."""
     endpoint: Callable[[], str]
-    """Function that returns the endpoint for messages."""
+    """Function that returns the endpoint's name for messages."""
     endpoints: tuple[str, ...]
-    """Variables with the URL of an endpoint."""
+    """Environment variables with the URL of an endpoint."""
     keys: str
-    """Variables that give access."""
+    """Names of the environment variables with credentials. Error messages contain them."""
     region: str = "the region's variable"
     identity: Callable[[], WorkloadIdentity] = WorkloadIdentity
 
@@ -83,7 +86,7 @@ def _s3(bucket: str, prefix: str | None, client: ClientConfig, retry: RetryConfi
 def _gcs(bucket: str, prefix: str | None, client: ClientConfig, retry: RetryConfig) -> GCSStore:
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
     config: dict[str, Any] = {}
-    if emulator:  # a key with which the client requests no token
+    if emulator:  # with this key, the client does not request a token
         url = emulator if "://" in emulator else f"http://{emulator}"
         key = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
         config = {"service_account_key": json.dumps(key)}
@@ -155,16 +158,16 @@ def open_store(scheme: str, holder: str, prefix: str | None, retry: RetryConfig)
     kind = KINDS[scheme]
     if not holder:
         raise ValueError(f"it names no {kind.holder}")
-    for name in kind.endpoints:  # the client panics on a malformed URL, and a panic is no Exception
+    for name in kind.endpoints:  # check the URL here: on a malformed one, the client panics, which is not an Exception
         if not re.fullmatch(r"(https?://[^\s/]+(/\S*)?)?", os.environ.get(name, "")):
             raise ValueError(f"{name} is {os.environ[name]!r}, which is no http:// or https:// URL")
     return kind.open(holder, prefix, client_options(), retry)
 
 
 def aws_profile(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the static keys and the region of the profile in AWS's files.
+    """Return the static keys and the region of the current profile in AWS's files.
 
-    The result is empty if the environment has credentials.
+    The result is empty if the environment variables contain credentials.
     """
     if any(name in environment for name in ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")):
         return {}

@@ -1,1 +1,1 @@
-"""Trackers, one module for each tool, which imports the tool."""
+"""Implementations of `Tracker`: one module for each tool. Only that module imports the tool."""

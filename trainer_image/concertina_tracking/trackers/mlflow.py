@@ -1,6 +1,6 @@
-"""Run of an MLflow server, which is found by a tag with the job's uid.
+"""Tracking of a run on an MLflow server. The run is found by a tag with the job's uid.
 
-MLflow deletes no value. If steps are trained again, their first values remain.
+MLflow cannot delete logged values. If steps are trained again, their first values remain.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the spool tries again
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the caller sends the records again after an error
 
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
@@ -22,16 +22,16 @@ from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 
 UID = "concertina.uid"
-"""Tag by which a run is found."""
+"""Tag that identifies the run: its value is the job's uid."""
 MARKER = "round"
-"""Metric that every step has, whose history shows which steps are logged."""
+"""Metric that each step has. Its history shows which steps are logged."""
 MOST_METRICS, MOST_PARAMETERS, MOST_TAG = 1000, 100, 5000
-"""Maximum numbers of metrics and parameters in an MLflow request, and maximum length of a tag in characters."""
+"""Limits of MLflow: metrics and parameters in a request, and characters in a tag."""
 STATUS = {RunOutcome.SUCCEEDED: "FINISHED", RunOutcome.STOPPED: "KILLED"}
 
 
 class MlflowRun:
-    """The job's run on an MLflow server."""
+    """Run that is tracked on an MLflow server."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Find or create the run, and describe it.
@@ -67,7 +67,7 @@ class MlflowRun:
         self._set_status(STATUS.get(outcome, "KILLED"))
 
     def close(self) -> None:
-        """Do nothing, because the server has answered every request."""
+        """Do nothing, because no request is pending."""
 
     def _set_status(self, status: str) -> None:
         if status == "RUNNING":
@@ -82,7 +82,7 @@ class MlflowRun:
             tags = {**settings.tags, UID: settings.run_id, "concertina.job": settings.job}
             created_run = self._client.create_run(experiment, tags=tags, run_name=settings.run_name)
             run = self._oldest(experiment, settings.run_id) or created_run
-            if run.info.run_id != created_run.info.run_id:  # another replica created it first
+            if run.info.run_id != created_run.info.run_id:  # another replica created a run first: use that one
                 self._client.delete_run(created_run.info.run_id)
         return run
 
@@ -104,7 +104,7 @@ class MlflowRun:
     def _describe(self, logged_parameters: Mapping[str, str], about: About) -> None:
         """Log the parameters and tags of the run.
 
-        MLflow never changes a parameter. If one has another value now, a tag says so.
+        MLflow does not allow a parameter to change. If a parameter has another value now, a tag records this.
         """
         parameters = {_name(name): value for name, value in about.parameters.items()}
         new = [Param(name, value) for name, value in parameters.items() if name not in logged_parameters]
@@ -124,7 +124,7 @@ class MlflowRun:
 
 
 def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
-    """Yield batches of whole steps; the marker is the last metric of each step."""
+    """Yield the metrics of the steps in batches. A batch has whole steps, and each step's last metric is the marker."""
     batch: list[Metric] = []
     for step in steps:
         values = sorted(step.metrics.items(), key=lambda item: item[0] == MARKER)
@@ -140,8 +140,8 @@ def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
 def _name(text: str) -> str:
     """Return the text in a form that MLflow accepts as a name.
 
-    Names are paths without parts that are empty or refer to another folder. If MLflow refused a name, no later record
-    could be shipped.
+    MLflow treats names as paths, and refuses empty parts and parts such as `..`. A single refused name would prevent
+    all later records from being sent.
     """
     parts = re.sub(r"[^\w\-. /:]", "_", text)[:250].split("/")
     return "/".join("_" if part in ("", ".", "..") else part for part in parts)

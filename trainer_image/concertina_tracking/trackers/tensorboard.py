@@ -1,7 +1,7 @@
-"""Event files of TensorBoard.
+"""Tracking of a run in TensorBoard's event files.
 
-If steps are trained again, they replace the earlier ones: the start of a session at a step makes TensorBoard discard
-that step and later ones.
+If steps are trained again, the new values replace the earlier ones: when a session starts at a step, TensorBoard
+discards that step and all later ones of earlier sessions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from concertina_tracking.about import About
 from concertina_tracking.settings import TrackingSettings
 
 MARKER = "round"
-"""Value that every step has."""
+"""Scalar that each step has."""
 NEVER_PURGED = 0
-"""Step of texts. No session starts before step 1, so texts are never discarded."""
+"""Step at which texts are written. Sessions start at step 1 or later, so TensorBoard never discards texts."""
 
 
 class TensorBoardRun:
-    """The job's run in a folder of event files."""
+    """Run that is tracked in TensorBoard's event files."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Create the folder, and write the description of the run.
@@ -74,7 +74,7 @@ class TensorBoardRun:
 
 
 def folder_of(settings: TrackingSettings) -> Path:
-    """Return the folder of the job's run; TensorBoard distinguishes runs by their folders."""
+    """Return the folder of the job's run. TensorBoard distinguishes runs by their folders."""
     parsed = urlparse(settings.uri)
     root = Path(unquote(parsed.path) if parsed.scheme == "file" else settings.uri)
     return root / settings.experiment / f"{settings.run_name}-{settings.run_id[:8]}"

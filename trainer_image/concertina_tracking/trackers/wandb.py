@@ -1,7 +1,7 @@
-"""Run of Weights & Biases, whose id is the job's uid.
+"""Tracking of a run in Weights & Biases. The id of the run is the job's uid.
 
-The history of a run can only grow. If steps are trained again, their first values remain. `uri: file:///folder` writes
-a run into this folder, and `wandb sync` uploads it later.
+The history of a run is append-only. If steps are trained again, their first values remain. With `uri: file:///folder`,
+the run is written into that folder, and `wandb sync` uploads it later.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concertina_tracking.settings import TrackingSettings
 
 
 class WandbRun:
-    """The job's run in Weights & Biases."""
+    """Run that is tracked in Weights & Biases."""
 
     def __init__(self, settings: TrackingSettings, about: About) -> None:
         """Start or resume the run. Errors of wandb are passed on."""
@@ -25,7 +25,8 @@ class WandbRun:
         offline = parsed.scheme == "file"
         folder = unquote(parsed.path) if offline else str(settings.spool)
         team, _, project = settings.experiment.rpartition("/")
-        # wandb's log of sent records grows without limit, in a volume that may be memory. The spool replaces it.
+        # wandb's own log of sent records grows without limit, and its volume may be memory. The spool makes it
+        # unnecessary.
         wandb_settings = wandb.Settings(
             console="off", silent=True, disable_git=True, x_skip_transaction_log=not offline
         )
@@ -38,7 +39,7 @@ class WandbRun:
             mode="offline" if offline else None, settings=wandb_settings, allow_val_change=True,
         )  # fmt: skip
         self._last = self._run.step - 1
-        """Step of the newest row of the run."""
+        """Step of the newest row in the run's history."""
 
     def go_on(self, step: int, *, latest: bool) -> Collection[int]:
         return range(step + 1, self._last + 1)
@@ -61,4 +62,4 @@ class WandbRun:
 
     def close(self) -> None:
         self._run.finish()
-        wandb.teardown()  # finish does not wait until wandb's process has written the end of a file
+        wandb.teardown()  # without this, finish returns before wandb's process has written the end of a file

@@ -1,1 +1,1 @@
-"""Training data: token shards under a manifest, their order as a pure function, and their reader."""
+"""Training data of the bundled trainer: building data sets from text, and reading them in a reproducible order."""

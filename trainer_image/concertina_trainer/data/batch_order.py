@@ -1,7 +1,8 @@
-"""Order of many positions at once: that of `concertina_data.order`, computed by numpy.
+"""Order of the sequences of a data set, computed by numpy for many positions at once.
 
-Plain integers take several times as long for blocks of thousands of positions, and seconds for millions of shards. A
-test checks that both give the same order (decision "One order, in integers and in arrays").
+The order is the same as in `concertina_data.order`, which computes one position at a time with plain integers. For
+blocks of thousands of positions, plain integers would take several times as long. For millions of shards, they would
+take seconds. A test checks that both modules give the same order (decision "One order, in integers and in arrays").
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from concertina_data.order import ROUNDS, WINDOW, half_bits, key_of, mixed
 
 _TABLE_BITS = 16
 _STRETCH = 2**19
-"""Shards to permute at once, which bounds the memory for millions of them."""
+"""Number of shards to permute at once. It limits memory use if there are millions of shards."""
 _Numbers = NDArray[np.uint64]
 
 
 def permute(values: NDArray[np.generic], size: int, key: int) -> _Numbers:
-    """Apply a permutation of 0 ... size-1 to each value; `key` (64 bits) chooses the permutation."""
+    """Apply a permutation of 0 ... size-1 to each value. The 64-bit `key` selects the permutation."""
     half = half_bits(size)
     keys = [np.uint64(mixed(key + i)) for i in range(ROUNDS)]
     network = _by_tables if len(values) >> half and half <= _TABLE_BITS else _by_arithmetic
@@ -41,9 +42,10 @@ def _by_arithmetic(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _N
 
 
 def _by_tables(values: _Numbers, half: int, keys: Sequence[np.uint64]) -> _Numbers:
-    """Compute the network by tables.
+    """Compute the network with tables of the round function.
 
-    The result is the same, faster for many values of few bits: a round's function has only 2^half values.
+    This is faster than `_by_arithmetic` if there are many values of few bits, because the round function then has only
+    2^half different values. The result is the same.
     """
     bits, mask = np.uint32(half), np.uint64(2**half - 1)
     every = np.arange(2**half, dtype=np.uint64)
@@ -63,7 +65,7 @@ def mix(x: _Numbers) -> _Numbers:
 
 
 class BatchOrder(order.Order):
-    """Order of sequences over shards, for many positions at once."""
+    """Order of the sequences of a data set, for many positions at once."""
 
     def __init__(self, counts: Sequence[int] | NDArray[np.int64], seed: int) -> None:
         self._array = np.asarray(counts, dtype=np.int64)
@@ -83,7 +85,7 @@ class BatchOrder(order.Order):
         return shards, begins
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the shard of each position, and the index of the sequence in the shard."""
+        """Return the shard of the sequence at each position, and the index of the sequence in its shard."""
         epochs, places = np.divmod(positions, self.epoch_size)
         shards, indexes = np.empty_like(positions), np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
@@ -92,7 +94,7 @@ class BatchOrder(order.Order):
         return shards, indexes
 
     def locate(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the same as `at` for the positions [start, stop), which may cross the end of an epoch."""
+        """Return the same as `at` for the positions from `start` to `stop` - 1, which may be in several epochs."""
         return self.at(np.arange(start, stop, dtype=np.int64))
 
     def _within(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -110,17 +112,17 @@ class BatchOrder(order.Order):
 
 
 class Skipped:
-    """Sorted ranges [begin, end) of positions that are never consumed, and that do not overlap.
+    """Positions of the data that a run never consumes, as sorted ranges [begin, end) that do not overlap.
 
-    `position_of` returns the position of the n-th consumed sequence. A range that is added ahead of what was consumed
-    does not change this, so the list may grow in the course of a run.
+    `position_of` maps the number of a consumed sequence to its position. A new range does not change the positions of
+    sequences that were consumed before it, so ranges can be added during a run.
     """
 
     def __init__(self, stretches: Sequence[tuple[int, int]] = ()) -> None:
-        """Prepare the ranges.
+        """Set the ranges.
 
         Raises:
-            ValueError: When they are not sorted, or overlap.
+            ValueError: When the ranges are not sorted, or overlap.
         """
         begins, ends = (
             np.array(edges, dtype=np.int64) for edges in (zip(*stretches, strict=True) if stretches else ((), ()))
@@ -131,6 +133,6 @@ class Skipped:
         self._reached = begins - self._skipped[:-1]
 
     def position_of(self, consumed: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the position of the n-th sequence that is consumed, counting from 0."""
+        """Return the position of the n-th consumed sequence, for each n in `consumed`, counting from 0."""
         positions: NDArray[np.int64] = consumed + self._skipped[np.searchsorted(self._reached, consumed, side="right")]
         return positions

@@ -1,4 +1,4 @@
-"""Sequences of each data set that a range of samples consists of, from the configuration alone, without the data."""
+"""Sequences of each data set that a range of samples consists of, computed from the configuration alone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from concertina_trainer.data.read.interleave import before
 
 @dataclasses.dataclass(frozen=True)
 class Consumed:
-    """Sequences [begin, end) of one data set's own order.
+    """Sequences from `begin` to `end` - 1 in one data set's own order.
 
-    The order continues from epoch to epoch. Sequences that were skipped in between are included.
+    The numbers continue from epoch to epoch. The range includes sequences that were skipped.
     """
 
     uri: str
@@ -23,13 +23,13 @@ class Consumed:
 
 
 def positions(begin: int, end: int, skipped: Ranges) -> tuple[int, int]:
-    """Return the range of positions that the samples [begin, end) are in."""
+    """Return the range of positions that contains the samples from `begin` to `end` - 1."""
     first, last = (_position(sample, skipped) for sample in (begin, max(begin, end - 1)))
     return first, last + 1 if end > begin else first
 
 
 def consumed(data: DataConfig, begin: int, end: int, skipped: Ranges) -> Sequence[Consumed]:
-    """Return the sequences of each data set for the samples [begin, end)."""
+    """Return the sequences of each data set that the samples from `begin` to `end` - 1 consist of."""
     first, last = positions(begin, end, skipped)
     weights = [source.weight for source in data.sources]
     edges = zip(data.sources, before(weights, first), before(weights, last), strict=True)
@@ -37,7 +37,10 @@ def consumed(data: DataConfig, begin: int, end: int, skipped: Ranges) -> Sequenc
 
 
 def _position(sample: int, skipped: Ranges) -> int:
-    """Return the position of the n-th sample, as `batch_order.Skipped` does for many at once."""
+    """Return the position of sample number `sample`.
+
+    `batch_order.Skipped` computes the same for many samples at once.
+    """
     for begin, end in skipped:
         if sample < begin:
             break

@@ -1,11 +1,11 @@
-"""Defaults of a build, which `--help` shows: apart from the code that needs numpy."""
+"""Defaults of the options of a build. They are in a module of their own so that `--help` does not import numpy."""
 
 from __future__ import annotations
 
 BYTES = "bytes"
-"""Name of the tokenizer that takes each byte for a token."""
+"""Name of the tokenizer whose tokens are bytes."""
 COLUMN = "text"
 NGRAM = 13
-"""Words of an n-gram."""
+"""Number of words of an n-gram."""
 SHARD_BYTES = 64 << 20
-"""Bytes of text in a shard."""
+"""Size in bytes of the text of a shard."""

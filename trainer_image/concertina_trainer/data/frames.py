@@ -1,4 +1,4 @@
-"""Frames of features, and their targets, as elements of shards, in place of tokens."""
+"""Shards whose elements are frames of features, with or without targets, instead of tokens."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from concertina_data.data_manifest import FrameFacts, short_digest
 from concertina_trainer.data.tokenizer import Tokenizer
 
 FLOATS = {2: "<f2", 4: "<f4"}
-"""Format of numbers on disk, by their bytes."""
+"""numpy format of a feature on disk, by its size in bytes."""
 
 
 def element(frames: FrameFacts) -> np.dtype[Any]:
-    """Return the dtype of a frame, with its target if there are classes."""
+    """Return the numpy dtype of a frame, including the frame's target if the data set has target classes."""
     target = [("target", "<u4")] if frames.classes else []
     return np.dtype([("features", FLOATS[frames.number_bytes], (frames.width,)), *target])
 
@@ -30,6 +30,6 @@ def parts(content: bytes | mmap.mmap, frames: FrameFacts) -> tuple[NDArray[np.fl
 
 
 def as_tokenizer(frames: FrameFacts) -> Tokenizer:
-    """Return a tokenizer for documents that already consist of elements, as a build expects one."""
+    """Return a Tokenizer that a build can use for documents that already consist of frames."""
     digest = short_digest(json.dumps([frames.width, frames.number_bytes, frames.classes]).encode())
     return Tokenizer(str(frames), frames.classes, 0, digest, list, frame_bytes=element(frames).itemsize)

@@ -1,7 +1,7 @@
-"""Number of sequences of a length that each shard gives once its documents are packed.
+"""Number of sequences of a certain length that each shard yields when its documents are packed.
 
-The order needs this of all shards before any of them is read (decision "Packing is planned per shard and counted
-beforehand"). `concertina data pack` writes it beside the manifest.
+The order of a run needs these numbers of all shards before it reads any of them (decision "Packing is planned per shard
+and counted beforehand"). `concertina data pack` computes them and writes them beside the manifest.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Result of packing a data set."""
+    """Numbers of packed sequences of a data set, for one length."""
 
     format: int
     data: str
-    """Digest of the data."""
+    """Digest of the data set."""
     length: int
     packed: tuple[int, ...]
     bucketed: tuple[int, ...]
-    """Sequences of each shard, in the manifest's order."""
+    """Number of sequences of each shard in the mode `Bucketed`, in the order of the manifest."""
     fill: float
-    """Fraction of the packed sequences' tokens that is not padding."""
+    """Fraction of the tokens of packed sequences that are not padding."""
 
 
 def name(length: int) -> str:
@@ -45,7 +45,9 @@ def name(length: int) -> str:
 def pack(
     folder: ObjectPrefix, manifest: DataManifest, length: int, threads: int
 ) -> Iterator[tuple[int, Packing | None]]:
-    """Plan every shard, and yield how many are done and, with the last, what was written.
+    """Pack every shard, and yield the number of finished shards.
+
+    With the last number, also yield the result, which has been written.
 
     Raises:
         InvalidInput: When a file of documents is missing or damaged.
@@ -74,10 +76,10 @@ def pack(
 
 
 def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> Packing:
-    """Parse the packing that lies beside the data at this URI.
+    """Parse the packing of the data set at `uri`.
 
     Raises:
-        InvalidInput: When there is none, or it is of other data.
+        InvalidInput: When there is no packing, or it is for other data.
     """
     advice = f"run `concertina data pack {uri} --length {length}`."
     if text is None:

@@ -1,4 +1,4 @@
-"""Seekable files, wherever they lie, for pyarrow and line readers, which do not support stores."""
+"""Seekable files for pyarrow and line readers, whether the file is in a store or on this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 
 CHUNK = 4 * 2**20
-"""Minimum bytes to request from a store at once."""
+"""Minimum number of bytes to request from a store at once."""
 
 
 class RangeFile(io.RawIOBase):
-    """Object of a store, read by ranges."""
+    """Object in a store, as a file that is read by byte ranges."""
 
     def __init__(self, folder: ObjectPrefix, key: str, size: int) -> None:
         self._folder, self._key, self._size, self._at = folder, key, size, 0
@@ -44,13 +44,13 @@ class RangeFile(io.RawIOBase):
 
 
 def split(location: str) -> tuple[str, str]:
-    """Return the folder and the name of a path or URI."""
+    """Return the folder and the file name of a path or URI."""
     head, _, name = location.rpartition("/")
     return head or ("/" if location.startswith("/") else "."), name
 
 
 def open_range(location: str, size: int) -> BinaryIO:
-    """Open a path, or an object of this size at a URI, for reading.
+    """Open a path, or an object of `size` bytes at a URI, for reading.
 
     Raises:
         InvalidInput: When there is no such file.

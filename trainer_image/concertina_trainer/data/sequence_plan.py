@@ -1,8 +1,10 @@
-"""Plan of which tokens of a shard make which sequence, from the documents' lengths alone, the same everywhere.
+"""Plan of the sequences of a shard: which of the shard's tokens form each sequence.
 
-A sequence of length L has at most L + 1 tokens, in segments of one document each. The last token of a segment is only
-predicted, so a segment of n tokens predicts n - 1. Longer documents are cut so that every token but the first is
-predicted.
+The plan depends only on the lengths of the documents, so it is the same on every machine.
+
+A sequence of length L has at most L + 1 tokens. It consists of segments, each of which belongs to one document. Within
+a segment, each token but the first is predicted, so a segment of n tokens has n - 1 predictions. A longer document
+becomes several segments, such that each of its tokens but the first is predicted.
 """
 
 from __future__ import annotations
@@ -18,28 +20,28 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """Plan of one shard: sequence i has the segments first[i] ... first[i + 1] - 1."""
+    """Plan of the sequences of one shard. Sequence i consists of the segments from first[i] to first[i + 1] - 1."""
 
     first: _Numbers
     begins: _Numbers
     """Offset of each segment in the shard, in tokens."""
     lengths: _Numbers
-    """Tokens of each segment, at least two."""
+    """Number of tokens of each segment, which is at least two."""
 
     def __len__(self) -> int:
         return len(self.first) - 1
 
     def predicted(self, indexes: _Numbers) -> _Numbers:
-        """Return how many tokens each of these sequences predicts."""
+        """Return the number of predicted tokens of each of these sequences."""
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths - 1)])
         counts: _Numbers = sums[self.first[indexes + 1]] - sums[self.first[indexes]]
         return counts
 
 
 def masked(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
-    """Plan ranges of length + 1 tokens, one after the other, cut where documents begin.
+    """Plan sequences of length + 1 consecutive tokens, divided into segments at the beginnings of documents.
 
-    A last token that is alone is left out.
+    A segment of a single token is left out, because nothing in it can be predicted.
     """
     count = max(0, (tokens - 1) // length)
     edges = np.arange(count, dtype=np.int64) * length
@@ -57,11 +59,11 @@ def masked(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 
 
 def _segments(begins: _Numbers, tokens: int, length: int) -> tuple[_Numbers, _Numbers]:
-    """Return the offset and length of each segment of at most length + 1 tokens.
+    """Divide each document into segments of at most `length` + 1 tokens, and return their offsets and lengths.
 
-    Segments of a document share a token.
+    The last token of a segment is also the first token of the document's next segment.
     """
-    sizes = np.diff(np.append(begins, tokens)) - 1  # to predict
+    sizes = np.diff(np.append(begins, tokens)) - 1  # number of tokens to predict
     counts = -(-sizes // length)
     owner = np.repeat(np.arange(len(sizes)), counts)
     nth = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -69,22 +71,22 @@ def _segments(begins: _Numbers, tokens: int, length: int) -> tuple[_Numbers, _Nu
 
 
 def bucketed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
-    """Plan a sequence for each segment."""
+    """Plan a sequence of its own for each segment."""
     segments, lengths = _segments(begins, tokens, length)
     return SequencePlan(np.arange(len(segments) + 1), segments, lengths)
 
 
 def packed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
-    """Plan by best fit, longest first (Johnson 1974).
+    """Plan sequences of several segments by the algorithm best fit decreasing (Johnson 1974).
 
-    Each segment goes into the fullest sequence that has room for it.
+    Beginning with the longest, each segment is added to the fullest sequence that has space for it.
     """
     segments, lengths = _segments(begins, tokens, length)
     order = np.argsort(-lengths, kind="stable")
     sequence_of = np.empty(len(lengths), dtype=np.int64)
     full = int((lengths == length + 1).sum())
     sequence_of[order[:full]] = np.arange(full)
-    count, spaces = full, 0  # bit n of `spaces` is set if there are sequences with room for n tokens
+    count, spaces = full, 0  # bit n of `spaces` is set if some sequence has space for exactly n tokens
     having: dict[int, list[int]] = {}
     for segment, size in zip(order[full:].tolist(), lengths[order[full:]].tolist(), strict=True):
         fitting = spaces >> size
@@ -107,8 +109,8 @@ def packed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
 PLANNERS: Mapping[str, Callable[[_Numbers, int, int], SequencePlan]] = {
     "Masked": masked, "Packed": packed, "Bucketed": bucketed,
 }  # fmt: skip
-"""Planner by trainer.data.documents.
+"""Planner for each value of trainer.data.documents.
 
-Its arguments are where each document begins, how many tokens the shard has, and a sequence's length. `joined` needs no
-plan.
+A planner receives the offset of each document, the number of tokens of the shard, and the length of a sequence. The
+value `Joined` needs no plan.
 """

@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, `tokenizer.json` of Hugging Face's tokenizers, and tiktoken's encodings."""
+"""Tokenizers: bytes, Hugging Face's `tokenizer.json`, and encodings of tiktoken."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from concertina_trainer.data.defaults import BYTES
 from concertina_trainer.data.rangefile import read_whole, split
 
 TYPES = {1: "<u1", 2: "<u2", 4: "<u4"}
-"""Format of tokens on disk, by their bytes."""
+"""numpy format of a token on disk, by its size in bytes."""
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>", "<|im_end|>", "[SEP]")
-"""Tokens that end a document, in the order in which they are tried."""
+"""Tokens that may mark the end of a document. The first of them that a tokenizer has is used."""
 
 
 @dataclass(frozen=True)
 class Tokenizer:
     """Tokenizer of documents.
 
-    `encode` returns each document's tokens, little-endian, with `token_bytes` each, the separator last.
+    `encode` returns the tokens of each document as bytes: little-endian, `token_bytes` per token. The separator is the
+    last token.
     """
 
     name: str
     vocab_size: int
     separator: int
     digest: str
-    """Digest of what determines the tokens."""
+    """Digest of everything that determines the tokens."""
     encode: Callable[[Sequence[bytes]], list[bytes]]
     file: bytes = b""
-    """Contents of tokenizer.json, if there is one."""
+    """Contents of tokenizer.json, or empty for another kind of tokenizer."""
     frame_bytes: int = 0
-    """Bytes of an element that is a frame."""
+    """Size in bytes of an element that is a frame, or 0 if elements are tokens."""
 
     @property
     def token_bytes(self) -> int:
@@ -48,9 +49,10 @@ def token_bytes(vocab_size: int) -> int:
 
 @functools.lru_cache(maxsize=2)
 def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
-    """Load a tokenizer: `bytes`, a tokenizer.json, `tiktoken:ENCODING` or a .tiktoken file (with its split pattern).
+    """Load a tokenizer.
 
-    Files may be at URIs. `separator` is the text of the token that ends each document.
+    `name` is `bytes`, a tokenizer.json, `tiktoken:ENCODING`, or a .tiktoken file. Only a .tiktoken file needs
+    `split_pattern`. A file may be at a URI. `separator` is the text of the token that ends each document.
 
     Raises:
         InvalidInput: When the tokenizer can't be loaded, or has no such separator.
@@ -67,24 +69,24 @@ def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
 
 
 def _encode_bytes(documents: Sequence[bytes]) -> list[bytes]:
-    """Return the bytes of each document followed by 0, the byte that no text has.
+    """Return the bytes of each document, followed by the separator 0.
 
-    If a text has it all the same, it becomes a space.
+    If a document contains a byte 0, it is replaced by a space.
     """
     return [document.replace(b"\0", b" ") + b"\0" for document in documents]
 
 
 def _hugging_face(location: str, separator: str) -> Tokenizer:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # shards are the parallel unit
-    import numpy as np  # only to build data: bytes, which exports know too, need none
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # shards are processed in parallel instead
+    import numpy as np  # numpy is only needed to build data, and exports use this module without it
     from tokenizers import Tokenizer as Loaded
 
     file = read_whole(location)
     try:
         loaded = Loaded.from_str(file.decode())
-    except Exception as error:  # it raises plain Exception
+    except Exception as error:  # the library raises plain Exception
         raise InvalidInput(f"{location} is not a tokenizer of Hugging Face's tokenizers: {error}.") from error
-    loaded.encode_special_tokens = True  # in a document, the text of a special token is plain text
+    loaded.encode_special_tokens = True  # the text of a special token within a document is ordinary text
     loaded.no_truncation()
     loaded.no_padding()
     candidates = [separator] if separator else list(_ENDS)
@@ -127,7 +129,7 @@ def _encoding(name: str):  # type: ignore[no-untyped-def]
 
     try:
         return tiktoken.get_encoding(name.removeprefix("tiktoken:"))
-    except Exception as error:  # an unknown name, or a download that failed
+    except Exception as error:  # the name is unknown, or a download failed
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise InvalidInput(
             f"{name} can't be had: {reason}. tiktoken downloads encodings on first use; where it can't, give a "

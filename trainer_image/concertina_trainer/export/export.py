@@ -1,6 +1,6 @@
-"""Export of a checkpoint's weights as a Hugging Face model: sharded safetensors, config.json, the tokenizer.
+"""Export of a checkpoint's weights as a Hugging Face model: sharded safetensors, config.json and the tokenizer.
 
-It needs neither torch nor numpy, but for low-rank adapters, which are merged into their weights by numpy.
+The export requires neither torch nor numpy, with one exception: numpy merges low-rank adapters into their weights.
 
 The format of the index: https://huggingface.co/docs/transformers/big_models (model.safetensors.index.json).
 """
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FILE_BYTES = 5 * 10**9
-"""Maximum bytes of one file of weights (unless a single tensor is larger)."""
+"""Maximum size in bytes of one file of weights. A single tensor that is larger still becomes one file."""
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 Advance = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """Two matrices whose product, times `scale`, is added to a weight."""
+    """Low-rank adapter of a weight: two matrices whose product, times `scale`, is added to the weight."""
 
     a: Chunk
     b: Chunk
@@ -50,12 +50,12 @@ class Tensor:
     name: str
     ours: Chunk
     shape: tuple[int, ...]
-    """Shape of the exported tensor; for an expert without the dimension of experts."""
+    """Shape of the exported tensor. For the tensor of one expert, it lacks the dimension that counts the experts."""
     adapter: Adapter | None = None
 
     @property
     def read(self) -> list[Chunk]:
-        """Chunks that the tensor is made of."""
+        """Chunks of the checkpoint that the exported tensor is computed from."""
         return [self.ours, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
 
 
@@ -64,9 +64,9 @@ class Exported:
     """Result of an export."""
 
     files: list[str]
-    """Names of the files."""
+    """Names of the written files."""
     tokenizer: str
-    """Sentence about the tokenizer."""
+    """Sentence that says whether the tokenizer was exported."""
 
 
 def export(
@@ -77,9 +77,9 @@ def export(
     Args:
         checkpoint: Checkpoint to export.
         target: Folder to write to.
-        advance: Called with the number of bytes as they are processed.
-        file_bytes: Maximum bytes of one file of weights.
-        data: Folder of the run's data, if it has moved. The tokenizer is there.
+        advance: Function that is called with the number of bytes just processed.
+        file_bytes: Maximum size in bytes of one file of weights.
+        data: Folder of the run's data, which contains the tokenizer. Needed only if the data have been moved.
 
     Raises:
         InvalidInput: When the checkpoint or the data can't be exported.
@@ -122,7 +122,7 @@ def export(
 
 
 def size(checkpoint: StoredCheckpoint) -> int:
-    """Return the approximate bytes that an export writes."""
+    """Return the approximate number of bytes that an export writes."""
     return sum(tensor.ours.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model))
 
 
@@ -137,10 +137,10 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
 
 
 def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
-    """Return the tensors of the export, in order of this project's names.
+    """Return the tensors of the export, sorted by their names in this project.
 
     Raises:
-        InvalidInput: When a Hugging Face model has no such tensor.
+        InvalidInput: When a tensor of the checkpoint has no counterpart in a Hugging Face model.
     """
     experts = model.experts
     wholes = {
@@ -167,7 +167,7 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
 
 
 def _whole(chunk: Chunk) -> Chunk:
-    """Return the chunk of the whole tensor."""
+    """Return a chunk that covers the whole tensor of `chunk`."""
     shape = chunk.global_shape
     return Chunk(chunk.name, chunk.dtype, (0,) * len(shape), shape, shape)
 
@@ -193,7 +193,7 @@ def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
 def _content(
     tensors: list[Tensor], checkpoint: StoredCheckpoint, plan: ReadPlan, advance: Advance
 ) -> Iterator[memoryview]:
-    """Yield a safetensors file, a tensor at a time."""
+    """Yield the bytes of a safetensors file: the header, and then one tensor at a time."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
@@ -213,7 +213,7 @@ def _content(
 
 
 def _merge(weight: bytearray, adapter: Adapter, a: bytearray, b: bytearray) -> None:
-    """Add an adapter's product to its weight, in place. All are float32."""
+    """Add an adapter's product to its weight, in place. The weight and the matrices `a` and `b` are float32."""
     import numpy as np
 
     def matrix(content: bytearray, chunk: Chunk) -> NDArray[np.float32]:
@@ -225,7 +225,7 @@ def _merge(weight: bytearray, adapter: Adapter, a: bytearray, b: bytearray) -> N
 
 
 def _bytes(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> bytearray:
-    """Return the bytes of a chunk, row-major."""
+    """Return the bytes of a chunk, read from the checkpoint, in row-major order."""
     itemsize = ITEM_SIZES[chunk.dtype]
     out = bytearray(chunk.size)
     for item in plan.of(chunk):

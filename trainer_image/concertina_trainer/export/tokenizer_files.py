@@ -1,7 +1,7 @@
-"""Tokenizer of an exported model: files that transformers' AutoTokenizer loads, if they can be made. No torch.
+"""Tokenizer of an exported model, as files that transformers' AutoTokenizer loads. No torch.
 
-They encode text as the run saw it: without special tokens around it, and never truncated (decision "An exported
-tokenizer encodes as the data were built"). Files and fields are described at
+The exported tokenizer encodes text in the same way as the build of the data did: it adds no special tokens and never
+truncates (decision "An exported tokenizer encodes as the data were built"). Files and fields are described at
 https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 
@@ -25,28 +25,29 @@ CLASS = "PreTrainedTokenizerFast"
 
 @dataclasses.dataclass(frozen=True)
 class ExportedTokenizer:
-    """Files of a tokenizer."""
+    """Files of an exported tokenizer. There are none if the tokenizer can't be exported."""
 
     files: Mapping[str, object]
-    """Content, for JSON, by name."""
+    """Contents of the files as JSON values, by file name."""
     message: str
-    """Sentence about what was written, or why nothing was and what to do."""
+    """Sentence that says what was exported, or why nothing was and what to do."""
     facts: TokenizerFacts | None = None
 
     @property
     def config(self) -> dict[str, object]:
-        """Fields of the tokenizer in config.json.
+        """Fields of config.json about the tokenizer.
 
-        Llama's defaults for these tokens do not apply to the bundled decoder.
+        They replace Llama's defaults, which do not fit the bundled trainer's tokenizers.
         """
         trained_tokenizer = {"trained_tokenizer": dataclasses.asdict(self.facts)} if self.facts else {}
         return {"bos_token_id": None, "eos_token_id": self.facts and self.facts.separator, **trained_tokenizer}
 
 
 def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> ExportedTokenizer:
-    """Return the tokenizer of the data that a run of this configuration consumed.
+    """Return the tokenizer of the data that a run with this configuration consumed.
 
-    `digest` is the Reader.digest of the data. `elsewhere` is where the data lie now, or one data set of a mixture.
+    `digest` is the digest of the run's data (`Reader.digest`). `elsewhere` is the present folder of the data if they
+    were moved. For a mixture, it is the folder of one of the data sets.
     """
     try:
         folder, facts = _of_the_data(trainer, digest, elsewhere)
@@ -67,7 +68,9 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
 
 
 def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, TokenizerFacts]:
-    """Return the data's folder (of a mixture the first, as all have one tokenizer) and its manifest's facts.
+    """Return the folder of the run's data, and the tokenizer's entry in their manifest.
+
+    For a mixture, the folder is that of the first data set, because all data sets of a mixture have the same tokenizer.
 
     Raises:
         InvalidInput: When the data are missing, or are not those of the run.
@@ -92,10 +95,10 @@ def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
 
 
 def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> dict[str, object]:
-    """Return the files of a Hugging Face tokenizer.
+    """Return the files of a tokenizer that is a Hugging Face tokenizer.json.
 
     Raises:
-        InvalidInput: When tokenizer.json is missing or another one.
+        InvalidInput: When tokenizer.json is missing, or is not the one that the data were built with.
     """
     text = folder.get(FILE)
     if text is None or data_manifests.short_digest(text) != facts.digest:
@@ -109,9 +112,9 @@ def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> d
 
 
 def _text_of(content: Mapping[str, Any], token: int) -> str:
-    """Return the text of a token."""
+    """Return the text of a token, given its id."""
     added_texts = {token_entry["id"]: token_entry["content"] for token_entry in content["added_tokens"]}
-    vocabulary = content["model"]["vocab"]  # by text, or in order with scores
+    vocabulary = content["model"]["vocab"]  # the vocabulary maps text to id, or lists pairs of text and score
     texts = enumerate(text for text, _ in vocabulary) if isinstance(vocabulary, list) else _turned(vocabulary)
     return str({**dict(texts), **added_texts}[token])
 
@@ -125,10 +128,10 @@ def _config(length: int, **more: object) -> dict[str, object]:
 
 
 def _bytes() -> dict[str, object]:
-    """Return a tokenizer whose tokens are bytes, each with its own value.
+    """Return a Hugging Face tokenizer whose tokens are bytes. The id of a token is the value of its byte.
 
-    Byte-level BPE without merges writes bytes as characters: printable ones as themselves, the others from 256 on (as
-    GPT-2's does).
+    The tokenizer is a byte-level BPE without merges. Such a tokenizer represents each byte as a character. As in
+    GPT-2's, printable bytes are represented by themselves, and the others by the characters from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))

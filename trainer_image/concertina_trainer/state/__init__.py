@@ -1,1 +1,1 @@
-"""State of a rank: in node memory, as a file, and back into tensors."""
+"""State of a rank in the bundled trainer: weights and optimizer moments, and how they are restored."""

@@ -1,4 +1,7 @@
-"""Restoration of a round's state: from the seed, node memory (own or a peer's), or durable storage."""
+"""Restoration of the state with which a round begins.
+
+The state comes from the seed, from the memory of this or another node, or from durable storage.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
 
 MOST_NAMED = 6
-"""Maximum fields that an error names."""
+"""Maximum number of fields that an error message names."""
 
 
 def restore(
@@ -44,7 +47,9 @@ def restore(
     world: DistContext,
     channel: Requests,
 ) -> ShardMetadata:
-    """Fill the state, and return the metadata of what was restored (the id is meaningless for a fresh start).
+    """Restore the state that `start` names, and return its metadata.
+
+    After a fresh start, the metadata's `id` has no meaning.
 
     Raises:
         InvalidInput: When the saved state can't be used.
@@ -71,7 +76,7 @@ def restore(
     assert start.durable is not None
     durable = start.durable
     try:
-        with _reading(lambda: durable.uri, world) as folder:  # an isolated older world may delete it meanwhile
+        with _reading(lambda: durable.uri, world) as folder:  # workers of an older round that are cut off may delete it
             stored = StoredCheckpoint(folder)
             metadata = _load(stored, state, config, data, world)
             metadata = dataclasses.replace(metadata, continued=stored.manifest.continued)
@@ -83,12 +88,12 @@ def restore(
 
 
 def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
-    """Return the start with the newest checkpoint that was neither undone nor found damaged.
+    """Return `start` with the newest checkpoint that was neither undone nor found damaged.
 
-    If all were undone, training starts from the beginning.
+    If all checkpoints were undone, training starts from step 0.
 
     Raises:
-        InvalidInput: When damage has left none.
+        InvalidInput: When no checkpoint is left because of damage.
     """
     if start.source == RestoreSource.FRESH and start.damaged:
         raise none_left(start.damaged)
@@ -104,7 +109,9 @@ def _usable(start: Restore, uid: str, world: DistContext) -> Restore:
 
 
 def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
-    """Fill the state. If nothing was resized, each rank needs only the shard of its own number.
+    """Read the saved state `saved` into `state`, and return its metadata.
+
+    If the world was not resized, each rank reads only the shard of its own number.
 
     Raises:
         DataChanged: When the saved state was trained on other data.
@@ -133,10 +140,10 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
 
 
 def _trainer_of(header: Header) -> TrainerConfig:
-    """Return the configuration that a state was trained with.
+    """Return the configuration that a saved state was trained with.
 
     Raises:
-        InvalidInput: When the state has none, or one that this version does not know.
+        InvalidInput: When the saved state has no configuration, or one that this version does not support.
     """
     step = header.metadata.id.step
     if not header.trainer:
@@ -155,10 +162,10 @@ def _trainer_of(header: Header) -> TrainerConfig:
 
 
 def _check_identity(header: Header, config: TrainerConfig) -> None:
-    """Check that training can resume from the state with this configuration.
+    """Check that training with `config` may continue from a saved state.
 
     Raises:
-        InvalidInput: When it can't.
+        InvalidInput: When `config` differs from the saved state's configuration in a way that is not allowed.
     """
     if changed := identity_changes(_trainer_of(header), config):
         descriptions = "; ".join(
@@ -172,26 +179,26 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
 
 
 def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
-    """Fill the state with the state of another run, from which this run continues."""
+    """Fill the state from another run's checkpoint, from which this run continues."""
     with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
         stored = StoredCheckpoint(folder)
         return _of_another_job(_load(stored, state, config, data, world), stored)
 
 
 def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:
-    """Return the metadata of a state of another job, from which this job continues."""
+    """Return metadata of this job for a state that it takes over from another job."""
     key = stored.manifest.place
     continued = Continued(key.uid, key.round, key.step)
     return dataclasses.replace(metadata, continued=continued, origin=metadata.origin.begun_with(stored.uri))
 
 
 def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardReader] | None:
-    """Return the files of initial weights, or None if they are a checkpoint of this project.
+    """Return readers of the files of initial weights, or None if `uri` is a checkpoint of this project.
 
-    The files are checked against the model as far as possible, before anything that takes long.
+    The files are checked against the model as far as possible before any slow work.
 
     Raises:
-        InvalidInput: When the files are not of this model.
+        InvalidInput: When the files do not fit the model.
     """
     if _same(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
@@ -210,9 +217,9 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Fill only the weights. Everything else stays as at step 0.
+    """Set only the weights, from initial weights. The rest of the state remains that of step 0.
 
-    `files` has the weights if they are not a checkpoint of this project.
+    `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
     """
     if files is not None:
         state.load_weights(files, uri)
@@ -223,7 +230,7 @@ def _begin_with(
             if fields and not model.entrypoint:
                 hf_config.check_ours(_model(fields, stored.uri), stored.uri, model)
             elif fields and (fields.get("options") or {}) != (model.options or {}) and world.rank == 0:
-                # Resuming refuses this. Here it is the way to change options on purpose.
+                # A run that is resumed must not change these options. A run that only begins with these weights may.
                 print(f"the weights in {stored.uri} were trained with other trainer.model.options", flush=True)
             state.load_weights(stored.shards, stored.uri)
     if world.rank == 0:
@@ -240,9 +247,10 @@ def _model(fields: object, whence: str) -> ModelConfig:
 
 @contextlib.contextmanager
 def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
-    """Yield the same checkpoint on all ranks, as rank 0 finds it, and keep it until all have read it.
+    """Yield the URI of the same checkpoint on all ranks, and prevent its deletion until all ranks have read it.
 
-    LATEST may move meanwhile.
+    Rank 0 calls `find` and sends the result to the other ranks. Each rank could find another checkpoint, because LATEST
+    may change in between.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None
@@ -251,7 +259,7 @@ def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
 
 
 def _same(world: DistContext, value: Any) -> Any:
-    """Return rank 0's value on all ranks."""
+    """Return rank 0's value of `value` on all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=world.device)
     return box[0]

@@ -1,4 +1,7 @@
-"""Training state of a rank: weights and optimizer moments as named boxes, and how they are filled."""
+"""Training state of a rank, which consists of weights and optimizer moments, and how it is restored.
+
+Each tensor is a named box (rectangular part) of a global tensor.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 
 
 class TrainState:
-    """Contents of a snapshot, as this rank has them."""
+    """Weights and optimizer moments of this rank, which are what a snapshot contains."""
 
     def __init__(self, model: Stages, config: TrainerConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
         self._optimizer, self._own = optimizer, model.own.own if model.own else None
@@ -46,18 +49,22 @@ class TrainState:
         for name, parameter in model.named_parameters():
             tensors[f"{MODEL}{name}"] = parameter.detach()
             for kind, of_rank in kinds.items() if parameter.requires_grad else ():
-                # A rank without a part of the parameter has no moments. The empty part of the parameter replaces them.
+                # A rank without a part of the parameter has no moments. The empty part of the parameter takes their
+                # place.
                 moment = of_rank.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = StateIndex(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
-        """Tensors that this rank saves, with the configuration that a resumed run is compared with."""
+        """Tensors that this rank saves, and their layout.
+
+        `saved.layout` also contains the configuration. A later restore compares it with its own configuration.
+        """
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
 
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
-        """Set the state of step 0: weights from the seed alone, moments 0."""
+        """Set the state of step 0: weights that depend on the seed alone, and moments that are 0."""
         initial = functools.partial(initial_value, config=config.model, seed=config.seed)
         for local_array in self._catalogue.held:
             if not local_array.name.startswith(MODEL):
@@ -70,12 +77,12 @@ class TrainState:
         self._optimizer.set_step(0)
 
     def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
-        """Plan what to read of a saved state, which any world may have written.
+        """Plan which bytes of a saved state this rank reads. A world of any size may have written the state.
 
-        `headers` are those of the state's shards, by number.
+        `headers` has the header of each shard of the saved state, by the shard's number.
 
         Raises:
-            InvalidInput: When it is not a whole state of this model.
+            InvalidInput: When the saved state lacks tensors of this model.
         """
         own_names = {local_array.name for local_array in self._catalogue.held}
         for header in headers.values():
@@ -85,20 +92,22 @@ class TrainState:
         return self._catalogue.plan(headers, _INSTEAD)
 
     def load(self, plan: ReadPlan, shards: Mapping[int, ShardReader], step: int) -> None:
-        """Fill everything as planned. `step` is the number of finished steps of the state."""
+        """Read all tensors of a plan from the shards. `step` is the number of finished steps of the saved state."""
         self._catalogue.fill(plan, shards)
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill only the weights, of any dtype. The rest stays as it is.
+        """Fill the weights from `shards`, in which they may have another dtype. Optimizer moments are not changed.
+
+        `whence` names the source of the shards in error messages.
 
         Raises:
-            InvalidInput: When they are not those of this model.
+            InvalidInput: When the shards do not contain the weights of this model.
         """
         own_names = {local_array.name for local_array in self._catalogue.held}
         headers = {number: shard.header for number, shard in enumerate(shards)}
         stored_names = {name for header in headers.values() for name in header.chunks}
-        # If the weights were trained without adapters, the adapters keep their initial values.
+        # If the saved weights were trained without adapters, this run's adapters keep their initial values.
         weights = [
             chunk
             for chunk in self.saved.layout.chunks
@@ -150,7 +159,11 @@ def _arrays_of_decoder(config: str) -> _WholeArrays:
 
 
 def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
-    """Return a buffer, which all ranks have. In a pipeline only the ranks of one stage have it, as a DTensor says."""
+    """Return a model's buffer in the form in which it is saved.
+
+    Every rank has the buffer, except in a pipeline, where only the ranks of one stage have it. A DTensor then records
+    these ranks.
+    """
     if world.meshes.pipeline is None:
         return buffer
     mesh = world.meshes.fsdp
@@ -158,8 +171,8 @@ def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:
 
 
 def _cut_like(parameter: Tensor, moment: Tensor) -> Tensor:
-    """Return this rank's part of a moment, as a DTensor that is cut like the parameter."""
+    """Return this rank's part of an optimizer moment as a DTensor, divided in the same way as its parameter."""
     if not isinstance(parameter, DTensor):
         return moment
-    # Not by from_local, which copies tensors in host memory to the mesh's device.
+    # DTensor.from_local would copy tensors in host memory to the mesh's device.
     return DTensor(moment, parameter._spec, requires_grad=False)

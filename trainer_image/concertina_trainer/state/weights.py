@@ -1,4 +1,4 @@
-"""Initial weights (`checkpoint.initFrom`): from another run's checkpoint, or from safetensors files."""
+"""Initial weights of a run (`checkpoint.initFrom`), from another run's checkpoint or from safetensors files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from concertina_trainer.format import hf_config, hf_names
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
 UNSEEN = {name: hf_config.OURS[name] for name in ("num_attention_heads", "rms_norm_eps", "rope_theta")}
-"""Fields that neither a tensor's name nor its shape reveals."""
+"""Fields of config.json whose values can't be inferred from the names and shapes of tensors."""
 PASSED_OVER = ("rotary_emb.inv_freq",)
-"""Endings of tensors in files that are not weights."""
+"""Suffixes of names of tensors in files that are not weights, and so are ignored."""
 _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 
@@ -47,7 +47,7 @@ class FileWeights:
         self.header = Header(_NOBODY, chunks)
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
-        """Fill each memoryview with the file's bytes from its offset on.
+        """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
 
         Raises:
             StorageError: When the file can't be read.
@@ -58,13 +58,13 @@ class FileWeights:
 
 
 class SafetensorsFiles:
-    """File, or folder of files, with this project's names or those of Hugging Face's Llama."""
+    """One safetensors file or a folder of them. Tensors have this project's names or those of Hugging Face's Llama."""
 
     def __init__(self, uri: str) -> None:
-        """Find the files.
+        """Find the files at `uri`.
 
         Raises:
-            InvalidInput: When there is no such file.
+            InvalidInput: When there are no such files.
             StorageError: When storage can't be read.
         """
         self.uri = uri
@@ -78,9 +78,9 @@ class SafetensorsFiles:
             raise InvalidInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
 
     def _of_the_model(self) -> list[str]:
-        """Return the files that transformers would choose.
+        """Return the names of the files that transformers would load.
 
-        A folder may hold the same weights again, under other names.
+        A folder can contain the same weights a second time, under other names.
 
         Raises:
             InvalidInput: When the index can't be read.
@@ -97,12 +97,12 @@ class SafetensorsFiles:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
     def check(self, model: ModelConfig) -> str:
-        """Check that config.json, if there is one, is of this model.
+        """Check that config.json describes `model`. Return a sentence about what could not be checked, or "".
 
-        Return a sentence about what could not be checked, or an empty one.
+        Without config.json, only the names and shapes of tensors can be checked.
 
         Raises:
-            InvalidInput: When it is of another model.
+            InvalidInput: When config.json describes another model.
         """
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
@@ -117,7 +117,7 @@ class SafetensorsFiles:
 
     @cached_property
     def shards(self) -> list[FileWeights]:
-        """Tensors of each file.
+        """Readers of the tensors of each file.
 
         Raises:
             InvalidInput: When a file can't be used, or has a tensor that the model has no place for.
@@ -158,7 +158,7 @@ def _stored_chunk(name: str, entry: dict[str, Any], header_size: int, where: str
 
 
 def is_checkpoint(uri: str) -> bool:
-    """Return whether a URI names a checkpoint of this project or a run's folder, rather than files of weights."""
+    """Return whether `uri` is a checkpoint of this project or a run's folder, and not files of weights."""
     if uri.endswith(ENDING):
         return False
     folder = ObjectPrefix(uri)

@@ -1,1 +1,1 @@
-"""State of the cluster as the operator knows it. `cluster_cache` returns one consistent observation of a job."""
+"""State of the cluster as the operator knows it. `cluster_cache` derives a consistent observation of each job."""

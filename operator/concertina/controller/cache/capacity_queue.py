@@ -1,4 +1,7 @@
-"""Jobs that wait for room in the cluster, and the order of their turns (`plan/lifecycle/line.py`)."""
+"""Queue of the jobs that wait for resources of the cluster.
+
+`plan/lifecycle/line.py` defines the order of their turns.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from concertina.plan.observed import NodeView, QueuePlace
 
 log = logging.getLogger(__name__)
 FOLD_SECONDS = 0.2
-"""Delay in seconds from a change until the queue is computed, so that a burst of changes needs one computation."""
+"""Delay in seconds from a change to the computation of the queue, so that many changes cause only one computation."""
 SLICE_SECONDS = 0.01
-"""Time in seconds for which jobs are judged without a break, before the event loop continues with other work."""
+"""Seconds for which jobs are evaluated before the event loop may do other work."""
 
 ALONE = QueuePlace()
 
 
 class CapacityQueue:
-    """Queue of the jobs that wait for room, computed once for a burst of changes.
+    """Queue of the jobs that wait for resources. Its places are computed once for many changes.
 
-    It calls `changed(uid)` for each job that must act because its place has changed: the job begins its turn, makes
-    room, or may create pods again.
+    The queue calls `changed(uid)` for each job that must act because its place has changed. Such a job begins its turn,
+    releases its resources, or may create pods again.
     """
 
     def __init__(
@@ -43,8 +46,11 @@ class CapacityQueue:
         """Start with an empty queue.
 
         Args:
-            nodes: Nodes by name, or None when nodes are not watched.
-            has_queue: Whether a queue of Kueue decides when a job starts. Such a job has no turns here.
+            jobs: All jobs by uid.
+            nodes: Nodes by name; None if nodes are not watched.
+            changed: Function to call with the uid of each job that must act.
+            later: Function that schedules a call.
+            has_queue: Function that returns whether Kueue decides when a job starts. Such a job never waits here.
         """
         self._has_queue = has_queue
         self._jobs = jobs
@@ -53,29 +59,32 @@ class CapacityQueue:
         self._later = later
         self._scheduled = False
         self._stale: set[str] = set()
-        """Jobs that must be judged again."""
+        """Uids of the jobs that must be evaluated again."""
         self._waiting: dict[str, Waiting] = {}
-        """Waiting jobs by uid, up to date except for those in `_stale`."""
+        """Waiting jobs by uid. The jobs in `_stale` may have changed since."""
         self._requests: dict[str, Mapping[str, Decimal]] = {}
-        """Requests of one pod of each waiting job, by uid. A job without pods still has a size."""
+        """Resource requests of one pod of each waiting job, by uid.
+
+        The requests are also stored for jobs that have released their pods.
+        """
         self._line = line.EMPTY
         self._unanswered: set[str] = set()
-        """Jobs whose place was asked for while it was not known."""
+        """Uids of the jobs for which `place` was called before their place was known."""
 
     def job_changed(self, uid: str) -> None:
-        """Judge the job again, because it has changed or is gone."""
+        """Evaluate a job again after it has changed or was deleted."""
         self._stale.add(uid)
         self._schedule()
 
     def room_changed(self) -> None:
-        """Judge all waiting jobs again, because nodes have changed: other jobs may be too large now."""
+        """Evaluate all waiting jobs again, because nodes have changed and other jobs may be too large now."""
         self._stale.update(self._waiting)
         self._schedule()
 
     def place(self, uid: str) -> QueuePlace | None:
-        """Return the job's place, or None when the queue has not been computed since the job itself changed.
+        """Return the job's place in the queue; None if it has not been computed since the job changed.
 
-        In that case, `changed(uid)` follows.
+        After None, the queue calls `changed(uid)` once the place is known.
         """
         if uid in self._stale:
             self._judge(uid)
@@ -109,9 +118,9 @@ class CapacityQueue:
             self._changed(uid)
 
     def _is_news(self, uid: str, before: Mapping[str, QueuePlace]) -> bool:
-        """Return whether a job must act on its new place.
+        """Return whether a job must act because its place has changed.
 
-        A job that has nothing to release and nothing to try continues to wait until its turn.
+        A job that has no pods to release and must not try to create pods has nothing to do until its turn.
         """
         waits, old, new = self._waiting[uid], before.get(uid, ALONE), self._line.places.get(uid, ALONE)
         if not (waits.held or waits.away or waits.turn or new.turn):
@@ -130,9 +139,9 @@ class CapacityQueue:
             self._requests[uid] = waits.requests
 
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
-        """Return how the job waits for room, or None when it does not wait or cannot be judged.
+        """Return the job's data for the order of turns; None if the job does not wait or can't be evaluated.
 
-        One job that cannot be judged must not make the other jobs fail.
+        An error about one job must not affect the other jobs.
         """
         try:
             if self._has_queue(job):
@@ -140,7 +149,7 @@ class CapacityQueue:
             waits = line.waiting(job.view, job.pods.values(), by_quota(job.refused))
             if waits is None:
                 return None
-            if waits.away:  # an earlier hindrance is found again when the job tries to start
+            if waits.away:  # the reason why room does not help is found again when the job tries to start
                 return dataclasses.replace(waits, requests=self._requests.get(uid, {}))
             quota = fits_quota(job.refused.message) if job.refused else None
             return dataclasses.replace(waits, hindrance=hindrance(waits.least, job.pods.values(), self._nodes, quota))

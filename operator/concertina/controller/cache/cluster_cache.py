@@ -1,4 +1,4 @@
-"""Jobs, pods and nodes as last received from the API server, and the consistent observation of a job for a plan."""
+"""Cache of jobs, pods and nodes as last received from the API server. It makes the observation for each plan."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ from concertina.plan.observed import AgentView, CreateRefusal, GangApi, JobObser
 
 log = logging.getLogger(__name__)
 PROGRESS_SECONDS = 1.5
-"""Shortest interval in seconds between two writes of mere progress.
+"""Shortest interval in seconds between two status writes of a job that only update progress.
 
-With the time of an agent and of a pass added, a status is at most two seconds behind its script.
+Together with the times of an agent's report and of a pass, a status is at most two seconds behind its script.
 """
 WRITES_PER_SECOND = 20.0
-"""Rate of writes of progress, over all jobs."""
+"""Rate of status writes that only update progress, over all jobs."""
 WORDS_PER_SECOND = 7.0
-"""Rate of writes that only change the message of why a job waits, over all jobs."""
+"""Rate of status writes that only change the message about what a job waits for, over all jobs."""
 WAITING_GAP_SECONDS = 0.2
-"""Interval in seconds between two passes of a job that has begun no round.
+"""Shortest interval in seconds between two passes of a job before its first round.
 
-Its pods start within a second or two, with five events and a report each, and nothing can be decided before the last of
-them.
+The job's pods start within a second or two, with five events and a report each. Nothing can be decided before the last
+of these events.
 """
 DECIDING, LONGEST_GAP_SECONDS = 0.25, 1.0
-"""Maximum share of the time that the decisions of one job may take, and the longest gap in seconds between its passes
-that follows from it.
+"""Largest share of the time that decisions of one job may use, and the longest pause between its passes in seconds.
 
-The agents of a thousand replicas answer at once, and a pass after each answer would delay the next answers (decision "A
-pass costs its job a pause").
+The agents of a thousand replicas answer at almost the same time. A pass after each answer would delay the other answers
+(decision "A pass costs its job a pause").
 """
 
 REMEMBERED = 4096
-"""Number of deleted jobs to remember. A response of the API server about a job that was deleted before these can't
-arrive any more."""
+"""Number of deleted jobs to remember, so that late events of such jobs are ignored.
+
+Events of jobs that were deleted earlier can't arrive any more.
+"""
 
 
 class ClusterCache:
-    """Cache of the cluster. It calls `changed(uid)` for every job about which there is news."""
+    """Cache of the cluster. It calls `changed(uid)` for each job about which something has changed."""
 
     def __init__(
         self,
@@ -67,7 +68,13 @@ class ClusterCache:
         """Start with an empty cache.
 
         Args:
-            serves: Whether this operator is responsible for the jobs of a namespace.
+            changed: Function to call with the uid of each job that must be planned again.
+            agents: Function that returns what is known about a job's agents, by pod name.
+            master_keys: Ids of the operator's master keys.
+            hearing: Monitor of whether the operator can reach agents at all.
+            nodes_watched: Whether the operator watches nodes.
+            serves: Function that returns whether this operator is responsible for the jobs of a namespace.
+            later: Function that schedules a call.
         """
         self._changed = changed
         self._agents = agents
@@ -79,16 +86,15 @@ class ClusterCache:
         self._serves = serves
         self._jobs: dict[str, CachedJob] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
-        """Uids of the jobs that were deleted last."""
+        """Uids of the jobs that were deleted most recently."""
         self._orphans: dict[tuple[str, str], dict[str, PodView]] = {}
-        """Pods by uid whose job is not known (yet, or any more), by the job's uid and namespace."""
+        """Pods by uid whose job is not in the cache, grouped by the job's uid and namespace."""
         self._pod_names: dict[tuple[str, str], dict[str, str]] = {}
-        """Uids of jobs by the pod's name. The outer key is the namespace with the job's name that the pod's name
-        contains."""
+        """Uid of the job that owns each pod name, by namespace and by the job name in the pod's name."""
         self._pods_since: dict[str, float] = {}
-        """Time at which each pod was first seen, by uid, on the monotonic clock."""
+        """Monotonic time at which each pod was first seen, by uid."""
         self._started_again: dict[str, float] = {}
-        """Time at which the pod's container was restarted, by uid, on the monotonic clock."""
+        """Monotonic time at which a restart of a pod's container was noticed, by uid."""
         self._nodes: dict[str, NodeView] = {}
         self._uris = UriIndex(self._jobs, changed)
         self.queues = QueueCache(self._jobs, self._job_changed, later)
@@ -97,14 +103,14 @@ class ClusterCache:
         )
 
     def on_server_version(self, version: tuple[int, int]) -> None:
-        """Note the API server's version of Kubernetes; it changes when the cluster is upgraded."""
+        """Store the API server's Kubernetes version. It changes when the cluster is upgraded."""
         if (sentence := template_outdated(version)) != self._template_outdated:
             self._template_outdated = sentence
             for uid in self._jobs:
                 self._changed(uid)
 
     def on_gang_apis(self, served: frozenset[GangApi]) -> None:
-        """Note the APIs of gang scheduling that the API server serves."""
+        """Store which APIs of gang scheduling the API server serves."""
         if served != self._gang_apis:
             self._gang_apis = served
             for uid, job in self._jobs.items():
@@ -130,19 +136,23 @@ class ClusterCache:
 
     @property
     def progress_every(self) -> float:
-        """Interval in seconds between two passes for mere progress of a job. It grows with the number of jobs."""
+        """Interval in seconds between two passes of a job that only update progress.
+
+        It grows with the number of jobs.
+        """
         return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
 
     # --- events of the API server ----------------------------------------------------------------------------------
 
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
-        """Take a TrainingJob as the API server sent it, in an event or as the answer to a write.
+        """Store a TrainingJob from a watch event or from the answer to a write.
 
-        Ignore an older version, and a job that is gone: it would stay in the cache forever, because its deletion is not
-        announced twice.
+        A version that is older than the cached one is ignored. A job that was already deleted is ignored too. Its
+        deletion is not announced again, so the job would stay in the cache forever.
 
         Args:
-            only_numbers: Whether this operator has just written that status and it is no news (`Plan.only_numbers`).
+            obj: Manifest of the job.
+            only_numbers: Whether this operator wrote the status and changed only progress in it (`Plan.only_numbers`).
         """
         uid, version = obj["metadata"]["uid"], version_of(obj)
         if uid in self._forgotten or not self._serves(obj["metadata"]["namespace"]) or other_manager(obj):
@@ -153,7 +163,7 @@ class ClusterCache:
         try:
             view = job_view(obj, job.view if job else None)
         except Exception:
-            # One malformed object must not end the watch of all jobs.
+            # A malformed object must not end the watch of all jobs.
             log.exception("TrainingJob %(namespace)s/%(name)s can't be read and is left alone", obj["metadata"])
             return
         status: Raw = obj.get("status") or {}
@@ -164,7 +174,7 @@ class ClusterCache:
             if job.namespace_ends:
                 view = dataclasses.replace(view, deleting=True)
             if view.generation != job.view.generation:
-                job.refused = None  # the new spec has not been tried
+                job.refused = None  # no pod has been created from the new spec yet
             job.view, job.version, job.status = view, version, status
         if view.status.world.round:
             self._hearing.has_trained(uid, view.namespace)
@@ -175,14 +185,14 @@ class ClusterCache:
             self._job_changed(uid)
 
     def forget_job(self, uid: str) -> None:
-        """Remove a job that is gone, and remember its uid, so that late events of it are ignored."""
+        """Remove a deleted job from the cache, and remember its uid so that late events of it are ignored."""
         self._forgotten[uid] = None
         if len(self._forgotten) > REMEMBERED:
             self._forgotten.popitem(last=False)
         self.release_job(uid)
 
     def release_job(self, uid: str) -> None:
-        """Remove a job that this operator no longer serves, but may serve again."""
+        """Remove a job that this operator no longer serves. It may serve the job again later."""
         self._hearing.forget(uid)
         job = self._jobs.pop(uid, None)
         if job is not None:
@@ -192,7 +202,7 @@ class ClusterCache:
                 self._orphans[uid, job.view.namespace] = job.pods
 
     def on_pod(self, old: OwnedPod | None, new: OwnedPod | None) -> None:
-        """Take a change of a pod: `old` is None for a new pod, `new` is None for a deleted one."""
+        """Process a change of a pod. `old` is None for a new pod, and `new` is None for a deleted one."""
         self._index_name(old, new)
         if new is not None:
             self._pods_since.setdefault(new.view.uid, time.monotonic())
@@ -205,7 +215,7 @@ class ClusterCache:
             if pod is not None and pod.job_uid:
                 job = self._jobs.get(pod.job_uid)
                 if job is not None and job.view.namespace != pod.namespace:
-                    job = None  # a pod of another namespace may name the job's uid, but does not belong to the job
+                    job = None  # a pod of another namespace with the job's uid does not belong to the job
                 orphans = (pod.job_uid, pod.namespace)
                 pods = job.pods if job else self._orphans.setdefault(orphans, {})
                 if pod is new:
@@ -217,7 +227,7 @@ class ClusterCache:
                 elif not pods:
                     del self._orphans[orphans]
         if old is not None and new is None:
-            # A deleted pod may free the quota for lack of which another pod was refused.
+            # A deleted pod may free resource quota for which another pod was refused.
             for uid, job in self._jobs.items():
                 if by_quota(job.refused) and job.view.namespace == old.namespace:
                     job.refused = None
@@ -238,7 +248,7 @@ class ClusterCache:
                 del self._pod_names[key]
 
     def on_node(self, old: NodeView | None, new: NodeView | None) -> None:
-        """Take a change of a node: `old` is None for a new node, `new` is None for a deleted one."""
+        """Process a change of a node. `old` is None for a new node, and `new` is None for a deleted one."""
         node = new or old
         assert node is not None
         if new is None:
@@ -254,7 +264,7 @@ class ClusterCache:
     # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
-        """Record that everything that follows from this observation is done."""
+        """Record that the plan for this observation has been applied."""
         if job := self._jobs.get(uid):
             job.planned = observed.pods
             if any(pod.uid not in job.pods for pod in observed.pods):
@@ -271,13 +281,13 @@ class ClusterCache:
             self._job_changed(uid)
 
     def name_taken(self, uid: str, name: str) -> None:
-        """Record that a pod that the watch does not show has the name: a user's own pod, or one that is too new."""
+        """Record that an unknown pod has the name: a pod of the user, or a pod that is too new for the watch."""
         if job := self._jobs.get(uid):
             job.taken.add(name)
             self._changed(uid)
 
     def created(self, uid: str) -> None:
-        """Record that the API server accepts the job's pods again."""
+        """Record that the API server accepts pods of the job again."""
         job = self._jobs.get(uid)
         if job and job.refused:
             job.refused = None
@@ -290,7 +300,7 @@ class ClusterCache:
     # --- observation -----------------------------------------------------------------------------------------------
 
     def observe(self, uid: str) -> JobObservation | None:
-        """Return the observation of a job, or None when the job is not known."""
+        """Return the observation of a job; None if the job is not in the cache."""
         job = self._jobs.get(uid)
         if job is None:
             return None
@@ -326,5 +336,5 @@ class ClusterCache:
 
 
 def _room(node: NodeView | None) -> tuple[object, ...]:
-    """Return the fields of a node that determine how much can run there."""
+    """Return the fields of a node that determine how many pods fit on it."""
     return (node.ready, node.cordoned, node.allocatable) if node else ()

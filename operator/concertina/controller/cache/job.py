@@ -1,4 +1,4 @@
-"""One job as the operator knows it, without its agents."""
+"""What the operator knows about one job, except for the job's agents."""
 
 from __future__ import annotations
 
@@ -17,97 +17,100 @@ from concertina_protocol.traces import trace_id
 
 @dataclass
 class CachedJob:
-    """One job with its pods, and the results of earlier passes."""
+    """One job with its pods and with results of earlier passes."""
 
     view: JobView
-    """View of the job. `deleting` is also set while the job's namespace is being deleted.
+    """The job's spec, status and metadata. `deleting` is also set while the job's namespace is being deleted.
 
-    Pods are deleted first then, so the job itself may not be marked yet (decision "A job in a namespace being deleted
-    is deleted").
+    When a namespace is deleted, pods are deleted first, so the job itself may have no deletion timestamp yet (decision
+    "A job in a namespace being deleted is deleted").
     """
     version: int
     status: Raw
-    """Status as the API server has it. A write must find it unchanged."""
+    """Status of the job as stored in the API server. A write requires that it is unchanged."""
     pods: dict[str, PodView] = field(default_factory=dict)
     """Pods by uid."""
     namespace_ends: bool = False
     secret: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock that is held while the job's Secret is created, so that a group of pods creates one."""
+    """Lock held during creation of the job's Secret, so that several pods created together create it once."""
     secret_made_at: float | None = None
-    """Time at which the Secret was last created, on the monotonic clock."""
+    """Monotonic time at which the job's Secret was last created."""
     pod_group: PodGroup | None = None
-    """Pod group as it was last written; None if none was, or if it was deleted since."""
+    """Pod group as it was last written; None if none was written, or if it has been deleted."""
     pod_group_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock that is held while the pod group is written, so that a group of pods writes it once."""
+    """Lock held during writes of the pod group, so that several pods created together write it once."""
     pod_group_made_at: float | None = None
-    """Time at which the pod group was last written, on the monotonic clock."""
+    """Monotonic time at which the pod group was last written."""
     pod_group_deleted: bool = False
-    """Whether the pod group was deleted, and not written since."""
+    """Whether the pod group was deleted and not written again."""
     refused: CreateRefusal | None = None
-    """Reason why the last pod was not created."""
+    """The last refused creation of a pod; None if pods are accepted."""
     taken: set[str] = field(default_factory=set)
-    """Names that were found to belong to pods of others."""
+    """Pod names that turned out to belong to pods of other owners."""
     preconditions_failed: int = 0
-    """Number of consecutive passes that failed a precondition."""
+    """Number of passes in a row that failed because of an outdated observation."""
     decided_in: float = 0.0
-    """Processor time in seconds of the last pass's decision. It is 0.03 for a job of a thousand replicas."""
+    """Processor time in seconds of the last decision. With a thousand replicas, it is about 0.03."""
     counted: tuple[str, float] | None = None
-    """Last `status.goodput.at` that this operator has written, and the time of that write on the monotonic clock."""
+    """`status.goodput.at` as this operator last wrote it, with the monotonic time of that write."""
     asked: bool = False
-    """Whether this operator has asked agents of the job to prepare a round."""
+    """Whether this operator has sent Prepare calls to agents of the job."""
     given_up: frozenset[str] = frozenset()
-    """Uids of the job's pods that may be treated as dead because they are silent, for as long as they are silent."""
+    """Uids of the job's pods that count as dead while they are silent."""
     taken_back: TakenBack = field(default_factory=TakenBack)
     creating: set[str] = field(default_factory=set)
-    """Names of pods whose creation is under way."""
+    """Names of pods that are being created."""
     conflict: tuple[tuple[int, Mapping[PodSet, PodChanges]], str] | None = None
-    """Contradiction of the last admission and the template, with the generation and the changes that were compared."""
+    """Contradiction between the last admission and the pod template; empty text for none.
+
+    It is stored with the job's generation and the admission's changes that were compared.
+    """
     queue_looked_for: bool = False
-    """Whether Kueue's API was looked for since the job was seen with a queue."""
+    """Whether the operator has looked for Kueue's API since this job was first seen with a queue."""
     writing_quota: bool = False
-    """Whether a write to a Workload of the job is under way."""
+    """Whether a write to a Workload of the job is in progress."""
     quota_refusal: str = ""
-    """Message of the API server that refused the last write to a Workload of the job, or empty."""
+    """Message with which the API server refused the last write to a Workload of the job; empty if it did not."""
     quota_refusals: int = 0
-    """Number of consecutive writes to Workloads of the job that the API server refused."""
+    """Number of refused writes to Workloads of the job in a row."""
     quota_paused: bool = False
-    """Whether no write to a Workload is tried yet, because the last one was refused."""
+    """Whether writes to Workloads are paused because the last one was refused."""
     planned: tuple[PodView, ...] = ()
-    """Pods as the last complete pass saw them."""
+    """Pods that the last complete pass observed."""
 
     @property
     def name(self) -> str:
         return f"{self.view.namespace}/{self.view.name}"
 
     def named(self, round: int | None = None) -> dict[str, object]:
-        """Return the fields that identify the job in the log, with a round and its trace.
+        """Return the log fields that identify the job, a round and the round's trace.
 
-        The round is the latest one by default.
+        The default round is the latest one.
         """
         number = self.view.status.world.latest_round if round is None else round
         return {"job": self.name, **({"round": number, "trace": trace_id(self.view.uid, number)} if number else {})}
 
     @property
     def lane(self) -> tuple[str, bool]:
-        """Lane in which the job waits for writes: the jobs of its namespace with a round, or those without one."""
+        """Key under which the job waits for a turn to write: its namespace, and whether the job has had a round."""
         return self.view.namespace, self.view.status.world.round > 0
 
     def counted_for(self, now: float) -> float | None:
-        """Return `JobObservation.counted_for`.
+        """Return `JobObservation.counted_for`: the seconds since the last count of the job's time.
 
         Args:
-            now: Time on the monotonic clock.
+            now: Monotonic time.
         """
         if self.counted is None or self.counted[0] != self.view.status.goodput.at:
             return None
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return the pods of torchrun that are gone, but whose end no complete pass has seen.
+        """Return torchrun's pods that were deleted before any complete pass has seen them end.
 
-        Their end and their deletion arrived in one burst. The next pass sees these pods as ended. Otherwise it would
-        use their names again, because the status lists members but not the pods of torchrun (decision "A pod of
-        torchrun that goes in one burst").
+        This happens if a pod's end and deletion arrive together. The next pass treats these pods as ended. Otherwise it
+        would use their names again, because the status lists no members for torchrun (decision "A pod of torchrun that
+        goes in one burst").
         """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []

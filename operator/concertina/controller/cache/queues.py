@@ -1,6 +1,6 @@
-"""Objects of Kueue as last received from the API server: queues, Workloads, flavors and priority classes.
+"""Cache of Kueue's objects as last received from the API server: Workloads, flavors and priority classes.
 
-Workloads of other jobs are kept too, since one of them may be the reason why a job is preempted.
+Workloads of other owners are stored too, because a job may be preempted for one of them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from concertina.plan.kueue import FlavorView, QuotaView, WorkloadView
 from concertina.plan.quota import workloads as job_workloads
 
 KUEUE, KUBERNETES = "kueue.x-k8s.io", "scheduling.k8s.io"
-"""Groups of the two kinds of priority classes."""
+"""API groups of the two kinds of priority classes."""
 FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
-"""First and longest delay in seconds before a write that was refused is repeated."""
+"""Shortest and longest delay in seconds before a refused write is tried again."""
 
 
 class Service(enum.Enum):
-    """State of Kueue's API."""
+    """Whether Kueue's API can be used."""
 
     ABSENT = enum.auto()
-    """The API server does not serve it, so no queue limits any job."""
+    """The API server does not serve Kueue's API, so no queue limits any job."""
     UNREADABLE = enum.auto()
-    """It is served, but the operator may not read Workloads: jobs with a queue wait."""
+    """Kueue's API is served, but the operator may not read Workloads. Jobs with a queue must wait."""
     READY = enum.auto()
 
 
 class QueueCache:
-    """Cache of the objects of Kueue. It calls `changed(uid)` for every job about which there is news."""
+    """Cache of Kueue's objects. It calls `changed(uid)` for each job about which something has changed."""
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None], later: Later) -> None:
         self._jobs = jobs
@@ -46,22 +46,22 @@ class QueueCache:
         self._workloads: dict[str, WorkloadView] = {}
         """All Workloads by uid."""
         self._of_job: dict[str, dict[str, WorkloadView]] = {}
-        """Workloads of each job, by the job's uid and the Workload's."""
+        """Workloads of each job: by the job's uid, then by the Workload's uid."""
         self._victims: dict[str, set[str]] = {}
-        """Uids of the Workloads that were preempted for a Workload, by the uid of the latter."""
+        """Uids of the preempted Workloads, by the uid of the Workload for which they were preempted."""
         self._flavors: dict[str, FlavorView] = {}
         self._workload_classes: dict[str, PriorityClassView] = {}
         self._pod_classes: dict[str, PriorityClassView] = {}
 
     @property
     def served(self) -> bool:
-        """Return whether the API server serves Kueue's API, as far as is known."""
+        """Return whether the API server is known to serve Kueue's API."""
         return self._service is not Service.ABSENT
 
     # --- events of the API server ----------------------------------------------------------------------------------
 
     def set_service(self, service: Service) -> None:
-        """Take the state of Kueue's API. Objects of an API that is not served any more are forgotten."""
+        """Store whether Kueue's API can be used. If it is no longer served, its objects are removed from the cache."""
         if service is self._service:
             return
         self._service = service
@@ -77,7 +77,7 @@ class QueueCache:
                 self.accepted(job)
 
     def on_workload(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Take a change of a Workload: `old` is None for a new one, `new` is None for a deleted one."""
+        """Process a change of a Workload. `old` is None for a new Workload, and `new` is None for a deleted one."""
         for view in (old, new):
             if view is None:
                 continue
@@ -97,7 +97,10 @@ class QueueCache:
             self._changed(uid)
 
     def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Record for which Workload a Workload was preempted: a change of the preemptor concerns the victim's job."""
+        """Record for which Workload a Workload was preempted.
+
+        A later change of the preemptor then also counts as a change for the preempted job.
+        """
         if old is not None and old.preemptor_uid and old.uid in self._victims.get(old.preemptor_uid, ()):
             self._victims[old.preemptor_uid].discard(old.uid)
             if not self._victims[old.preemptor_uid]:
@@ -118,7 +121,7 @@ class QueueCache:
         self._all_changed()
 
     def _all_changed(self) -> None:
-        """Report every job that has a queue, or may have had one."""
+        """Report a change for every job that has or may have had a queue."""
         for uid, job in self._jobs.items():
             if job.view.queue or uid in self._of_job or job.view.status.queue is not None:
                 self._changed(uid)
@@ -126,9 +129,9 @@ class QueueCache:
     # --- results of writes -----------------------------------------------------------------------------------------
 
     def refused(self, job: CachedJob, message: str) -> None:
-        """Record that the API server refused a write to a Workload of the job, and let it wait for the next try.
+        """Record that the API server refused a write to a Workload of the job, and pause such writes.
 
-        Without Kueue's webhooks, which are away while Kueue restarts, every write is refused at once.
+        While Kueue restarts, its webhooks do not answer, and every write is refused at once.
         """
         job.quota_refusal = message[:1000]
         job.quota_paused = True
@@ -148,11 +151,11 @@ class QueueCache:
     # --- observation -----------------------------------------------------------------------------------------------
 
     def has_queue(self, job: CachedJob) -> bool:
-        """Return whether a queue of Kueue decides when the job starts."""
+        """Return whether a Kueue queue decides when the job starts."""
         return bool(self._queue_of(job))
 
     def view(self, job: CachedJob) -> QuotaView | None:
-        """Return the job's queue with its Workloads, or None if it has none."""
+        """Return the job's queue with its Workloads; None if the job has no queue."""
         queue, view = self._queue_of(job), job.view
         if not queue:
             return None
@@ -179,23 +182,23 @@ class QueueCache:
         return tuple(self._of_job.get(uid, {}).values())
 
     def orphans(self) -> Iterator[WorkloadView]:
-        """Iterate over Workloads that are being deleted, and whose job is not known any more."""
+        """Iterate over the Workloads that are being deleted and whose job is not in the cache."""
         for uid, workloads in self._of_job.items():
             if uid not in self._jobs:
                 yield from (view for view in workloads.values() if view.deleting and view.has_finalizer)
 
     def class_ref(self, job: CachedJob) -> Raw | None:
-        """Return the reference to the job's priority class in a Workload, or None if it has none."""
+        """Return the reference to the job's priority class for a Workload; None if the job has no priority class."""
         if job.view.priority_class:
             return {"group": KUEUE, "kind": "WorkloadPriorityClass", "name": job.view.priority_class}
         pod_class = self._pod_class(job)
         return {"group": KUBERNETES, "kind": "PriorityClass", "name": pod_class.name} if pod_class else None
 
     def _queue_of(self, job: CachedJob) -> str:
-        """Return the LocalQueue of a job.
+        """Return the name of a job's LocalQueue; empty if it has none.
 
-        A job that has Workloads keeps their queue even without its label, so removing the label does not release a job
-        from its queue.
+        A job with Workloads stays in their queue even if its queue label is removed. Otherwise a job could evade its
+        quota by removing the label.
         """
         if self._service is Service.ABSENT:
             return ""
@@ -205,7 +208,7 @@ class QueueCache:
         return next((view.queue for view in workloads.values()), "") if workloads else ""
 
     def _priority(self, job: CachedJob) -> tuple[int, str]:
-        """Return the priority of the job's Workloads, or the reason why it is not known."""
+        """Return the priority of the job's Workloads, and the reason if the priority is not known."""
         if name := job.view.priority_class:
             workload_class = self._workload_classes.get(name)
             if workload_class is None:
@@ -215,7 +218,7 @@ class QueueCache:
         return (pod_class.value if pod_class else 0), ""
 
     def _pod_class(self, job: CachedJob) -> PriorityClassView | None:
-        """Return the PriorityClass of the job's pods: the one that the template names, or else the default one."""
+        """Return the PriorityClass of the job's pods: the one named by the template, or the cluster's default."""
         spec = job.view.spec
         name = str((spec.template.spec.model_extra or {}).get("priorityClassName") or "") if spec else ""
         if name:

@@ -1,7 +1,7 @@
-"""Detection of another client that reverts this operator's writes to a job's status.
+"""Detect another client that reverts this operator's writes to a job's status.
 
-Otherwise, each write would wake the other client, for as long as both run (decision "Two operators do not write against
-each other").
+Without this, the two clients would react to each other's writes for as long as both run (decision "Two operators do not
+write against each other").
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from concertina import backoff
 from concertina.kube.resources import Raw
 
 FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
-"""First and longest delay in seconds from a write that restored the last one to the next such write."""
+"""Shortest and longest delay in seconds between two writes that repeat a reverted write."""
 FIRST_YIELD_SECONDS, LONGEST_YIELD_SECONDS = 300.0, 3600.0
-"""First and longest time in seconds from another operator's last write until a job counts as unserved.
+"""Shortest and longest time in seconds after another operator's last write until a job counts as not served by it.
 
-It applies to a job whose key this operator lacks. An operator that serves a running job writes the job's time once a
+This applies to jobs whose master key this operator lacks. An operator that serves a running job writes its time every
 minute.
 """
 
 
 @dataclass
 class TakenBack:
-    """Writes to one job's status by this operator and by other clients. All times are on the monotonic clock."""
+    """Writes to one job's status by this operator and by other clients. All times are monotonic."""
 
     _written_conditions: frozenset[tuple[str, str, str]] | None = None
-    """Conditions as this operator last wrote them."""
+    """Conditions that this operator wrote last."""
     _restored: int = 0
     _restored_at: float = -math.inf
     _restore_from: float = -math.inf
-    """Earliest time of the next write that restores the last one."""
+    """Earliest time for the next write that repeats a reverted write."""
     _last_status: Raw | None = None
-    """Status as this operator last wrote or read it."""
+    """Status that this operator last wrote or read."""
     _wrote_last: bool = False
     _foreign_write_at: float | None = None
-    """Time at which another client's write was last noticed."""
+    """Time at which a write of another client was last noticed."""
     _reverted_count: int = 0
-    """Number of this operator's writes that another client's write followed."""
+    """Number of this operator's writes after which another client wrote."""
 
     def written(self, new_status: Raw, stored: Raw, restores: bool, now: float) -> None:
         """Record a write of this operator.
@@ -46,8 +46,8 @@ class TakenBack:
         Args:
             new_status: Status that this operator sent.
             stored: Status that the API server returned.
-            restores: Whether the write only repeated the last conditions.
-            now: Time on the monotonic clock.
+            restores: Whether the write only repeated conditions that another client had reverted.
+            now: Monotonic time.
         """
         self._written_conditions, self._last_status, self._wrote_last = _conditions(new_status), stored, True
         if restores:
@@ -56,25 +56,22 @@ class TakenBack:
             self._restore_from = now + backoff.seconds(self._restored - 1, FIRST_SECONDS, LONGEST_SECONDS)
 
     def restores(self, before: Raw, new_status: Raw) -> bool:
-        """Return whether the write only repeats this operator's last conditions.
+        """Return whether a write only repeats the last conditions of this operator.
 
-        This is so when another client has changed these conditions since.
+        This happens if another client has changed these conditions in the meantime.
         """
         last = self._written_conditions
         return last is not None and _conditions(before) != last == _conditions(new_status)
 
     def restore_seconds_left(self, now: float) -> float:
-        """Return the number of seconds until a write that restores the last one is allowed.
-
-        The first one need not wait.
-        """
+        """Return the seconds until a write may repeat a reverted write. The first such write need not wait."""
         return max(0.0, self._restore_from - now)
 
     def yield_seconds_left(self, status: Raw, now: float) -> float:
-        """Return the number of seconds until this operator may write to a job whose key it lacks.
+        """Return the seconds until this operator may write to a job whose master key it lacks.
 
-        By then, no other client has written to the job for long. The wait grows each time that this operator's write is
-        reverted, because an operator that serves a job at rest has nothing to write.
+        By then, no other client has written to the job for a long time. The wait grows each time another client writes
+        after this operator did, because an operator that serves an idle job writes only in response.
         """
         if self._last_status is None:
             self._last_status = status

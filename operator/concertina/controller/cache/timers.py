@@ -1,13 +1,13 @@
-"""Timers of the caches: calls by the event loop, or at once where there is none."""
+"""Timers of the caches. Calls are scheduled in the event loop, or made at once without an event loop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Later = Callable[[float, Callable[[], None]], object]
-"""Function that calls another one after a number of seconds, such as `loop.call_later`."""
+"""Function that calls another function after a number of seconds, such as `loop.call_later`."""
 
 
 def at_once(seconds: float, act: Callable[[], None]) -> None:
-    """Call without a delay: the `Later` of a cache without an event loop."""
+    """Call `act` without a delay. Caches that have no event loop use this as their `Later`."""
     act()

@@ -1,7 +1,7 @@
-"""Live jobs by the checkpoint folder that they write to.
+"""Index of live jobs by the checkpoint folder to which they write.
 
-Only jobs of one namespace are compared. Across namespaces the store decides, by the owner object in the folder
-(decision "The store decides who owns a folder"). Among jobs with the same folder, the oldest job that has begun has it.
+Only jobs of the same namespace are compared. Across namespaces, the owner object in the folder decides (decision "The
+store decides who owns a folder"). Of several jobs with the same folder, the oldest job that has begun owns it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FILES = "file://"
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Folder of checkpoints.
+    """Checkpoint folder of a job.
 
-    Jobs for which all fields are equal write to the same location, as far as their specs show.
+    Jobs with equal folders write to the same location, as far as their specs show.
     """
 
     namespace: str
@@ -34,40 +34,46 @@ class CheckpointFolder:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Key of the jobs that may write to the same location.
+        """Key that is the same for jobs that may write to the same location.
 
-        Jobs of other groups cannot: one volume may be mounted at several paths.
+        File URIs share one key per namespace, because a volume may be mounted at different paths.
         """
         return self.namespace, FILES if self.uri.startswith(FILES) else self.uri
 
 
 @dataclass(frozen=True)
 class FolderUse:
-    """Use of a folder by one live job."""
+    """Use of a checkpoint folder by one live job."""
 
     folder: CheckpointFolder
     has_begun: bool
-    """Whether a round of the job was claimed."""
+    """Whether the job has claimed a round."""
     take_over: str
-    """Uid of the job from which this job takes the folder over, or empty when there is none."""
+    """Uid of the job from which this job takes the folder over; empty if it does not."""
 
 
 class UriIndex:
-    """Index of the live jobs by their folder.
+    """Index of the live jobs by checkpoint folder.
 
-    It calls `changed(uid)` for each other job that may have the folder now, or may no longer have it.
+    It calls `changed(uid)` for each other job that may have gained or lost its folder.
     """
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
         self._jobs = jobs
         self._changed = changed
         self._folders: dict[str, tuple[JobSpec, CheckpointFolder]] = {}
-        """Folder of each job, by uid, with the spec that it was derived from: other events bring the same spec."""
+        """Folder of each job by uid, with the spec from which it was derived.
+
+        The folder is reused while the spec is the same.
+        """
         self._uses: dict[str, FolderUse] = {}
         self._groups: dict[tuple[str, str], set[str]] = {}
 
     def update(self, uid: str) -> None:
-        """Update the index after the job's folder may have changed, or the job may have begun, ended or gone."""
+        """Update the index after a change of the job.
+
+        The job's checkpoint folder may have changed, or the job may have started, ended or been deleted.
+        """
         before, now = self._uses.pop(uid, None), self._use(uid)
         if now is not None:
             self._uses[uid] = now
@@ -100,7 +106,7 @@ class UriIndex:
         return FolderUse(self._folders[uid][1], begun, spec.checkpoint.take_over)
 
     def holder(self, uid: str) -> UriHolder | None:
-        """Return the other job of this namespace that has this job's folder, or None."""
+        """Return the other job of this namespace that owns this job's folder, or None."""
         use = self._uses.get(uid)
         if use is None:
             return None
@@ -113,7 +119,7 @@ class UriIndex:
     def sharing(self, uid: str) -> tuple[str, ...]:
         """Return the uids of the other live jobs of this namespace that may write to the same location.
 
-        The jobs count even if their specs name another Secret or volume, because two names may lead to one store.
+        Jobs count even if their specs name a different Secret or volume, because both may lead to the same storage.
         """
         use = self._uses.get(uid)
         return tuple(sorted(self._others(uid, use.folder))) if use else ()
@@ -123,7 +129,7 @@ class UriIndex:
 
 
 def folder_of(namespace: str, spec: JobSpec) -> CheckpointFolder:
-    """Return the folder of a job with checkpoints."""
+    """Return the checkpoint folder of a job that has checkpoints."""
     assert spec.checkpoint is not None
     uri = normal(spec.checkpoint.uri)
     volume = _volume(uri.removeprefix(FILES), spec) if uri.startswith(FILES) else ""
@@ -131,13 +137,13 @@ def folder_of(namespace: str, spec: JobSpec) -> CheckpointFolder:
 
 
 def normal(uri: str) -> str:
-    """Return the URI as the store's client reads it, without redundant slashes."""
+    """Return the URI without redundant slashes, as the storage client reads it."""
     scheme, separator, path = uri.partition("://")
     return scheme + separator + re.sub(r"/+", "/", path).rstrip("/")
 
 
 def _volume(path: str, spec: JobSpec) -> str:
-    """Return the volume that the template mounts at that path in the container `trainer`, or empty without one."""
+    """Return the volume that the template mounts at a path in the container `trainer`, as JSON text; empty if none."""
     pod, trainer = spec.template.manifest()["spec"], spec.template.trainer.manifest()
     mount_by_path = {str(mount.get("mountPath")).rstrip("/"): mount for mount in _objects(trainer, "volumeMounts")}
     above = [folder for folder in mount_by_path if path == folder or path.startswith(f"{folder}/")]
@@ -151,6 +157,6 @@ def _volume(path: str, spec: JobSpec) -> str:
 
 
 def _objects(parent: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the objects of a list in a template, in which a user may have written anything."""
+    """Return the objects of a list in a template. Anything else that a user wrote there is ignored."""
     entries = parent.get(name)
     return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []

@@ -1,1 +1,4 @@
-"""Faults of drills: each is a context manager that injects a fault, yields an Injection, and reverts the fault."""
+"""Faults of drills.
+
+Each is a context manager that injects a fault, yields an Injection, and reverts the fault on exit.
+"""

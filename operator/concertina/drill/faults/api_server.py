@@ -1,4 +1,4 @@
-"""Faults that need only the API server, on any cluster. Each is a context manager."""
+"""Faults that need only access to the API server, so they work on any cluster. Each is a context manager."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def kill_worker(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
 
 
 def hang(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
-    """Send SIGSTOP to a training process, which stops while its connections stay open."""
+    """Send SIGSTOP to a training process. The process stops, and its connections stay open."""
     return _signal_worker(target, "SIGSTOP", STOP)
 
 
 @asynccontextmanager
 async def _signal_worker(target: DrillTarget, name: str, number: str) -> AsyncIterator[Injection]:
-    """Send a signal to a training process. On exit, let a stopped process continue if it still exists."""
+    """Send a signal to a training process. If the signal is SIGSTOP, send SIGCONT on exit."""
     member = await target.victim()
     pid = await target.worker(member)
     at = time.time()
@@ -35,13 +35,13 @@ async def _signal_worker(target: DrillTarget, name: str, number: str) -> AsyncIt
         yield Injection(at, f"{name} to the worker of {member.replica} on {member.node}")
     finally:
         if number == STOP:
-            with suppress(ApiError):  # The worker was killed, and perhaps its pod.
+            with suppress(ApiError):  # The worker may be dead, and its pod may be gone.
                 await target.run_python(member.replica, SIGNAL, pid, CONTINUE)
 
 
 @asynccontextmanager
 async def kill_coordinator_pod(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Delete the coordinator's pod without a grace period, so that its kubelet kills all of it."""
+    """Delete the coordinator's pod without a grace period, so that the kubelet kills all of its processes."""
     coordinator = await target.coordinator()
     at = time.time()
     await target.client.delete(PODS, target.namespace, coordinator.replica, uid=coordinator.uid, grace=0)
@@ -50,7 +50,7 @@ async def kill_coordinator_pod(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def evict(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Evict a pod as `kubectl drain` does: by SIGTERM, and with its grace period."""
+    """Evict a pod as `kubectl drain` does: by SIGTERM, and with the pod's grace period."""
     member = await target.victim()
     at = time.time()
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": member.replica}}
@@ -60,7 +60,7 @@ async def evict(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def delete_operator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Delete the acting operator's pod without a grace period."""
+    """Delete the pod of the leading operator without a grace period."""
     pod = await target.operator()
     at = time.time()
     await target.client.delete(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], grace=0)

@@ -1,6 +1,6 @@
-"""Faults by commands of the person who runs the cluster, since no API kills a node.
+"""Faults by commands that the administrator of the cluster provides, because no API can kill a node.
 
-Environment variables name the two commands of each fault.
+Each fault has two commands, and two environment variables contain them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ COMMAND_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class ByCommand:
-    """Fault by two commands, which stand in the environment variables `inject` and `revert` (after PREFIX).
+    """Fault that is injected and reverted by two commands.
 
-    `{node}` in them is replaced by a node of the job on which the operator does not run, `{operator}` by the name of
-    the acting operator's pod, and `{operator_node}` by its node. `what` describes in words what was done.
+    `inject` and `revert` are the names (without PREFIX) of the environment variables that contain the commands. In a
+    command, `{node}` is replaced by a node of the job on which the operator does not run. `{operator}` is replaced by
+    the name of the leading operator's pod, and `{operator_node}` by the node of that pod. `what` describes the fault.
     """
 
     inject: str
@@ -40,11 +41,11 @@ class ByCommand:
 
     @property
     def given(self) -> bool:
-        """Whether at least one of the commands is set."""
+        """Whether at least one of the two commands is set."""
         return any(os.environ.get(PREFIX + name) for name in (self.inject, self.revert))
 
     def commands(self) -> tuple[str, str]:
-        """Return the commands that inject and revert the fault.
+        """Return the command that injects the fault, and the command that reverts it.
 
         Raises:
             UserError: When a command is not set.
@@ -78,10 +79,10 @@ def _command(name: str) -> str:
 
 
 async def _run(command: str, names: Mapping[str, str]) -> None:
-    """Run a command, with names replaced in its words.
+    """Run a command after replacing the placeholders in its words.
 
     Raises:
-        UserError: When the command fails or takes too long. The message contains its output.
+        UserError: When the command fails or takes too long. The message contains the command's output.
     """
     words = shlex.split(command)
     for name, value in names.items():

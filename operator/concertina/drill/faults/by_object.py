@@ -1,4 +1,4 @@
-"""Faults by an object that the drill creates and deletes, and that controls who may reach pods or create them."""
+"""Faults by a Kubernetes object that the drill creates and deletes: a webhook or a NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from concertina.terminal.cluster_connection import UserError
 
 HOOK = "drill.concertina.dev"
 IN_FORCE = 30.0
-"""Maximum time until an API server applies a webhook, in seconds."""
+"""Maximum number of seconds until an API server calls a new webhook."""
 SETTLING, LOOK = 10.0, 10.0
-"""Seconds until nodes apply a policy, and then until the job has news that only a reachable agent can have sent."""
+"""Seconds until the nodes apply a policy, and seconds in which a reachable agent sends a new report."""
 
 BY_COMMAND = ByCommand(
     "OPERATOR_CUT", "OPERATOR_REJOIN", "cut the operator {operator} off from all agents", sight=ProgressSource.LOGS
@@ -29,10 +29,10 @@ BY_COMMAND = ByCommand(
 
 @asynccontextmanager
 async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Prevent new pods of the job by a webhook that fails, and delete one of its pods without a grace period.
+    """Delete one of the job's pods without a grace period, while a failing webhook prevents new pods of the job.
 
     Raises:
-        UserError: When the job could not continue without the pod.
+        UserError: When the job could not continue without that pod.
     """
     job = await target.job()
     min_replicas, member_count = parse_stored(job)[0].min_replicas, len((await target.status()).world.members)
@@ -52,13 +52,13 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 def part_operator(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
-    """Cut the operator off from all agents, by commands if they are set, and by a NetworkPolicy otherwise."""
+    """Separate the operator from all agents: by commands if they are set, otherwise by a NetworkPolicy."""
     return (BY_COMMAND if BY_COMMAND.given else _part_by_policy)(target)
 
 
 @asynccontextmanager
 async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Cut the operator off from all agents by a policy that admits only the job's own pods.
+    """Separate the operator from all agents by a NetworkPolicy that admits only traffic from the job's own pods.
 
     Raises:
         UserError: When the cluster does not enforce the policy.
@@ -80,9 +80,9 @@ async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def _temporary_object(target: DrillTarget, resource: Resource, body: Raw) -> AsyncIterator[None]:
-    """Keep an object for as long as the block runs.
+    """Create an object, and delete it when the block ends.
 
-    An object that a killed drill has left is taken over.
+    An existing object is overwritten, because an earlier drill that was killed may not have deleted it.
 
     Raises:
         asyncio.CancelledError: When the drill is cancelled while the object is being created.
@@ -90,7 +90,7 @@ async def _temporary_object(target: DrillTarget, resource: Resource, body: Raw) 
     name = body["metadata"]["name"]
     try:
         await target.client.apply(resource, target.namespace, name, body)
-    except asyncio.CancelledError:  # The object may have been created all the same.
+    except asyncio.CancelledError:  # The API server may have created the object anyway.
         await _remove(target, resource, name)
         raise
     try:
@@ -112,7 +112,7 @@ async def _remove(target: DrillTarget, resource: Resource, name: str) -> None:
 
 
 def _webhook(target: DrillTarget, job: Raw) -> Raw:
-    """Return a webhook that is called for new pods of this job only, and whose service does not exist."""
+    """Return a webhook for new pods of this job. Its service does not exist, so every call fails."""
     uid = job["metadata"]["uid"]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
     hook = {
@@ -146,11 +146,11 @@ def _policy(target: DrillTarget, job: Raw) -> Raw:
 
 
 async def _wait_until_applied(target: DrillTarget, replica: str) -> None:
-    """Wait until a pod like the given replica would be refused.
+    """Wait until the API server would reject a pod like that of the given replica.
 
     Raises:
         UserError: When the API server does not call the webhook in time.
-        WebhookFailed: When another webhook fails.
+        WebhookFailed: When a different webhook fails.
     """
     pod = await target.client.get(PODS, target.namespace, replica)
     metadata = {key: pod["metadata"][key] for key in ("labels", "annotations") if key in pod["metadata"]}

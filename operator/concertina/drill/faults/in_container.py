@@ -1,4 +1,4 @@
-"""Faults by a program that runs beside the worker in its container, as any process there may."""
+"""Faults by a program that runs in the worker's container, next to the worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from concertina.kube.errors import ApiError
 from concertina.terminal.cluster_connection import UserError
 
 STRAGGLE_SECONDS = 120.0
-"""Maximum time for which a worker is slowed, in seconds, whatever becomes of the drill."""
+"""Maximum time in seconds for which a worker is slowed, even if the drill ends early or is killed."""
 
-# Prints the memory limit of the container and the start time of the worker (a restarted container has the same pids),
-# and makes the worker the first victim of the kernel. Without a limit, it prints nothing.
+# Prints the memory limit of the container and the start time of the worker. The start time identifies the worker,
+# because a restarted container reuses pids. The program also makes the worker the first process that the kernel kills
+# when memory runs out. Without a limit, it prints nothing.
 _LIMIT = """
 import os, sys
 limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -27,7 +28,7 @@ if limit <= 1 << 40:
     print(limit, open(f"/proc/{sys.argv[1]}/stat").read().rpartition(")")[2].split()[19])
 """
 
-# Prints `alive` if the process is that worker and lives.
+# Prints `alive` if the worker with this pid and start time still runs.
 _LIVES = """
 import sys
 try:
@@ -37,9 +38,9 @@ except OSError:
     pass
 """
 
-# Fills a file in memory until the kernel has killed the worker, but never beyond the limit. A file's memory belongs to
-# the container and to no process, and the worker is the first victim, so the kernel chooses the worker. The file is
-# on no mount, since /dev/shm and other tmpfs have less room than the container.
+# Fills a file in memory until the kernel has killed the worker, but never beyond the limit. The file's memory counts
+# for the container but for no process, so the kernel kills the worker, which is the preferred process. The file is not
+# on a mount, because /dev/shm and other tmpfs mounts are smaller than the container's memory limit.
 _EAT = """
 import os, sys
 worker, limit = sys.argv[1], int(sys.argv[2])
@@ -54,8 +55,8 @@ while alive() and eaten < limit:
     eaten += os.write(file, bytes(1 << 20))
 """
 
-# Stops the worker for moments whenever it computes, so that it computes at a third of its speed. It is not stopped
-# while it waits for others: during a collective, a stop looks like a slow network to all workers.
+# Stops the worker briefly whenever it computes, so that it computes at a third of its speed. The program does not stop
+# the worker while it waits for others. During a collective, that would look like a slow network to all workers.
 _MARK = "concertina-drill-straggle"
 _SLOW = """
 import os, signal, sys, time
@@ -75,7 +76,7 @@ except (ProcessLookupError, FileNotFoundError):
     pass
 """
 
-# Ends the process of _SLOW, and lets the worker continue.
+# Kills the process that runs _SLOW, and lets the worker continue.
 _RELEASE = """
 import os, signal, sys
 worker, mark = int(sys.argv[1]), sys.argv[2].encode()
@@ -104,7 +105,7 @@ async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
     at, detail = time.time(), ""
     try:
         await target.run_python(member.replica, _EAT, pid, limit, seconds=60.0)
-    except ApiError as error:  # The program may have been killed with the worker, or with the container.
+    except ApiError as error:  # The kernel may have killed this program or the whole container too.
         detail = f": {error}"
     if await _is_alive(target, member.replica, pid, born):
         raise UserError(f"The worker of {member.replica} outlived its container's memory limit{detail}.")
@@ -112,7 +113,7 @@ async def out_of_memory(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> bool:
-    """Return whether the worker lives. A container in which no program can run any more is gone."""
+    """Return whether the worker is alive. A container that can't run programs any more counts as dead."""
     try:
         return bool(await target.run_python(replica, _LIVES, pid, born))
     except ApiError:
@@ -121,7 +122,7 @@ async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> b
 
 @asynccontextmanager
 async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Stop a worker for moments whenever it computes, so that all workers wait for it in every step.
+    """Stop a worker briefly whenever it computes, so that all other workers wait for it in every step.
 
     Raises:
         UserError: When the worker can't be slowed.

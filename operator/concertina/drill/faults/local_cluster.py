@@ -1,4 +1,4 @@
-"""Faults that need the local cluster, whose nodes, control plane and S3 server are processes of this machine."""
+"""Faults for the local cluster, whose nodes, control plane and S3 server are processes of this machine."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from concertina.local.host.processes import ProcessIdentity
 from concertina.terminal.cluster_connection import UserError
 
 API_SERVER = "kube-apiserver"
-# Prints the storage endpoint of a container, whatever its variables come from.
+# Prints the storage endpoint that the container's environment contains.
 _ENDPOINT = "import os; print(os.environ.get('AWS_ENDPOINT_URL', ''))"
 
 
 def _container(environment: dict[str, str], name: str) -> ProcessIdentity:
-    """Return process 1 of the container with this environment.
+    """Return process 1 of the container that has the given environment variables.
 
     Raises:
-        UserError: When there is no such process on this machine.
+        UserError: When this machine has no such process.
     """
     process = processes.container(environment)
     if process is None:
@@ -32,7 +32,7 @@ def _container(environment: dict[str, str], name: str) -> ProcessIdentity:
 
 
 def _kill(environment: dict[str, str], name: str) -> float:
-    """Send SIGKILL to process 1 of a container, and return the Unix time in seconds."""
+    """Send SIGKILL to process 1 of a container, and return the Unix time of the signal in seconds."""
     process, at = _container(environment, name), time.time()
     process.signal(signal.SIGKILL)
     return at
@@ -40,7 +40,7 @@ def _kill(environment: dict[str, str], name: str) -> float:
 
 @asynccontextmanager
 async def kill_coordinator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGKILL to the coordinator's agent, with which its container ends."""
+    """Send SIGKILL to the coordinator's agent. Its container ends with it."""
     coordinator, uid = await target.coordinator(), (await target.job())["metadata"]["uid"]
     at = await asyncio.to_thread(_kill, environment_of(uid, coordinator.replica), coordinator.replica)
     yield Injection(at, f"SIGKILL to the agent of the coordinator, {coordinator.replica} on {coordinator.node}")
@@ -48,7 +48,7 @@ async def kill_coordinator(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGKILL to the acting operator. Its container is started again."""
+    """Send SIGKILL to the leading operator. The kubelet restarts its container."""
     name = (await target.operator())["metadata"]["name"]
     at = await asyncio.to_thread(_kill, {"POD_NAME": name}, name)
     yield Injection(at, f"SIGKILL to the operator {name}")
@@ -56,7 +56,7 @@ async def kill_operator(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def stop_operator(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGSTOP to the acting operator, and let it continue later. Its connections stay open."""
+    """Send SIGSTOP to the leading operator, and SIGCONT some seconds later. Its connections stay open."""
     name = (await target.operator())["metadata"]["name"]
     operator = await asyncio.to_thread(_container, {"POD_NAME": name}, name)
     at = time.time()
@@ -88,15 +88,15 @@ def _on_a_node(
 kill_node = _on_a_node(
     LocalCluster.kill_node, LocalCluster.start_node, "killed node {node} with every process on it"
 )  # fmt: skip
-"""Fault that kills every process of a node by SIGKILL. The node is booted again on exit."""
+"""Fault that kills every process of a node with SIGKILL. The node is started again on exit."""
 stop_node = _on_a_node(
     LocalCluster.stop_node, LocalCluster.cont_node, "stopped node {node} with every process on it"
 )  # fmt: skip
-"""Fault that stops every process of a node by SIGSTOP. Connections stay open. The processes continue on exit."""
+"""Fault that stops every process of a node with SIGSTOP. Connections stay open. The processes continue on exit."""
 
 
 def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
-    """Send SIGKILL to the API server. It is started again with its address and data."""
+    """Send SIGKILL to the API server. It is started again with the same address and data."""
 
     def start() -> None:
         target.cluster.start_component(API_SERVER)
@@ -108,7 +108,7 @@ def kill_apiserver(target: DrillTarget) -> AbstractAsyncContextManager[Injection
 
 @asynccontextmanager
 async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Send SIGKILL to the cluster's S3 server. It is started again with its address and data.
+    """Send SIGKILL to the cluster's S3 server. It is started again with the same address and data.
 
     Raises:
         UserError: When the cluster has no S3 server, or the job does not use it.

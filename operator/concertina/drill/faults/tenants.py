@@ -1,4 +1,7 @@
-"""Faults by other tenants: jobs in namespaces that the drill creates and deletes, while a worker is killed."""
+"""Faults by other tenants: a worker is killed while jobs of other namespaces load the operator.
+
+The drill creates these namespaces and deletes them.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +23,27 @@ from concertina.kube.resources import NAMESPACES, TRAINING_JOBS, Raw
 from concertina.terminal.cluster_connection import UserError
 
 DRILL_OF = "concertina.dev/drill-of"
-"""Label of the namespaces that a drill creates. Its value is the uid of the drilled job."""
+"""Label on the namespaces that a drill creates. Its value is the uid of the job under test."""
 OWN_NAME = "kubernetes.io/metadata.name"
-"""Label that the API server puts on each namespace."""
+"""Label that the API server sets on each namespace."""
 QUEUE_JOBS = PREFIX + "QUEUE_JOBS"
-"""Environment variable with the number of jobs in a long queue."""
+"""Environment variable for the number of jobs that wait in the queue."""
 DEFAULT_QUEUE_JOBS, MOST_QUEUE_JOBS = 200, 1000
 QUEUE_NAMESPACES = 4
 NO_NODE_HAS = {"cpu": "1M"}
-"""Resources of a pod for which no node has room."""
+"""Resource requests that no node can satisfy."""
 HELD_BACK = "agents_held_back"
-"""Event that the operator logs, with the namespace, when it has held back an agent."""
+"""Event in the operator's log when it limits an agent that sends too much. The line contains the agent's namespace."""
 AT_ONCE = 8
-"""Maximum number of simultaneous requests to the API server."""
+"""Maximum number of concurrent requests to the API server."""
 WAITING_SECONDS, HELD_BACK_SECONDS, GONE_SECONDS = 180.0, 120.0, 180.0
 """Time limits in seconds."""
 LOOK_SECONDS = 2.0
 OF_POD = ("securityContext", "nodeSelector", "tolerations", "runtimeClassName")
 OF_CONTAINER = ("image", "imagePullPolicy", "securityContext")
-"""Fields that the jobs of other tenants copy from the drilled job, since its cluster admits them."""
+"""Fields that are copied from the job under test, because its cluster admits these values."""
 
-# Replaces the agent in the volume from which it is run.
+# Replaces the agent's program in the volume from which the agent is started.
 _REPLACE_AGENT = """
 import os, sys
 path = sys.argv[1] + "/agent.pyz"
@@ -49,9 +52,9 @@ with open(path + ".new", "w") as file:
 os.replace(path + ".new", path)
 """
 
-# An agent of its own job with a valid key. It sends an honest report, and then the most expensive lines that an
-# operator accepts, as fast as it reads them: the maximum number of values in a line, and text. Each line differs from
-# the one before, so that each is news.
+# Agent that has a valid key for its own job. It sends one valid report. After that, it sends the most expensive lines
+# that an operator accepts, as fast as the operator reads them: lines with the maximum number of values, and text.
+# Consecutive lines differ, so the operator has to process each of them.
 _FLOOD = r"""
 import asyncio, json, os, signal, ssl, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -95,7 +98,7 @@ asyncio.run(serve())
 async def hostile_agent(target: DrillTarget) -> AsyncIterator[Injection]:
     """Kill a worker while an agent in another namespace floods the operator with messages.
 
-    The worker is killed once the operator's log says that it has held that agent back.
+    The worker is killed after the operator's log reports that the operator limits that agent.
     """
     job = await target.job()
     (namespace,) = names = _namespaces(job, 1)
@@ -110,7 +113,7 @@ async def hostile_agent(target: DrillTarget) -> AsyncIterator[Injection]:
 
 @asynccontextmanager
 async def long_queue(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Kill a worker while many jobs in other namespaces wait for room."""
+    """Kill a worker while many jobs in other namespaces wait for resources."""
     job, count = await target.job(), _queue_jobs(os.environ)
     names = _namespaces(job, QUEUE_NAMESPACES)
     async with _tenants(target, job, names):
@@ -130,10 +133,10 @@ async def long_queue(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 def hostile_job(like: Raw, namespace: str, agents: int = 1) -> Raw:
-    """Return a job whose agents flood the operator.
+    """Return a TrainingJob whose agents flood the operator.
 
     Args:
-        like: Job whose image, Python and permissions the new job has.
+        like: Job whose image, Python and security settings the new job copies.
         namespace: Namespace of the new job.
         agents: Number of replicas.
     """
@@ -148,7 +151,7 @@ def hostile_job(like: Raw, namespace: str, agents: int = 1) -> Raw:
 
 
 def waiting_job(like: Raw, namespace: str, name: str) -> Raw:
-    """Return a job of one replica for which no node has room."""
+    """Return a TrainingJob with one replica that fits on no node."""
     return _job(like, namespace, name, {"requests": NO_NODE_HAS})
 
 
@@ -185,10 +188,10 @@ def _namespaces(job: Raw, count: int) -> list[str]:
 
 
 def _queue_jobs(environment: Mapping[str, str]) -> int:
-    """Return the number of jobs in a long queue.
+    """Return the number of jobs that wait in the queue.
 
     Raises:
-        UserError: When the variable is not a number in the valid range.
+        UserError: When the environment variable is not a number in the valid range.
     """
     text = environment.get(QUEUE_JOBS) or str(DEFAULT_QUEUE_JOBS)
     if not text.isdecimal() or not 1 <= int(text) <= MOST_QUEUE_JOBS:
@@ -200,10 +203,10 @@ def _queue_jobs(environment: Mapping[str, str]) -> int:
 async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIterator[None]:
     """Create namespaces with the labels of the job's own namespace, and delete them on exit.
 
-    Namespaces that an earlier drill of the job has left are deleted first.
+    Namespaces from earlier drills of the same job are deleted first.
 
     Raises:
-        UserError: When the operator does not serve new namespaces.
+        UserError: When the operator is limited to a list of namespaces, so it would ignore new ones.
     """
     if watched := watched_namespaces(await target.operator()):
         raise UserError(
@@ -225,10 +228,10 @@ async def _tenants(target: DrillTarget, job: Raw, names: list[str]) -> AsyncIter
 
 
 async def _remove_tenants(target: DrillTarget, uid: str) -> None:
-    """Delete the namespaces of all drills of the job, and wait until they are gone.
+    """Delete the namespaces of all drills of the job, and wait until they no longer exist.
 
     Raises:
-        UserError: When they are not gone in time.
+        UserError: When the namespaces still exist after the time limit.
     """
     selector, deadline = f"{DRILL_OF}={uid}", time.monotonic() + GONE_SECONDS
     while remaining := (await target.client.list_all(NAMESPACES, None, selector))[0]:
@@ -241,10 +244,10 @@ async def _remove_tenants(target: DrillTarget, uid: str) -> None:
 
 
 async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float) -> None:
-    """Wait until the operator's log says that it has held the agent back.
+    """Wait until the operator's log reports that the operator limits the agent.
 
     Raises:
-        UserError: When the operator does not say so in time.
+        UserError: When the log does not report it in time.
     """
     since, deadline = rfc3339(int(begun_at) - SKEW), time.monotonic() + HELD_BACK_SECONDS
     while time.monotonic() < deadline:
@@ -263,7 +266,7 @@ async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> N
     """Wait until the operator has reported a condition of each job.
 
     Raises:
-        UserError: When it has not done so in time.
+        UserError: When conditions are still missing after the time limit.
     """
     deadline = time.monotonic() + WAITING_SECONDS
     while True:

@@ -1,1 +1,1 @@
-"""Manifests of the pods and Secrets that the operator creates. Pure."""
+"""Manifests of the objects that the operator creates, such as pods and Secrets. All functions are pure."""

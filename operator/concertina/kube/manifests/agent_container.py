@@ -1,6 +1,6 @@
-"""Agent's layer of a pod: an init container that installs the agent, two volumes, and the trainer's command under it.
+"""Add the agent to a pod's manifest: an init container, two volumes, and the agent in front of the trainer's command.
 
-Pure.
+The init container installs the agent. All functions are pure.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from concertina.plan.observed import JobView
 VOLUME, VOLUME_PATH = "concertina", "/concertina"
 IDENTITY, IDENTITY_PATH = "concertina-identity", "/etc/concertina"
 HOST_PORTS = range(13000, 20000)
-"""Ports of agents in the host's network.
+"""Ports of agents in pods that use the host's network.
 
 They are below the node ports of Services (30000), below the ports that Linux uses for outgoing connections (32768), and
-below the ports at which workers meet (20000, `concertina_agent.transfers.store`).
+below the ports on which workers meet (20000, `concertina_agent.transfers.store`).
 """
 METRICS_HOST_PORTS = range(12000, 13000)
-"""Ports of the agents' metrics in the host's network."""
+"""Ports of the agents' metrics in pods that use the host's network."""
 METRICS_TOKEN = "CONCERTINA_METRICS_TOKEN"
 SCRAPED = "prometheus.io/"
-"""Prefix of annotations that tell a plain Prometheus what to scrape."""
+"""Prefix of the annotations that tell Prometheus which pods to scrape."""
 USER = ("runAsUser", "runAsGroup", "runAsNonRoot", "seLinuxOptions", "seccompProfile", "appArmorProfile")
 CONFINED = {
     "allowPrivilegeEscalation": False,
@@ -48,20 +48,20 @@ CONFINED = {
 
 @dataclass(frozen=True)
 class AgentMetrics:
-    """Metrics endpoint of agents, by the operator's settings."""
+    """Settings of the agents' metrics endpoint."""
 
     port: int
     annotated: bool = False
-    """Whether pods have annotations by which a plain Prometheus finds them."""
+    """Whether pods get annotations with which Prometheus finds them."""
     token_secret: str = ""
-    """Name of the Secret in each job's namespace whose entry `token` clients must present.
+    """Name of the Secret whose entry `token` clients must present. The Secret is in each job's namespace.
 
-    Empty: no token is needed.
+    Empty: clients need no token.
     """
 
 
 class PullPolicy(enum.Enum):
-    """imagePullPolicy of a container."""
+    """Values of a container's imagePullPolicy."""
 
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -70,21 +70,21 @@ class PullPolicy(enum.Enum):
 
 @dataclass(frozen=True)
 class PodSettings:
-    """Settings of the operator for pods."""
+    """The operator's settings for pods."""
 
     agent_image: str
     metrics: AgentMetrics | None = None
-    """Metrics endpoint of agents, or None when agents serve none."""
+    """Settings of the agents' metrics endpoint; None if agents serve no metrics."""
     agent_pull_policy: PullPolicy | None = None
 
 
 def port(job: JobView, template: Raw, create: CreatePod) -> int:
     """Return the port of the pod's agent.
 
-    In the host's network it depends on job, index and attempt: replicas of one job have different ports, and jobs
-    mostly do. A declared host port is a resource, so the scheduler separates two pods with the same port (decision "A
-    port in the host's network is a host port"). When a process outside pods has the port, the agent reports that and
-    ends, and the next attempt gets another port.
+    In the host's network, the port depends on the job, the index and the attempt. Replicas of one job therefore have
+    different ports, and replicas of different jobs usually have. The port is declared as a host port, so the scheduler
+    puts two pods with the same port on different nodes (decision "A port in the host's network is a host port"). If a
+    process outside of pods uses the port, the agent reports that and ends. The next attempt gets another port.
     """
     if not template["spec"].get("hostNetwork"):
         return protocol.PORT
@@ -101,7 +101,7 @@ def metrics_port(
 ) -> int | None:
     """Return the port of the pod's metrics.
 
-    Return None when there are none, or when a container of the template declares that port itself.
+    The result is None if metrics are off, or if a container of the template declares this port itself.
     """
     if metrics is None or not spec.metrics.enabled:
         return None
@@ -113,7 +113,7 @@ def metrics_port(
 
 
 def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: AgentMetrics) -> Raw:
-    """Return the pod with an agent that serves its metrics at that port."""
+    """Return the pod's manifest with an agent that serves metrics on the given port."""
     trainer, metadata = trainer_of(pod), pod.get("metadata") or {}
     declared: Raw = {"name": METRICS_PORT_NAME, "containerPort": port, "protocol": "TCP"}
     if pod["spec"].get("hostNetwork"):
@@ -122,7 +122,7 @@ def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: AgentMetrics) -> R
     variables = environment(trainer, {"CONCERTINA_METRICS": json.dumps(settings)}, {})
     variables = [variable for variable in variables if variable["name"] != METRICS_TOKEN]
     if metrics.token_secret:
-        # Optional: without a token, all requests are refused, and training continues.
+        # The Secret is optional: without it, the agent refuses all requests, and training continues.
         key = {"name": metrics.token_secret, "key": "token", "optional": True}
         variables.append({"name": METRICS_TOKEN, "valueFrom": {"secretKeyRef": key}})
     changed = {**trainer, "env": variables, "ports": [*(trainer.get("ports") or ()), declared]}
@@ -136,15 +136,16 @@ def with_metrics(pod: Raw, spec: JobSpec, port: int, metrics: AgentMetrics) -> R
 def with_agent(
     pod: Raw, job: JobView, spec: JobSpec, port: int, settings: PodSettings, snapshot_memory: int | None
 ) -> Raw:
-    """Return the pod with the agent's layer."""
+    """Return the pod's manifest with the agent added."""
     pod_spec, trainer = pod["spec"], trainer_of(pod)
     command = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
     declared: Raw = {"name": PORT_NAME, "containerPort": port, "protocol": "TCP"}
     if pod_spec.get("hostNetwork"):
-        declared["hostPort"] = port  # so that the scheduler considers it
+        declared["hostPort"] = port  # so that the scheduler reserves the port
     memory: Raw = {"medium": "Memory"} if spec.bundled else {}
     if spec.bundled and snapshot_memory is not None:
-        # Snapshots count towards the container's memory. Exceeding the limit is "no space left", not a kill.
+        # Snapshots count as the container's memory. With a size limit, writers get "no space left" instead of an OOM
+        # kill.
         memory["sizeLimit"] = str(snapshot_memory)
     changed = {
         **{key: value for key, value in trainer.items() if key != "args"},
@@ -168,23 +169,24 @@ def with_agent(
             {"name": VOLUME, "emptyDir": memory},
             {"name": IDENTITY, "secret": {"secretName": secret_name(job)}},
         ],
-        # A container that fails with its agent restarts with its volume (decision "Containers start again in place").
+        # If a container fails with its agent, it is restarted with the same volume (decision "Containers start again in
+        # place").
         "restartPolicy": pod_spec.get("restartPolicy", "OnFailure"),
     }
     return with_trainer(pod, changed, **layer)
 
 
 def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
-    """Return the container that copies the agent into the pod.
+    """Return the init container that copies the agent into the pod.
 
-    It has the trainer's resources (a quota may require them), the trainer's user, and no privileges at all: a policy
-    that admits the trainer also admits it.
+    The init container has the trainer's resources, because a resource quota may require them. It has the trainer's user
+    and no privileges, so that any policy that admits the trainer also admits the init container.
     """
     security_context = trainer.get("securityContext") or {}
     container: Raw = {
         "name": "concertina-agent",
         "image": settings.agent_image,
-        # The bundled trainer has a storage client, and its volume is memory that is reserved for snapshots.
+        # The bundled trainer has its own storage client, and its volume is memory reserved for snapshots.
         "command": ["concertina-agent", "install", *([] if spec.bundled else ["--storage-client"]), VOLUME_PATH],
         "volumeMounts": [{"name": VOLUME, "mountPath": VOLUME_PATH}],
         "securityContext": {**{key: security_context[key] for key in USER if key in security_context}, **CONFINED},
@@ -202,7 +204,7 @@ def _installer(trainer: Raw, settings: PodSettings, spec: JobSpec) -> Raw:
 
 
 def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
-    # Absent fields stay absent: an image of another version may not know them.
+    # Fields that are not set are left out, because an image of another version may not know them.
     config = spec.trainer.model_dump_json(by_alias=True, exclude_none=True) if spec.trainer else "{}"
     checkpoint = spec.checkpoint.model_dump_json(by_alias=True) if spec.checkpoint else "null"
     tracking = spec.tracking.model_dump_json(by_alias=True, exclude_none=True) if spec.tracking else ""
@@ -219,7 +221,7 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
         "CONCERTINA_WORKERS": str(spec.workers),
         "CONCERTINA_GRACE_SECONDS": str(spec.template.manifest()["spec"].get("terminationGracePeriodSeconds", 30)),
         "CONCERTINA_IMAGE": spec.template.trainer.image or "",
-        # Kubernetes would expand $(NAME) in them.
+        # Escape $, because Kubernetes would expand $(NAME) in these values.
         "CONCERTINA_TRAINER": config.replace("$", "$$"),
         "CONCERTINA_CHECKPOINT": checkpoint.replace("$", "$$"),
         "CONCERTINA_SPEC": recorded(spec).replace("$", "$$"),

@@ -1,4 +1,4 @@
-"""Container of the trainer in the manifest of a pod, as the layers of `pod` read and replace it. Pure."""
+"""Read and replace the trainer container in a pod's manifest. All functions are pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from concertina.api.spec import JobSpec
 from concertina.kube.resources import Raw
 
 PYTHON = "CONCERTINA_PYTHON"
-"""Variable of the template's container with the Python that runs the agent, when it is not python3 on the PATH."""
+"""Variable in the trainer container that names the Python for the agent; the default is python3 on the PATH."""
 
 
 def trainer_of(pod: Raw) -> Raw:
-    """Return the container `trainer` of a pod or of a pod's template."""
+    """Return the container `trainer` of a pod or of a pod template."""
     trainer: Raw = next(container for container in pod["spec"]["containers"] if container["name"] == TRAINER)
     return trainer
 
 
 def with_trainer(pod: Raw, trainer: Raw, **spec: Any) -> Raw:
-    """Return the same pod with that container in place of its trainer, and with those fields in its spec."""
+    """Return the pod's manifest with its container `trainer` replaced, and with the given fields in its spec."""
     containers = [trainer if container["name"] == TRAINER else container for container in pod["spec"]["containers"]]
     return {**pod, "spec": {**pod["spec"], "containers": containers, **spec}}
 
 
 def environment(container: Raw, values: Mapping[str, str], fields: Mapping[str, str]) -> list[Raw]:
-    """Return the container's variables with additional ones, which take precedence.
+    """Return the container's environment variables with additional ones, which take precedence.
 
     Args:
-        values: Values by name.
-        fields: Paths of fields of the pod, by the variable's name.
+        container: Container with its own variables.
+        values: Values of additional variables by name.
+        fields: Paths of pod fields from which additional variables take their values, by name.
     """
     added = [
         *({"name": name, "value": value} for name, value in values.items()),
@@ -42,7 +43,7 @@ def environment(container: Raw, values: Mapping[str, str], fields: Mapping[str, 
 
 
 def storage_access(container: Raw, spec: JobSpec) -> Raw:
-    """Return the field `envFrom` with the Secrets of storage and of the tracker, or nothing when it would be empty."""
+    """Return `envFrom` with the Secrets of storage and of the tracker added; empty if there are no sources."""
     sources = list(container.get("envFrom") or ())
     if spec.checkpoint and spec.checkpoint.secret_name:
         sources.append({"secretRef": {"name": spec.checkpoint.secret_name}})
@@ -52,11 +53,11 @@ def storage_access(container: Raw, spec: JobSpec) -> Raw:
 
 
 def python(container: Raw) -> str:
-    """Return the command that starts Python in the container. Images without a shell may have it anywhere."""
+    """Return the command that starts Python in the container. In an image without a shell, it may be at any path."""
     paths = (entry.get("value") for entry in container.get("env") or () if entry["name"] == PYTHON)
     return next(paths, None) or "python3"
 
 
 def memory_of(container: Raw) -> int:
-    """Return the memory limit of the container in bytes, or 0 without a limit."""
+    """Return the container's memory limit in bytes; 0 if there is no limit."""
     return bytes_of(amounts_of(container, "limits").get("memory"))

@@ -1,4 +1,4 @@
-"""Names and labels of the objects that the operator creates, by which it finds them again. Pure."""
+"""Names and labels of the objects that the operator creates, with which it finds them again. All functions are pure."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ JOB_UID = "concertina.dev/job-uid"
 INDEX = "concertina.dev/replica-index"
 ATTEMPT = "concertina.dev/attempt"
 ROUND = "concertina.dev/round"
-"""The five constants above are labels. ROUND is the rendezvous of torchrun that a pod was created for."""
+"""Label with the torchrun rendezvous for which a pod was created. The four constants above are labels too."""
 MANAGED_BY = {"app.kubernetes.io/managed-by": "concertina"}
 SELECTOR = "app.kubernetes.io/managed-by=concertina"
-"""Selector of all pods that the operator created."""
+"""Label selector for all pods that the operator created."""
 AVOIDS = "concertina.dev/avoids"
-"""Annotation: the nodes that the pod must not run on, by a requirement of the operator (not of the template)."""
+"""Annotation with the nodes on which the pod must not run because of the operator's (not the template's) rule."""
 TEMPLATE_HASH = "concertina.dev/template-hash"
-"""Annotation: `JobView.template_hash` when the pod was created."""
+"""Annotation with `JobView.template_hash` at the time when the pod was created."""
 PORT_NAME = "concertina"
-"""Name of the container port at which a pod's agent listens."""
+"""Name of the container port on which a pod's agent listens."""
 METRICS_PORT_NAME = "agent-metrics"
-"""Name of the container port at which an agent serves its metrics."""
+"""Name of the container port on which an agent serves its metrics."""
 
 
 def labels(job: JobView) -> dict[str, str]:
-    """Return the labels of a job's objects."""
+    """Return the labels for a job's objects."""
     return {**MANAGED_BY, JOB: job.name[:63].rstrip("-."), JOB_UID: job.uid}
 
 
 def owner(job: JobView) -> Raw:
     """Return an owner reference that makes a foreground deletion of the job wait for the object.
 
-    See the decision "Foreground deletion waits for pods".
+    Decision "Foreground deletion waits for pods" gives the reason.
     """
     reference = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     return {**reference, "controller": True, "blockOwnerDeletion": True}
 
 
 def secret_name(job: JobView) -> str:
-    """Return the name of the Secret with the job's identity.
+    """Return the name of the Secret with the job's certificates.
 
-    The name contains a part of the uid, so a job that is created again under its name does not find the old job's
+    The name contains a part of the job's uid. A job that is deleted and created again therefore does not use the old
     Secret.
     """
     return f"{job.name}-concertina-{job.uid[:8]}"

@@ -1,7 +1,7 @@
-"""Pods and the Secret of a job (table in docs/architecture.md). Pure.
+"""Manifests of a job's pods and Secret (table in docs/architecture.md). All functions are pure.
 
-A pod is built in layers, each a function from a manifest to the next: the job's template, then the agent or torchrun,
-shared memory, the placement, the pod group, and the operator's metadata. Everything else stays as the user wrote it.
+A pod is built in layers. Each layer is a function from manifest to manifest: the job's template, the agent or torchrun,
+shared memory, placement, the pod group, and the operator's metadata. Everything else stays as the user wrote it.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from concertina.plan.actions import CreatePod, CreateRendezvous
 from concertina.plan.observed import JobView
 
 DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
-"""Annotation: the container whose output `kubectl logs` shows, whatever else is in the pod."""
+"""Annotation with the container whose log `kubectl logs` shows by default."""
 END_POD = {"activeDeadlineSeconds": 1}
-"""Fields of a pod's spec that end the pod.
+"""Fields of a pod's spec with which the operator stops the pod.
 
-Its kubelet stops the containers, regardless of restartPolicy, and marks the pod as failed.
+The kubelet then stops the containers, whatever the restartPolicy is, and marks the pod as failed.
 """
 SHM, SHM_PATH = "concertina-shm", "/dev/shm"
 SHM_LEAST = 64 << 20
-"""Size in bytes that containerd and Docker provide."""
+"""Size of /dev/shm in bytes that containerd and Docker provide by default."""
 INTO_PODS = {
     "template", "trainer", "checkpoint", "workers_per_replica", "launcher", "warm_start", "step_detection", "tracking",
     "scheduling",
 }  # fmt: skip
-"""Fields of the spec that go into pods, and that change only while the job is suspended (`api.rules`)."""
+"""Spec fields that determine the pods. They can be changed only while the job is suspended (`api.rules`)."""
 BUNDLED_INTO_PODS = {"parallelism"}
-"""Further such fields for the bundled trainer. For a script, they only count replicas."""
+"""Further spec fields that determine the pods of the bundled trainer. For a script, they only affect replica counts."""
 
 
 def template_hash(spec: JobSpec) -> str:
-    """Return the hash of the user's fields that go into pods.
+    """Return the hash of the spec fields that determine the pods.
 
-    Defaults are left out: a newer version has more of them, and must not take the pods of running jobs for those of
-    another template (decision "A pod says what it was made of").
+    Default values are left out. A newer version has more of them, and must not treat the pods of running jobs as
+    outdated (decision "A pod says what it was made of").
     """
     field_names = INTO_PODS | BUNDLED_INTO_PODS if spec.bundled else INTO_PODS
     user_fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=field_names)
@@ -62,7 +62,7 @@ def template_hash(spec: JobSpec) -> str:
 
 
 def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSettings) -> Raw:
-    """Return the pod of a replica."""
+    """Return the manifest of a replica's pod."""
     template = spec.template.manifest()
     number = {INDEX: str(create.index), ATTEMPT: str(create.attempt)}
     if create.rendezvous:
@@ -82,27 +82,32 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
 
 
 def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -> Raw:
-    """Return the pod that serves the store in which torchrun's agents meet."""
+    """Return the manifest of the pod that serves torchrun's TCPStore."""
     number = {ROUND: str(create.round), ATTEMPT: str(create.round)}
     store = torchrun_pod.store(spec.template.manifest())
     if spec.scheduling.gang is not None:
-        # The members come after this pod. A scheduler that makes groups by owner, as KAI does, would wait for them.
+        # The members are created after this pod. A scheduler that groups pods by owner, as KAI does, would wait for
+        # them.
         store["spec"].pop("schedulerName", None)
     owned = _owned(store, job, rendezvous_name(job.name, create.round), number, torchrun_pod.PORT)
     return admitted(owned, create.quota.changes) if create.quota else owned
 
 
 def secret_manifest(job: JobView, data: dict[str, str]) -> Raw:
-    """Return the Secret of a job. `data` is base64 already."""
+    """Return the manifest of a job's Secret. `data` is already in base64."""
     metadata = {"name": secret_name(job), "labels": labels(job), "ownerReferences": [owner(job)]}
     kind = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque"}
     return {**kind, "metadata": metadata, "data": data, "immutable": True}
 
 
 def _owned(pod: Raw, job: JobView, name: str, number: dict[str, str], port: int) -> Raw:
-    """Return the pod with the operator's metadata.
+    """Return the pod's manifest with the operator's metadata.
 
     Args:
+        pod: Manifest of the pod.
+        job: Job that owns the pod.
+        name: Name of the pod.
+        number: Labels for index, attempt and round.
         port: Port of the agent or of torchrun's store.
     """
     template_metadata = pod.get("metadata") or {}
@@ -122,13 +127,11 @@ def _owned(pod: Raw, job: JobView, name: str, number: dict[str, str], port: int)
 
 
 def _no_mesh(port: int) -> dict[str, str]:
-    """Return annotations that keep a service mesh away from the job's ports.
+    """Return annotations that exclude the job's ports from a service mesh. The template's annotations take precedence.
 
-    A template's own annotations take precedence.
-
-    Workers meet at ports that the kernel chooses, and agents use their own mutual TLS. A proxy for incoming connections
-    breaks the former and cannot help the latter. The pod's outgoing requests (storage, trackers) still go through the
-    mesh. Without a mesh, the annotations have no effect.
+    Workers connect on ports that the kernel chooses, and agents use their own mutual TLS. A mesh proxy for incoming
+    connections breaks the connections of workers and does not help those of agents. Requests from the pod to storage
+    and trackers still use the mesh. Without a mesh, the annotations have no effect.
     """
     return {
         "traffic.sidecar.istio.io/includeInboundPorts": "",
@@ -139,11 +142,11 @@ def _no_mesh(port: int) -> dict[str, str]:
 
 
 def _with_shared_memory(pod: Raw) -> Raw:
-    """Return the pod with a volume for /dev/shm.
+    """Return the pod's manifest with a volume for /dev/shm.
 
-    Data loaders, gloo and NCCL need more there than the 64 MiB that runtimes provide. The volume has half of the
-    container's memory, as on Linux itself, and a process that fills it gets "no space left" instead of being killed.
-    The pod is unchanged when the template has such a volume, or shares the host's.
+    Data loaders, gloo and NCCL need more space than the 64 MiB that container runtimes provide. The volume may use half
+    of the container's memory, as on Linux itself. A process that fills it gets "no space left" and is not killed. The
+    manifest is unchanged if the template already has such a volume or uses the host's IPC namespace.
     """
     trainer = trainer_of(pod)
     mounts = trainer.get("volumeMounts") or ()

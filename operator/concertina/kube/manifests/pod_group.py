@@ -1,7 +1,7 @@
-"""Pod groups of gang schedulers, and the fields by which pods join them. Pure.
+"""Pod groups of gang schedulers, and the pod fields that refer to them. All functions are pure.
 
-Kubernetes and each scheduler have a kind PodGroup of their own. KAI writes its PodGroup itself, as the object Karta in
-the chart describes it.
+Kubernetes and each gang scheduler have their own kind PodGroup. KAI creates its PodGroup itself, as described by the
+chart's Karta object.
 """
 
 from __future__ import annotations
@@ -13,31 +13,27 @@ from concertina.plan.observed import GangApi, JobView, PodGroup
 
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
-"""The two constants above are annotations of pods. Both are Volcano's, although the first has the prefix of
-Kubernetes."""
+"""Pod annotation with Volcano's queue. VOLCANO_GROUP is a pod annotation of Volcano too, despite its prefix."""
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 KAI_QUEUE = "kai.scheduler/queue"
-"""The two constants above are labels of pods."""
+"""Pod label with KAI's queue. COSCHEDULING_GROUP is a pod label too."""
 SCHEDULERS = {GangApi.VOLCANO: "volcano", GangApi.KAI: "kai-scheduler"}
-"""Name of the scheduler for a template that names none. Coscheduling is a plugin of whatever scheduler it runs in."""
+"""Scheduler name for a template that names none. Coscheduling has no entry, because it is a plugin of any scheduler."""
 
 
 def resource(api: GangApi) -> Resource:
-    """Return the kind of the pod group's object."""
+    """Return the resource of the API's PodGroup kind."""
     return Resource(f"apis/{api}", "podgroups")
 
 
 def pod_group_manifest(job: JobView, spec: JobSpec, group: PodGroup) -> Raw:
-    """Return the object of a pod group.
-
-    Garbage collection deletes it with the job.
-    """
+    """Return the manifest of a job's pod group. It is deleted together with the job, as an owned object."""
     metadata = {"name": group.name, "labels": labels(job), "ownerReferences": [owner(job)]}
     return {"apiVersion": str(group.api), "kind": "PodGroup", "metadata": metadata, "spec": _spec(spec, group)}
 
 
 def minimum_patch(group: PodGroup) -> Raw:
-    """Return a merge patch that sets the minimum of a pod group."""
+    """Return a merge patch that sets the pod group's minimum number of pods."""
     if group.api in (GangApi.POD_GROUP, GangApi.POD_GROUP_ALPHA):
         return {"spec": {"schedulingPolicy": {"gang": {"minCount": group.min_count}}}}
     return {"spec": {"minMember": group.min_count}}
@@ -56,9 +52,9 @@ def _spec(spec: JobSpec, group: PodGroup) -> Raw:
 
 
 def in_pod_group(pod: Raw, group: PodGroup) -> Raw:
-    """Return the pod as a member of a pod group.
+    """Return the pod's manifest as a member of a pod group.
 
-    A scheduler that the template names stays: one of these schedulers may run under another name.
+    A scheduler name in the template is not changed, because a gang scheduler may run under another name.
     """
     metadata, pod_spec = pod.get("metadata") or {}, dict(pod["spec"])
     joined_labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}

@@ -1,8 +1,8 @@
-"""Placement of a replica's pod, in addition to the template's. Pure.
+"""Rules for where the scheduler places a replica's pod, in addition to those of the template. All functions are pure.
 
-It uses preferences rather than requirements: a pod that the scheduler cannot place trains nothing, and ranks are
-ordered by the actual nodes of the pods (`plan/state/rank_order.py`). There are two requirements: one excludes nodes
-that the job can spare, and the other is the domain that spec.scheduling.topology requires.
+Most rules are preferences rather than requirements: a pod that the scheduler can't place trains nothing, and ranks are
+assigned by the pods' actual nodes (`plan/state/rank_order.py`). Two rules are requirements: not to use bad nodes that
+the job does not need, and the domain that `spec.scheduling.topology` requires.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from concertina.plan.observed import JobView
 
 HOSTNAME = "kubernetes.io/hostname"
 MOST_NAMED = 128
-"""Largest size of a group whose replicas a preference lists by name.
+"""Largest size of a group for which a preference lists the replicas by index.
 
-In a larger group, any replica of the job is as near.
+For a larger group, the preference applies to all replicas of the job.
 """
 
 
 def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
-    """Return the pod with the placement of a replica."""
+    """Return the pod's manifest with the placement rules for a replica."""
     of_job = {"labelSelector": {"matchLabels": {JOB_UID: job.uid}}, "topologyKey": HOSTNAME}
     metadata, pod_spec = pod.get("metadata") or {}, dict(pod["spec"])
     affinity = pod_spec.get("affinity") or {}
-    # Prefer different nodes for replicas: copies of snapshots protect against the loss of a node.
+    # Prefer different nodes for replicas, so that the loss of a node does not take a snapshot and its copy.
     if spec.topology is None or not spec.group_sizes or spec.group_sizes[0] > MOST_NAMED:
         spread = {"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway", **of_job}
         pod_spec = {"topologySpreadConstraints": [spread], **pod_spec}
     else:
-        # The groups' terms outweigh this one. The scheduler would weigh a spread as much as all affinity together.
+        # The terms of the groups have more weight than this one. A topology spread would have as much as all affinity
+        # together.
         affinity = _wishing(affinity, "podAntiAffinity", {"weight": 1, "podAffinityTerm": of_job})
         affinity = _near_its_groups(affinity, job, spec.topology.labels, spec.group_sizes, create.index)
     if spec.scheduling.topology is not None:
         affinity = _in_one_domain(affinity, job, spec.scheduling.topology)
     affinity = _keeping_off(affinity, create)
     if create.standby:
-        # A failure of a member's node should not affect its standby replica too.
+        # The failure of a member's node should not take a standby replica too.
         affinity = _wishing(affinity, "podAntiAffinity", {"weight": 100, "podAffinityTerm": of_job})
     if affinity:
         pod_spec["affinity"] = affinity
@@ -51,13 +52,12 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
 
 
 def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) -> Raw:
-    """Return the affinity with a term that places all pods of the job in one domain.
+    """Return the affinity with a term that places all pods of the job in one network domain.
 
-    The term is a requirement, or a preference that outweighs the other ones.
-
-    The scheduler exempts the first pod from the requirement, because no pod of the job is anywhere yet.
+    The term is a requirement, or a preference with the highest weight. The scheduler exempts the first pod from the
+    requirement, because the job has no other pod yet.
     """
-    # The pod of torchrun's store has no index, and may be anywhere.
+    # The pod of torchrun's store has no index, and may be in any domain.
     of_job = {"matchLabels": {JOB_UID: job.uid}, "matchExpressions": [{"key": INDEX, "operator": "Exists"}]}
     if topology.mode is TopologyMode.PREFERRED:
         return _wishing(affinity, "podAffinity", _term(100, of_job, topology.key))
@@ -67,16 +67,16 @@ def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) ->
 
 
 def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: Sequence[int], index: int) -> Raw:
-    """Add preferences for the groups of neighbours by index.
+    """Add preferences that place a pod near the other pods of its parallel groups.
 
-    The smallest group prefers the innermost domain that spec.topology names, and its block prefers the wider ones
+    The smallest group should be within the innermost domain of `spec.topology`, and its block within the wider domains
     (decision "Pods of a group wish to be near each other").
     """
     smallest, block = sizes[0], sizes[-1]
     *wider, innermost = labels
     group = _neighbours(job, index, smallest)
     affinity = _wishing(affinity, "podAffinity", _term(100, group, innermost))
-    # The first pod of a group avoids the domains of other groups, which would be full before its group is complete.
+    # The first pod of a group avoids domains of other groups, which may become full before its own group is complete.
     others = _neighbours(job, index, smallest, "NotIn")
     affinity = _wishing(affinity, "podAntiAffinity", _term(1, others, innermost))
     for label in wider:
@@ -85,7 +85,7 @@ def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: 
 
 
 def _neighbours(job: JobView, index: int, size: int, operator: str = "In") -> Raw:
-    """Return a selector of the job's pods in the same group of that size, or (NotIn) in all other groups."""
+    """Return a selector for the job's pods in the same group of the given size, or (NotIn) in all other groups."""
     begin = index - index % size
     expression = {
         "key": INDEX,
@@ -100,13 +100,16 @@ def _term(weight: int, selector: Raw, label: str) -> Raw:
 
 
 def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
-    """Exclude nodes by a preference when the job cannot spare them, by a requirement when it can."""
+    """Return the affinity with additional rules against nodes.
+
+    The rules are a preference against `avoid_nodes`, and a requirement against `never_nodes`.
+    """
     if create.avoid_nodes:
         wish = {"weight": 100, "preference": {"matchFields": _not_on(create.avoid_nodes)}}
         affinity = _wishing(affinity, "nodeAffinity", wish)
     if create.never_nodes:
         of_nodes, key = affinity.get("nodeAffinity") or {}, "requiredDuringSchedulingIgnoredDuringExecution"
-        terms = (of_nodes.get(key) or {}).get("nodeSelectorTerms") or [{}]  # one of them has to hold
+        terms = (of_nodes.get(key) or {}).get("nodeSelectorTerms") or [{}]  # the terms are alternatives
         rule = _not_on(create.never_nodes)
         terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *rule]} for term in terms]
         affinity = {**affinity, "nodeAffinity": {**of_nodes, key: {"nodeSelectorTerms": terms}}}
@@ -114,7 +117,7 @@ def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
 
 
 def _wishing(affinity: Raw, kind: str, wish: Raw) -> Raw:
-    """Return the affinity with one more preference of that kind: nodeAffinity, podAffinity or podAntiAffinity."""
+    """Return the affinity with one more preference of the given kind: nodeAffinity, podAffinity or podAntiAffinity."""
     key = "preferredDuringSchedulingIgnoredDuringExecution"
     terms = affinity.get(kind) or {}
     return {**affinity, kind: {**terms, key: [*(terms.get(key) or ()), wish]}}

@@ -1,7 +1,7 @@
-"""Spec as it is stored in the lineage of checkpoints. Pure.
+"""The job's spec in the form that is stored with checkpoints as lineage. All functions are pure.
 
-Storage may have other readers than the job's pods, so values of variables are left out, whether they are secret or not.
-Names and references remain (decision "Lineage has no values of variables").
+Storage may have more readers than the job. Values of environment variables are therefore left out, whether they are
+secret or not. Names and references are stored (decision "Lineage has no values of variables").
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 from concertina.api.spec import JobSpec
 
 MOST = 64 << 10
-"""Largest size in bytes. Linux accepts 128 KiB for one variable. A larger spec is not stored."""
+"""Maximum size of the stored spec in bytes. A larger spec is not stored. (Linux allows 128 KiB for one variable.)"""
 VALUED = ("env", "httpHeaders")
-"""Lists whose entries have a name, and a value that is left out."""
+"""Lists of objects with a name and a value. The value is left out."""
 WITHIN_URI = re.compile(r"(?<=://)[^/@\s]+@")
-"""User and password in a URI."""
+"""User name and password in a URI."""
 
 
 def recorded(spec: JobSpec) -> str:
-    """Return the spec as JSON, or an empty string when it is too large.
+    """Return the spec as JSON; empty if it is too large.
 
-    `trainer` and `checkpoint` are left out, because pods get them separately.
+    `trainer` and `checkpoint` are left out, because pods get these separately.
     """
     fields = spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"trainer", "checkpoint"})
     text = json.dumps(_without_values(fields), sort_keys=True, separators=(",", ":"))

@@ -1,6 +1,7 @@
-"""torchrun's layer of a pod, and the pod of the store in which its agents meet (`launcher: Torchrun`).
+"""Manifests for `launcher: Torchrun`: torchrun's settings in a member's pod, and the pod that serves its TCPStore.
 
-There is no Service: a member is created once the store's pod has its address, and no member outlives that store. Pure.
+There is no Service. A member's pod is created once the store's pod has an IP address, and no member outlives the store.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from concertina.kube.resources import Raw
 from concertina.plan.actions import Rendezvous
 
 PORT = protocol.PORT
-"""Port of the store."""
+"""Port of torchrun's TCPStore."""
 MOST_NODES = 10000
-"""Largest number of nodes of an elastic job: torchrun must not refuse a replica that `kubectl scale` adds."""
+"""Largest number of nodes of an elastic job. torchrun must not refuse replicas that `kubectl scale` adds."""
 CONFIGURATION = "is_host=0,join_timeout=604800,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
-"""Configuration of the rendezvous, with times in seconds.
+"""Configuration of torchrun's rendezvous, with times in seconds.
 
-Waiting for replicas (a quota, a full cluster) is no failure. A lost replica is noticed after 3 s instead of 15.
+Waiting for replicas, for example for quota, is not a failure, so the join timeout is long. A lost replica is noticed
+after 3 s instead of 15 s.
 """
 RESTARTS = "3"
-"""Number of restarts of workers by torchrun in each rendezvous.
+"""Number of times that torchrun restarts workers in one rendezvous.
 
-torchrun also counts a lost peer. Beyond this number, failurePolicy decides.
+torchrun also counts the loss of a peer as a restart. After that, `failurePolicy` applies.
 """
 SERVE = """
 import os, signal, socket
@@ -42,21 +44,21 @@ KEPT_FIELDS = (
     "imagePullSecrets", "nodeSelector", "tolerations", "serviceAccountName", "automountServiceAccountToken",
     "securityContext", "priorityClassName", "runtimeClassName", "schedulerName",
 )  # fmt: skip
-"""Fields of the template's pod that the store's pod takes: where it may run, and as which user."""
+"""Pod fields of the template that the store's pod uses too. They determine where it may run and as which user."""
 PATHS = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Variables of the members that the store's pod takes.
+"""Environment variables of the template that the store's pod uses too.
 
-torch may be in a volume instead of the image (decision "The rendezvous pod takes the members' volumes").
+torch may be in a volume rather than in the image (decision "The rendezvous pod takes the members' volumes").
 """
 SMALL = {"requests": {"cpu": "100m", "memory": "384Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
 
 
 def with_torchrun(pod: Raw, spec: JobSpec, rendezvous: Rendezvous) -> Raw:
-    """Return the pod with torchrun's settings in the trainer's environment, and no other layer of the operator."""
+    """Return the pod's manifest with torchrun's settings in the trainer's environment variables."""
     trainer = trainer_of(pod)
     template_values = {entry["name"]: entry.get("value") or "" for entry in trainer.get("env") or ()}
     changed = {
-        "terminationMessagePolicy": "FallbackToLogsOnError",  # nothing else reads its last output
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # nothing else reads the container's last output
         **trainer,
         "env": environment(trainer, _values(spec, rendezvous, template_values), {"PET_LOCAL_ADDR": "status.podIP"}),
         **storage_access(trainer, spec),
@@ -65,9 +67,9 @@ def with_torchrun(pod: Raw, spec: JobSpec, rendezvous: Rendezvous) -> Raw:
 
 
 def _values(spec: JobSpec, rendezvous: Rendezvous, template_values: dict[str, str]) -> dict[str, str]:
-    """Return torchrun's options as variables. The command line takes precedence over them.
+    """Return torchrun's options as environment variables. Options on the command line take precedence.
 
-    The template may tune them, but not redirect them.
+    The template may change some of the options, but not those of the rendezvous.
     """
     return {
         "PET_NNODES": f"{rendezvous.least}:{MOST_NODES}" if spec.elastic else str(rendezvous.least),
@@ -75,7 +77,7 @@ def _values(spec: JobSpec, rendezvous: Rendezvous, template_values: dict[str, st
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": rendezvous.address,
         "PET_RDZV_ID": f"round-{rendezvous.round}",
-        # The last value of an option takes effect.
+        # The last value of each option applies.
         "PET_RDZV_CONF": ",".join(filter(None, (CONFIGURATION, template_values.get("PET_RDZV_CONF")))),
         "PET_MAX_RESTARTS": template_values.get("PET_MAX_RESTARTS") or RESTARTS,
         # With a shared store, torch 2.15 can neither grow nor lose the agent of rank 0.
@@ -84,7 +86,10 @@ def _values(spec: JobSpec, rendezvous: Rendezvous, template_values: dict[str, st
 
 
 def store(template: Raw) -> Raw:
-    """Return a small pod of the job's own image and volumes, without GPUs, because its torch must be the members'."""
+    """Return a small pod without GPUs that serves torchrun's TCPStore.
+
+    It has the job's image and volumes, because it needs the same torch version as the members.
+    """
     pod_spec, trainer = template["spec"], trainer_of(template)
     container: Raw = {
         "name": TRAINER,

@@ -1,7 +1,7 @@
-"""Workloads of Kueue for a job. Pure.
+"""Manifests of Kueue's Workloads for a job. All functions are pure.
 
-The pod sets hold only what decides where the pods fit and how much they use. Kueue compares Workloads field by field,
-and fields that say nothing about resources would only make them differ.
+A Workload's pod sets contain only the fields that determine where pods fit and how much they use. Kueue compares
+Workloads field by field, and other fields would only cause differences.
 """
 
 from __future__ import annotations
@@ -26,26 +26,30 @@ API_VERSION = "kueue.x-k8s.io/v1beta2"
 QUEUE_NAME = "kueue.x-k8s.io/queue-name"
 PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
 PREBUILT_WORKLOAD = "kueue.x-k8s.io/prebuilt-workload-name"
-"""The three constants above are labels of a job."""
+"""Label of a job with the name of an existing Workload. The two constants above are labels of a job too."""
 JOB_UID = "kueue.x-k8s.io/job-uid"
 POD_SET = "kueue.x-k8s.io/podset"
-"""The two constants above are labels of a Workload, and of a pod."""
+"""Label of a pod with its pod set. JOB_UID above is a label of a Workload."""
 FINALIZER = "kueue.x-k8s.io/resource-in-use"
 ELASTIC = "kueue.x-k8s.io/elastic-job"
 REPLACEMENT_FOR = "kueue.x-k8s.io/workload-slice-replacement-for"
 SLICE_NAME = "kueue.x-k8s.io/workload-slice-name"
-"""The three constants above are annotations of Kueue."""
+"""Kueue's annotation with the name of the first slice. The two constants above are annotations of Kueue too."""
 NUMBER = "concertina.dev/slice"
 REQUEST_HASH = "concertina.dev/request-hash"
 JOB_GENERATION = "concertina.dev/job-generation"
 SHRUNK_FOR = "concertina.dev/shrunk-for"
 SHRUNK_AT = "concertina.dev/shrunk-at"
 PAUSED = "concertina.dev/paused"
-"""The six constants above are annotations of this operator. PAUSED says that the operator deactivated the Workload
-itself."""
+"""Annotation that says that the operator itself deactivated the Workload.
+
+The five constants above are annotations of this operator too.
+"""
 PREFIX, HASH = 57, 5
-"""Maximum length of a name before its hash, and length of the hash, in characters. A name is also used as a label's
-value."""
+"""Maximum number of characters of a Workload's name before its hash, and the number of characters of the hash.
+
+The length is limited because the name is also used as a label value.
+"""
 _POD_FIELDS = (
     "affinity", "nodeSelector", "overhead", "priorityClassName", "resourceClaims", "resources", "runtimeClassName",
     "tolerations",
@@ -54,20 +58,20 @@ _CONTAINER_FIELDS = ("name", "resources", "restartPolicy")
 
 
 def workload_name(job: JobView, number: int) -> str:
-    """Return the name of a Workload of the job, formed as Kueue forms the names of Workloads of its own kinds."""
+    """Return the name of one of the job's Workloads, in the form in which Kueue names its own Workloads."""
     identity = "\n".join((KIND, GROUP, job.name, job.uid, str(number)))
     digest = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
     return f"{f'{KIND.lower()}-{job.name}'[:PREFIX]}-{digest[:HASH]}"
 
 
 def pod_sets(spec: JobSpec, request: Request) -> list[Raw]:
-    """Return the pod sets of a Workload."""
+    """Return the pod sets of a Workload, for the given counts."""
     templates = dict(_templates(spec))
     return [{"name": str(pod_set), "count": count, "template": templates[pod_set]} for pod_set, count in request]
 
 
 def request_hash(spec: JobSpec) -> str:
-    """Return the hash of the pod sets without their counts: another one needs another Workload."""
+    """Return the hash of a Workload's pod sets without their counts. If it changes, the job needs a new Workload."""
     return _hash(tuple((str(pod_set), json.dumps(template, sort_keys=True)) for pod_set, template in _templates(spec)))
 
 
@@ -77,10 +81,14 @@ def _hash(templates: tuple[tuple[str, str], ...]) -> str:
 
 
 def workload_manifest(job: JobView, spec: JobSpec, create: CreateWorkload, queue: str, class_ref: Raw | None) -> Raw:
-    """Return a Workload that asks the queue for quota.
+    """Return the manifest of a Workload that requests quota from a queue.
 
     Args:
-        class_ref: Reference to the priority class of the job, if it has one.
+        job: Job that owns the Workload.
+        spec: Spec of the job.
+        create: Planned Workload.
+        queue: Name of the LocalQueue.
+        class_ref: Reference to the job's priority class, or None.
     """
     annotations = {
         NUMBER: str(create.number),
@@ -137,11 +145,11 @@ def _container(container: Mapping[str, Any]) -> Raw:
     return {name: container[name] for name in _CONTAINER_FIELDS if container.get(name)}
 
 
-# --- what an admission adds to pods
+# --- fields that an admission adds to pods
 
 
 def admitted(pod: Raw, changes: PodChanges) -> Raw:
-    """Return the pod with the labels, annotations, selector and tolerations of its admission."""
+    """Return the pod's manifest with the labels, annotations, node selector and tolerations of its admission."""
     metadata, spec = pod["metadata"], dict(pod["spec"])
     if changes.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **changes.node_selector}
@@ -159,7 +167,7 @@ def admitted(pod: Raw, changes: PodChanges) -> Raw:
 
 
 def conflict(spec: JobSpec, changes: Mapping[PodSet, PodChanges]) -> str:
-    """Return how the admission contradicts the template, as a sentence; empty if it does not."""
+    """Return a sentence on how the admission contradicts the pod template; empty if it does not."""
     template = spec.template.manifest()
     metadata = template.get("metadata") or {}
     for pod_set, change in changes.items():

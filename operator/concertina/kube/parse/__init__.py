@@ -1,1 +1,1 @@
-"""Translation of the API server's objects and messages for the plan. Pure."""
+"""Convert objects and messages of the API server into the data types of plan(). All functions are pure."""

@@ -1,12 +1,12 @@
-"""Taints that announce the end of a node, as well-known tools and clouds set them.
+"""Taints that announce the termination of a node, as set by well-known tools and clouds.
 
-They are in the code, so that an upgrade of the operator extends the list (decision "The well-known taints are in
-code").
+The list is in the code, so that an upgrade of the operator extends it (decision "The well-known taints are in code").
 
-Each entry is a key, or key=value when the key alone has another meaning. The list excludes marks that a node has for
-its whole life (kubernetes.azure.com/scalesetpriority, on every spot node), candidates that may be dropped
-(DeletionCandidateOfClusterAutoscaler), problems that may pass (node.kubernetes.io/not-ready and the pressures), and
-node.kubernetes.io/out-of-service, which means that the node is off already: NodeView has a field for it.
+Each entry is a key. If the key alone can have another meaning, the entry is key=value. These taints are left out:
+- taints that a node has for its whole life (kubernetes.azure.com/scalesetpriority, on each spot node);
+- taints that may be removed again (DeletionCandidateOfClusterAutoscaler);
+- taints for problems that may pass (node.kubernetes.io/not-ready, and the taints for pressure);
+- node.kubernetes.io/out-of-service, which says that the node is already off. It is `NodeView.out_of_service`.
 """
 
 from __future__ import annotations
@@ -33,5 +33,5 @@ NOTICE_TAINTS = (
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Return the entries of a comma-separated list, such as CONCERTINA_NOTICE_TAINTS."""
+    """Return the entries of a comma-separated list, such as the value of CONCERTINA_NOTICE_TAINTS."""
     return tuple(name for part in text.split(",") if (name := part.strip()))

@@ -1,4 +1,4 @@
-"""Classification of creates that the API server refused. Pure."""
+"""Classify error responses for objects that the API server refused to create. All functions are pure."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from concertina.plan.observed import Refusal
 FORBIDDEN = (
     (re.compile("exceeded (hierarchical )?quota|status unknown for quota"), Refusal.QUOTA),
     (re.compile("not yet ready to handle request"), Refusal.TRANSIENT),
-    # The admission of owner references reads the list of kinds every 30 s, so it may not know a new CRD yet.
+    # The admission plugin for owner references updates its list of kinds every 30 s, and may not know a new CRD yet.
     (re.compile("cannot find RESTMapping"), Refusal.PERMISSION),
     (re.compile("cannot create resource"), Refusal.PERMISSION),
     (re.compile("not found$|no PriorityClass with name .* was found$"), Refusal.MISSING),
 )
-"""Kind of refusal by the message.
+"""Kind of refusal by a pattern in the message.
 
-The authorizer and all admission plugins respond with the same 403 (decision "Kinds of refusals, read from the
-message").
+The authorizer and all admission plugins use the same status 403 (decision "Kinds of refusals, read from the message").
 """
 
 
 def refusal(error: Forbidden | Invalid | Conflict | WebhookFailed) -> Refusal:
-    """Return the kind of refusal that an error means."""
+    """Return the kind of refusal for an error response."""
     if isinstance(error, Conflict):
         return Refusal.TRANSIENT
     if isinstance(error, WebhookFailed):

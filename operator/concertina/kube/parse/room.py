@@ -1,7 +1,7 @@
-"""Messages of the scheduler and of a quota that refuse a pod, as far as they show whether room would help. Pure.
+"""Derive from messages of the scheduler and of quotas whether more resources would help a pod. All functions are pure.
 
-The wording is that of kube-scheduler (FitError and the plugins' reasons) and of the API server's ResourceQuota, as of
-1.36 and some versions before. Any other message gives no information.
+The patterns match the messages of kube-scheduler (FitError and the plugins' reasons) and of ResourceQuota in Kubernetes
+1.36 and some earlier versions. Other messages are treated as unknown.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ _WHATEVER_RUNS = re.compile(
     r"|didn't satisfy plugin\(s\) \[NodeAffinity\]|didn't match the requested node name"
     r"|had untolerated taint(\(s\)| \{.*\})|were unschedulable)"
 )
-"""Reasons that remain when other pods leave the node."""
+"""Reasons that still apply to a node after other pods have left it."""
 _RESOURCES = re.compile(r"Insufficient \S+|Too many pods")
 _QUOTA = re.compile(r'pods "[^"]*" is forbidden: exceeded quota: [^,]+, requested: (\S+), used: \S+, limited: (\S+)')
 
 
 def excluded(message: str) -> bool:
-    """Return whether no node would take the pod even if nothing else ran there.
+    """Return whether no node would take the pod, even if no other pods ran there.
 
-    `message` is that of the pod's condition PodScheduled. That preemption would not help implies this only for
-    resources (the pod requests more than the whole node has). The scheduler also says it about devices that another pod
-    has claimed.
+    Args:
+        message: Message of the pod's condition PodScheduled. It may say that preemption would not help.
+            This counts only for resources: the pod then requests more of a resource than a whole node has.
+            For claimed devices, the scheduler says the same even if another pod could release them.
     """
     match = _NODES.match(message)
     if match is None:
@@ -45,9 +46,9 @@ def excluded(message: str) -> bool:
 
 
 def fits_quota(message: str) -> int | None:
-    """Return how many pods like the refused one the exceeded quota allows without other users.
+    """Return how many pods like the refused one would fit into the resource quota if nothing else used it.
 
-    Return None when the message names no quota.
+    The result is None if the message does not name a quota.
     """
     match = _QUOTA.search(message)
     if match is None:
@@ -60,9 +61,9 @@ def fits_quota(message: str) -> int | None:
 
 
 def amounts(quantities: Mapping[str, object]) -> Mapping[str, Decimal]:
-    """Return the amounts of resources.
+    """Return the amounts of resources as numbers.
 
-    Equal arguments return the same object, because pods of a job and nodes of a kind repeat the same amounts.
+    Equal arguments return the same object, which saves memory: pods of a job and nodes of a kind have the same amounts.
     """
     return _amounts(tuple((name, str(quantity)) for name, quantity in quantities.items()))
 

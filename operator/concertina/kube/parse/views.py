@@ -1,4 +1,4 @@
-"""Objects of the API server as plan() uses them. Pure."""
+"""Convert pods, nodes and TrainingJobs into the data types of plan(). All functions are pure."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from concertina.plan.observed import UNSCHEDULABLE, JobView, NodeView, PodPhase,
 from concertina_protocol import PORT
 
 _STARTING = ("", "ContainerCreating", "PodInitializing")
-"""Reasons for waiting that every pod passes through."""
+"""Reasons for waiting that each container has while it starts."""
 _HELD_BACK = ("CrashLoopBackOff", "RunContainerError")
-"""Reasons for waiting of a container that was restarted and ended soon. The kubelet retries with increasing delays."""
+"""Reasons for waiting of a container that keeps failing. The kubelet restarts it with increasing delays."""
 _NUMBER = re.compile("[0-9]{1,9}")
 NAME, WORD, SENTENCE = 253, 128, 4096
-"""Largest number of characters of texts that runtimes, kubelets and schedulers write with unbounded length."""
+"""Largest number of characters that are used of texts written by runtimes, kubelets and schedulers."""
 IMAGE = 512
-"""Largest number of characters of an image.
+"""Largest number of characters that are used of an image reference.
 
-A repository's name has at most 255, its host and digest the rest.
+The name of the repository has at most 255 characters. The rest is for the host and the digest.
 """
 MOST_REQUEST = 63
-"""Largest number of characters of a request for a checkpoint, which is sent to agents too."""
+"""Largest number of characters of a checkpoint request, which is also sent to agents."""
 MOST_PROBLEMS, MOST_IGNORED, MOST_FINALIZERS = 16, 64, 64
-"""Largest number of a TrainingJob's problems, ignored fields and finalizers.
+"""Largest number of problems, ignored fields and finalizers of a TrainingJob that are used.
 
-A template of 256 KiB can be wrong in a hundred thousand places.
+A template of 256 KiB can have a hundred thousand errors.
 """
 MOST_INDEXES = 11_000
-"""Limit of indexes: more than a job can have replicas and standby replicas.
+"""Limit for replica indexes. It is higher than a job's largest number of replicas and standby replicas.
 
-status.internal.attempts holds as many.
+`status.internal.attempts` has an entry for each index.
 """
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _ZONE = "topology.kubernetes.io/zone"
@@ -60,24 +60,24 @@ _SPOT = (
     ("kubernetes.azure.com/scalesetpriority", "spot"),
     ("node.kubernetes.io/lifecycle", "spot"),
 )
-"""Labels by which clouds and autoscalers mark nodes that cost less and may be reclaimed."""
+"""Node labels with which clouds and autoscalers mark spot nodes, which cost less and can be reclaimed."""
 
 
 @dataclass(frozen=True)
 class OwnedPod:
-    """View of a pod, with its job."""
+    """A pod with the uid of its job."""
 
     job_uid: str
-    """Uid of the TrainingJob that controls the pod.
+    """Uid of the TrainingJob that owns the pod.
 
-    It is empty for a pod that only has the operator's labels, or whose name is not one of a job's pods.
+    It is empty for a pod that only has the operator's labels, or whose name is not that of one of the job's pods.
     """
     namespace: str
     view: PodView
 
 
 def pod_view(obj: Raw) -> OwnedPod:
-    """Return the view of a pod."""
+    """Return the data of a pod that plan() needs, with the uid of its job."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     owner, index, attempt = _owner(metadata)
@@ -123,10 +123,11 @@ def pod_view(obj: Raw) -> OwnedPod:
 
 
 def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeView:
-    """Return the view of a node.
+    """Return the data of a node that plan() needs.
 
     Args:
-        notice_taints: Taints that announce a node's end, as key or key=value.
+        obj: Manifest of the node.
+        notice_taints: Taints that announce the termination of a node, as key or key=value.
     """
     spec, labels = obj.get("spec") or {}, obj["metadata"].get("labels") or {}
     taints = spec.get("taints") or ()
@@ -148,10 +149,11 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
 
 
 def job_view(obj: Raw, before: JobView | None = None) -> JobView:
-    """Return the view of a TrainingJob.
+    """Return the data of a TrainingJob that plan() needs.
 
     Args:
-        before: Earlier view of the same object, which saves parsing a spec that has not changed.
+        obj: Manifest of the job.
+        before: Earlier result for the same job. If the spec has not changed, it need not be parsed again.
     """
     metadata = obj["metadata"]
     generation = int(metadata.get("generation") or 0)
@@ -187,9 +189,9 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
 
 
 def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
-    """Return the spec or its error, the paths that were left out of it, and the hash of its template.
+    """Return the spec or its error, the paths of ignored fields, and the template's hash.
 
-    It raises nothing: one job's manifest must not keep the operator from the other jobs.
+    The function never raises, because one job's manifest must not affect other jobs.
     """
     try:
         spec, ignored = parse_stored(obj)
@@ -209,7 +211,7 @@ def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
 
 
 def _request_hash(spec: JobSpec | None) -> str:
-    """Return the hash of what the job asks a queue for; empty if its template has fields of an unexpected form."""
+    """Return the hash of the pod sets that the job requests from its queue; empty if the template is malformed."""
     try:
         return request_hash(spec) if spec is not None else ""
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -223,23 +225,22 @@ def _sentence(problems: Sequence[str]) -> str:
 
 
 def other_manager(obj: Raw) -> str:
-    """Return the controller that spec.managedBy names instead of this operator, or nothing."""
+    """Return the controller that `spec.managedBy` names instead of this operator; empty if it names none."""
     spec = obj.get("spec")
     manager = spec.get("managedBy") if isinstance(spec, dict) else None
     return manager if isinstance(manager, str) and manager != MANAGER else ""
 
 
 def checkpoint_asked(obj: Raw) -> str:
-    """Return the request that a TrainingJob's annotation names, or an empty string."""
+    """Return the checkpoint request in a TrainingJob's annotation; empty if there is none."""
     return str((obj["metadata"].get("annotations") or {}).get(CHECKPOINT_NOW, ""))[:MOST_REQUEST]
 
 
 def status_of(obj: Raw) -> JobStatus:
-    """Return the readable part of a TrainingJob's status.
+    """Return a TrainingJob's status without the fields that can't be read.
 
-    One value of a newer version must not make a Complete job run again, or make a world be forgotten (decision
-    "Readable parts of a newer status"). Unreadable fields are left out, with the objects that are incomplete without
-    them.
+    A single value of a newer version must not make a Complete job run again or lose its round (decision "Readable parts
+    of a newer status"). An object that is incomplete without an unreadable field is left out as a whole.
     """
     readable: Any = with_packed(obj.get("status") or {})
     while True:
@@ -248,7 +249,7 @@ def status_of(obj: Raw) -> JobStatus:
         except ValidationError as error:
             readable = copy.deepcopy(readable)
             locations = [_place_of(readable, detail["loc"]) for detail in error.errors(include_url=False)]
-            # Entries of a list are deleted from its end, so that the indexes of the others stay valid.
+            # Entries of a list are deleted from the end, so that the indexes of the remaining entries stay valid.
             containers = {(id(container), key): container for container, key in filter(None, locations)}
             if not containers:
                 return JobStatus()
@@ -259,9 +260,9 @@ def status_of(obj: Raw) -> JobStatus:
 
 
 def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
-    """Return the container (a mapping or list) of the field, and its key or index.
+    """Return the mapping or list that contains a field, and the field's key or index.
 
-    When the field is missing, this is the location of the object that lacks it. None means the status itself.
+    If the field is missing, the result is the location of the object that lacks it. None means the status itself.
     """
     field_location: tuple[Any, Any] | None = None
     value: Any = status
@@ -274,10 +275,10 @@ def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] |
 
 
 def _owner(metadata: Raw) -> tuple[str, int | None, int]:
-    """Return the uid of the TrainingJob that controls a pod, its replica index and its attempt.
+    """Return the uid of the TrainingJob that owns a pod, and the pod's replica index and attempt.
 
-    Index and attempt follow from the pod's name, which cannot be changed after its creation, as a label can (decision
-    "A pod's place is its name's"). The uid is empty when the pod is not a job's.
+    Index and attempt come from the pod's name, because a name can't be changed as a label can (decision "A pod's place
+    is its name's"). The uid is empty if the pod belongs to no job.
     """
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
     owner: Raw = next(
@@ -306,7 +307,7 @@ def _waiting(status: Raw) -> tuple[str, str]:
 
 
 def _awaited_scheduler(spec: Raw, status: Raw) -> str:
-    """Return the pod's scheduler while the pod has neither a node nor a scheduling condition, or an empty string."""
+    """Return the name of the scheduler that has not looked at the pod yet; empty once it has."""
     conditions = status.get("conditions") or ()
     if spec.get("nodeName") or any(condition["type"] == "PodScheduled" for condition in conditions):
         return ""
@@ -314,7 +315,10 @@ def _awaited_scheduler(spec: Raw, status: Raw) -> str:
 
 
 def _exit(status: Raw) -> tuple[int | None, str, str]:
-    """Return how the trainer container ended, or an init container that failed, or the pod as a whole (an eviction)."""
+    """Return exit code, reason and message of the trainer container.
+
+    If an init container failed, or the pod as a whole (by an eviction, for example), the result describes that instead.
+    """
     pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
     for container in _containers(status):
         ended = (container.get("state") or {}).get("terminated") or _held_back(container)
@@ -326,10 +330,10 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
 
 
 def _is_over(spec: Raw, status: Raw) -> bool:
-    """Return whether the trainer has ended for good or fails repeatedly, in a pod that Kubernetes counts as running.
+    """Return whether the trainer has ended or keeps failing, in a pod that Kubernetes reports as running.
 
-    The same holds for containers that run before the trainer and fail repeatedly. Sidecars may run forever, and a
-    kubelet never gives up (decision "A pod has ended when its trainer has").
+    The result is also true if an init container keeps failing. Sidecars may run forever, and a kubelet restarts
+    containers forever (decision "A pod has ended when its trainer has").
     """
     init_containers: Iterable[Raw] = spec.get("initContainers") or ()
     before = {container["name"] for container in init_containers if container.get("restartPolicy") != "Always"}
@@ -343,14 +347,14 @@ def _is_over(spec: Raw, status: Raw) -> bool:
 
 
 def _held_back(container: Raw) -> Raw | None:
-    """Return the last termination of a container whose next start is delayed, or None."""
+    """Return the last termination of a container whose restart is delayed, or None."""
     waiting = (container.get("state") or {}).get("waiting") or {}
     last: Raw | None = (container.get("lastState") or {}).get("terminated")
     return last if waiting.get("reason") in _HELD_BACK else None
 
 
 def _trainer(status: Raw) -> Raw:
-    """Return the status of the trainer container, or an empty one while it has none."""
+    """Return the container status of the trainer; empty if there is none yet."""
     containers: Iterable[Raw] = status.get("containerStatuses") or ()
     return next((container for container in containers if container["name"] == TRAINER), {})
 
@@ -361,9 +365,9 @@ def _port(spec: Raw) -> int:
 
 
 def _requests(spec: Raw) -> Mapping[str, Decimal]:
-    """Return the requests of all containers together, without those that run before them.
+    """Return the sum of the requests of all containers, without init containers.
 
-    The API server has filled in the requests that limits imply.
+    The API server has already added the requests that follow from limits.
     """
     container_requests = [
         (container.get("resources") or {}).get("requests") or {} for container in spec.get("containers") or ()
@@ -378,7 +382,7 @@ def _requests(spec: Raw) -> Mapping[str, Decimal]:
 
 
 def _restarts(status: Raw) -> Raw:
-    """Return the fields about restarts of the trainer container within its pod."""
+    """Return the fields of PodView that describe restarts of the trainer container."""
     trainer = _trainer(status)
     ended = (trainer.get("lastState") or {}).get("terminated") or {}
     return {
@@ -397,9 +401,9 @@ def _names(taint: Raw) -> tuple[str, str]:
 
 
 def _grace(obj: Raw) -> float:
-    """Return the grace period in seconds of the current deletion, or of the pod when it is not being deleted.
+    """Return the grace period in seconds of the deletion in progress, or of the pod's spec if it is not being deleted.
 
-    An eviction or a user may have shortened the former.
+    An eviction or a user may have shortened the grace period of the deletion.
     """
     deletion_grace = obj["metadata"].get("deletionGracePeriodSeconds")
     pod_grace = (obj.get("spec") or {}).get("terminationGracePeriodSeconds")

@@ -1,4 +1,7 @@
-"""Objects of Kueue as plan() uses them, with all texts and lists bounded. Pure."""
+"""Convert Kueue's objects into the data types of plan().
+
+Texts and lists are cut to a maximum size. All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ from concertina.plan.kueue import (
 from concertina_protocol.quantities import parse_quantity
 
 NAME, WORD, SENTENCE = 253, 64, 4096
-"""Largest number of characters of names, reasons and messages."""
+"""Largest number of characters of names, of reasons and of messages."""
 MOST_SETS, MOST_CHECKS, MOST_PAIRS, MOST_TOLERATIONS = 18, 16, 64, 64
-"""Largest number of pod sets, admission checks, labels of one kind, and tolerations that are read."""
+"""Largest number of pod sets, admission checks, labels of one kind, and tolerations that are used."""
 MOST_PODS = 1_000_000
 _SHORTFALL = re.compile(r"insufficient unused quota for (\S{1,253}) in flavor (\S{1,253}), (\S{1,40}) more needed")
 _VICTIMS = re.compile(r"Pending the preemption of (\d{1,6}) workload")
@@ -35,7 +38,7 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def workload_view(obj: Raw) -> WorkloadView:
-    """Return the view of a Workload."""
+    """Return the data of a Workload that plan() needs."""
     metadata, spec, status = obj["metadata"], _mapping(obj.get("spec")), _mapping(obj.get("status"))
     annotations, conditions = _texts(metadata.get("annotations")), _conditions(status)
     pod_sets = _named(spec.get("podSets"), MOST_SETS)
@@ -80,7 +83,7 @@ def workload_view(obj: Raw) -> WorkloadView:
 
 
 def flavor_view(obj: Raw) -> FlavorView:
-    """Return the view of a ResourceFlavor."""
+    """Return the data of a ResourceFlavor that plan() needs."""
     spec = _mapping(obj.get("spec"))
     return FlavorView(obj["metadata"]["name"], _texts(spec.get("nodeLabels")), _tolerations(spec.get("tolerations")))
 
@@ -93,7 +96,7 @@ class PriorityClassView:
 
 
 def priority_class_view(obj: Raw) -> PriorityClassView:
-    """Return the view of a WorkloadPriorityClass or of a PriorityClass."""
+    """Return the data of a WorkloadPriorityClass or of a PriorityClass."""
     return PriorityClassView(obj["metadata"]["name"], _integer(obj.get("value")), obj.get("globalDefault") is True)
 
 
@@ -110,7 +113,7 @@ def _job_uid(metadata: Raw) -> str:
 
 
 def _name_of(key: str, namespace: str) -> str:
-    """Return the name in a key namespace/name of the same namespace; empty for another namespace."""
+    """Return the name in a key namespace/name; empty if the namespace is another one."""
     own, _, name = key.partition("/")
     return name[:NAME] if own == namespace else ""
 
@@ -179,7 +182,7 @@ def _shortfalls(message: str) -> Mapping[tuple[str, str], Decimal]:
 
 
 def _requests(pod_sets: Iterable[Raw]) -> Mapping[str, Decimal]:
-    """Return the amounts that all pods of the sets ask for in their containers."""
+    """Return the resource amounts that all pods of the pod sets request in their containers."""
     total: dict[str, Decimal] = {}
     for pod_set in pod_sets:
         spec = _mapping(_mapping(pod_set.get("template")).get("spec"))

@@ -1,1 +1,4 @@
-"""Long-running parts: reflectors, the Lease, events, and TrainingJobs by kopf."""
+"""Background tasks that follow the API server.
+
+They handle the Lease, events, selected namespaces, and, through kopf, TrainingJobs.
+"""

@@ -1,4 +1,4 @@
-"""Kubernetes events about TrainingJobs. Repeated events are counted, and the events of one job are rate-limited."""
+"""Write Kubernetes events about TrainingJobs. Repeated events are counted, and each job's events are rate-limited."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from concertina_protocol.traces import trace_id
 
 log = logging.getLogger(__name__)
 REPEATED_SECONDS = 600.0
-"""Number of seconds within which a repeated event only increments the count of the first one."""
+"""Seconds within which a repeated event only increments the count of the first one."""
 BURST, REFILL_SECONDS = 25, 20.0
-"""Number of new events that one job may have at once, and the number of seconds until another event is allowed."""
+"""Number of new events that a job may have at once, and the seconds until the next one is allowed."""
 TRACE = "concertina.dev/trace-id"
 _REMEMBERED = 4096
 _MESSAGE_LIMIT = 1024
@@ -43,7 +43,7 @@ class _Bucket:
 
 
 class Events:
-    """Writes events one after the other, outside the passes, so that no pass waits for an event."""
+    """Writes events one after the other in the background, so that no pass waits for an event."""
 
     def __init__(self, client: Client, component: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
@@ -54,7 +54,7 @@ class Events:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def post(self, job: JobView, event: Event) -> None:
-        """Queue an event, or drop it when too many are waiting."""
+        """Queue an event. If too many events are queued, drop it."""
         try:
             self._queue.put_nowait((job, event))
         except asyncio.QueueFull:
@@ -79,7 +79,7 @@ class Events:
                 before.count += 1
                 return
             except NotFound:
-                pass  # Kubernetes forgets events after an hour
+                pass  # Kubernetes deletes events after an hour
         if not self._allowed(job.uid, now):
             return
         body = _manifest(job, event, self._component)
@@ -134,7 +134,7 @@ def _manifest(job: JobView, event: Event, component: str) -> Raw:
 
 
 def _of_round(job: JobView) -> Raw:
-    """Return the annotation with the id of the round's trace, which shows more details."""
+    """Return the annotation with the id of the current round's trace; empty without a round."""
     round = job.status.world.latest_round
     return {"annotations": {TRACE: trace_id(job.uid, round)}} if round else {}
 

@@ -1,9 +1,9 @@
-"""HTTP session for kopf, the public hook for behaviour that has no setting.
+"""HTTP session for kopf, which changes behaviour for which kopf has no setting.
 
-kopf lists by a number of objects regardless of their size, does not report objects that are missing from a later list,
-decodes with Python's limits, and looks only once for the kinds that the API server knows. With this session, each of
-its watches begins at a list of this operator, and its input is made safe to decode (decision "kopf through its public
-API").
+kopf has four problems. It pages lists by the number of objects, whatever their size. It does not report objects that
+are missing from a later list. It decodes with the limits of Python's JSON decoder. It requests the API server's kinds
+only once. With this session, each of kopf's watches begins at a list of this operator, and deeply nested objects are
+cut before kopf decodes them (decision "kopf through its public API").
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from concertina.kube.reflector import WatchEnd
 
 log = logging.getLogger(__name__)
 UNKNOWN_SECONDS = 1.0
-"""Delay in seconds before the API server is asked again whether it knows TrainingJobs."""
+"""Seconds before the API server is asked again whether it knows TrainingJobs."""
 _INITIAL_EVENTS = {"sendInitialEvents", "resourceVersionMatch"}
 _ERROR = b'{"type":"ERROR"'
 
 
 class KopfSession:
-    """Middleware for kopf's requests: discovery and watches."""
+    """Middleware for kopf's discovery requests and watches."""
 
     def __init__(
         self,
@@ -42,9 +42,10 @@ class KopfSession:
         """Prepare the session.
 
         Args:
-            begin: Function that returns the resourceVersion at which the watch of a namespace (None: of all) begins. It
-                may wait for any time.
-            begun: Callback for the time when the API server has accepted that watch.
+            access: Address and credentials of the API server.
+            begin: Function that returns the resourceVersion at which the watch of a namespace (None: all) begins.
+                It may wait for any time.
+            begun: Function to call when the API server has accepted that watch.
         """
         self._access = access
         self._begin = begin
@@ -53,7 +54,7 @@ class KopfSession:
         metrics.begin_at_zero(metrics.WATCH_RESTARTS, [PLURAL], WatchEnd)
 
     def login(self) -> kopf.AiohttpSession:
-        """Return a new session, which kopf closes."""
+        """Return a new HTTP session. kopf closes it."""
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._access.ssl_context()),
             headers={"User-Agent": "concertina"},
@@ -82,7 +83,7 @@ class KopfSession:
     async def _watch(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Begin a watch at a list of this operator instead of the API server's initial events."""
+        """Start a watch at a list of this operator instead of at the API server's initial events."""
         *_, parent, namespace, _plural = request.url.parts
         watched_namespace = namespace if parent == "namespaces" else None
         begins = "resourceVersion" not in request.url.query
@@ -99,9 +100,10 @@ class KopfSession:
     async def _answer(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType, streams: bool = False
     ) -> aiohttp.ClientResponse:
-        """Return the API server's response, with its body unless it `streams`.
+        """Return the API server's response. The body is already read, unless `streams` is true.
 
-        kopf's own timeouts would include the time for which a request waits.
+        The time limit is set here, because kopf's own limit would include the time for which a request waits in this
+        session.
         """
         response = await self._authorized(request, handler, streams)
         if response.status == 401:
@@ -124,25 +126,25 @@ class KopfSession:
 
 
 def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
-    """Return False when a page of discovery should name TrainingJobs but does not yet.
+    """Return False if a discovery document should list TrainingJobs but does not yet.
 
-    TrainingJobs can be listed a moment before discovery names them. Behind a load balancer, another API server may
+    TrainingJobs can be listed a moment before discovery contains them. Behind a load balancer, another API server may
     answer that does not know them yet.
     """
     if status >= 400 and status != 404:
-        return True  # kopf retries
+        return True  # kopf retries such a request
     try:
         if path.endswith("/apis"):
             return any(group["name"] == GROUP for group in deep_json.loads(body)["groups"])
         if path.endswith(f"/apis/{GROUP}/{VERSION}"):
             return any(kind["name"] == PLURAL for kind in deep_json.loads(body)["resources"])
-    except (ValueError, KeyError, TypeError):  # a proxy's page, or no such group yet
+    except (ValueError, KeyError, TypeError):  # an HTML page of a proxy, or the group does not exist yet
         return False
     return True
 
 
 class _WatchLines:
-    """Body of a watch: complete lines that kopf can decode. Silence ends it."""
+    """Body of a watch, in complete lines that kopf can decode. The body ends if no data arrives for too long."""
 
     def __init__(self, content: aiohttp.StreamReader) -> None:
         self._content = content

@@ -1,11 +1,11 @@
-"""Leader election by a coordination Lease: one operator acts at a time.
+"""Leader election with a coordination Lease, so that only one operator acts at a time.
 
-Time is measured only by the process's own monotonic clock. The implementation is concertina's own, because the elector
-of kubernetes.aio is broken and kopf has none (decision "A custom Lease").
+Each process measures time with its own monotonic clock only. concertina has its own implementation, because the leader
+elector of kubernetes.aio is broken and kopf has no leader election (decision "A custom Lease").
 
-Two operators that both consider themselves the leader do no harm, because the API server tests claims; they only waste
-work. During an outage of the API server, the operator therefore waits: no other operator can take the Lease or write
-anything meanwhile.
+Two operators that both consider themselves the leader only waste work: status writes test the claim, so an outdated
+write fails. If the API server is down, the operator therefore waits. In that time, no other operator can take the Lease
+or write anything.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ RENEW_SECONDS = 2.0
 
 
 class LeaseLost(Exception):
-    """Another operator holds the Lease."""
+    """Another operator has taken the Lease."""
 
 
 class Lease:
-    """Lease of this process. No two running processes may share an `identity`."""
+    """The Lease, as this process uses it. Each running process needs a different `identity`."""
 
     def __init__(
         self,
@@ -52,26 +52,26 @@ class Lease:
         self._renew_every = renew_every
         self._clock = clock
         self._observed: tuple[str, float] = ("", 0.0)
-        """resourceVersion of the Lease as last read, and the time when it was first read with that version."""
+        """resourceVersion of the Lease as last read, and the time at which it was first read with that version."""
         self._held_until = 0.0
         self._answered = -math.inf
-        """Time when the API server last said who holds the Lease."""
+        """Time at which the API server last returned the Lease."""
         self._holder = ""
-        """Another holder, as last read."""
+        """Name of another process that held the Lease when it was last read."""
 
     @property
     def held(self) -> bool:
-        """Whether no other operator can have taken the Lease yet."""
+        """Whether this process holds the Lease, so that no other operator can have taken it yet."""
         return self._clock() < self._held_until
 
     @property
     def holder(self) -> str:
-        """Identity of the holder as far as this process knows it; empty when it knows none."""
+        """Name of the process that holds the Lease, as far as known; empty if unknown."""
         return self._identity if self.held else self._holder
 
     @property
     def answered_lately(self) -> bool:
-        """Return whether the API server has said who holds the Lease within the Lease's duration."""
+        """Return whether the API server has returned the Lease within the Lease's duration."""
         return self._clock() < self._answered + self._duration
 
     async def acquire(self) -> None:
@@ -93,7 +93,7 @@ class Lease:
         """Renew the Lease forever.
 
         Raises:
-            LeaseLost: When another holder is found.
+            LeaseLost: When another process holds the Lease.
         """
         while True:
             await asyncio.sleep(self._renew_every * random.uniform(0.9, 1.1))
@@ -107,7 +107,7 @@ class Lease:
                 raise LeaseLost(f"another operator has taken the lease {self._namespace}/{self._name}")
 
     async def release(self) -> None:
-        """Release the Lease, so that a successor can start immediately. An error is only logged."""
+        """Give the Lease up, so that the next operator can start at once. Errors are only logged."""
         try:
             lease = await self._client.get(LEASES, self._namespace, self._name)
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -118,7 +118,7 @@ class Lease:
         self._held_until = 0.0
 
     async def _try(self) -> bool:
-        """Take or renew the Lease, and return False while another process holds it."""
+        """Take or renew the Lease. Return False if another process holds it."""
         for _ in range(3):
             begun = self._clock()
             try:
@@ -131,7 +131,7 @@ class Lease:
             try:
                 stored = await self._write(lease)
             except Conflict:
-                continue  # with another process's write, or with our own whose response was lost: read again
+                continue  # another process wrote, or the response to our own write was lost: read again
             self._observed = (stored["metadata"]["resourceVersion"], begun)
             self._held_until = begun + self._duration
             return True

@@ -1,4 +1,4 @@
-"""Namespaces that a label selector selects, as they come and go."""
+"""Set of the namespaces that match a label selector, kept up to date by a watch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from concertina.kube.resources import NAMESPACES
 class SelectedNamespaces:
     """Namespaces whose labels match the selector.
 
-    The API server's watch sends ADDED or DELETED when the labels of a namespace begin or cease to match.
+    When labels of a namespace begin or cease to match, the API server's watch reports the namespace as ADDED or
+    DELETED.
     """
 
     def __init__(
@@ -21,8 +22,10 @@ class SelectedNamespaces:
         """Start without namespaces.
 
         Args:
-            added: Callback for namespaces that are selected after the first list.
-            removed: Callback for all namespaces that are no longer selected.
+            client: Client of the API server.
+            selector: Label selector for namespaces.
+            added: Function to call for each namespace that is selected after the first list.
+            removed: Function to call for each namespace that is no longer selected.
         """
         self._names: set[str] = set()
         self._added = added

@@ -1,7 +1,7 @@
-"""The operator's access to the API server: the service account of its pod, by kopf's own login.
+"""Access to the API server for an operator in a pod: the pod's service account, read by kopf.
 
-The client library of Kubernetes takes 126 MB, twice as much as all else in the operator's image, and an operator in a
-pod needs three files of it (decision "The operator logs in by kopf").
+The Kubernetes client library takes 126 MB, twice as much as everything else in the operator's image. An operator in a
+pod needs only three files, which kopf can read (decision "The operator logs in by kopf").
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import time
 
 import kopf
 
-from concertina.kube.access import Access, NoAccess
+from concertina.kube.access import Access, NoAccess, load
 
 READ_AGAIN_SECONDS = 60.0
-"""Time in seconds after which the token is read again. The kubelet replaces it before it expires."""
+"""Seconds after which the token is read again. The kubelet replaces the token before it expires."""
 
 
 class ServiceAccount:
-    """Configuration of an `Access` by the service account."""
+    """Credentials of the pod's service account, in the form that `Access` needs."""
 
     cert_file: str | None = None
     key_file: str | None = None
@@ -30,45 +30,50 @@ class ServiceAccount:
         """Read the service account.
 
         Raises:
-            NoAccess: When the pod has no token of a service account.
+            NoAccess: When the pod has no service account token.
         """
         self.namespace = "default"
         self.read()
 
     def read(self) -> None:
-        """Read the token, the certificate's path and the namespace, which the kubelet may have replaced.
+        """Read the token, the path of the CA certificate and the namespace. The kubelet may have replaced them.
 
         Raises:
-            NoAccess: When the pod has no token of a service account.
+            NoAccess: When the pod has no service account token.
         """
         login = kopf.login_with_service_account(settings=kopf.OperatorSettings())
         if login is None or not login.token:
             raise NoAccess("This pod has no token of a service account: set automountServiceAccountToken to true.")
-        self.host = _in_cluster() or login.server
+        self.host = _address()
         self.ssl_ca_cert = login.ca_path
         self.namespace = login.default_namespace or "default"
         self._token = login.token
         self._read_at = time.monotonic()
 
     async def get_api_key_with_prefix(self, identifier: str) -> str:
-        """Return the Authorization header. `identifier` is the client library's name of it."""
+        """Return the Authorization header. `identifier` is unused; the client library's method has it."""
         if time.monotonic() - self._read_at >= READ_AGAIN_SECONDS:
             self.read()
         return f"Bearer {self._token}"
 
 
-def _in_cluster() -> str:
-    """Return the API server's address by the pod's variables, or "". kopf's name of it needs the cluster's DNS."""
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    return f"https://{f'[{host}]' if ':' in host else host}:{port}" if host else ""
+def _address() -> str:
+    """Return the API server's address by the pod's variables. kopf's host name for it needs the cluster's DNS."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def service_account_access() -> Access:
-    """Return the access of the pod's service account.
+async def operator_access() -> Access:
+    """Return the access for a program of the operator's image.
+
+    In a pod this is the pod's service account, for which the image has no client library. Outside of a cluster, or with
+    KUBECONFIG, the client library reads the kubeconfig.
 
     Raises:
-        NoAccess: When the pod has no token of a service account.
+        NoAccess: When the pod has no token of a service account, or the kubeconfig cannot be used.
     """
+    if os.environ.get("KUBECONFIG") or not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return await load()
     account = ServiceAccount()
 
     async def reload(_: object) -> None:

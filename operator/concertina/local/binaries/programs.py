@@ -1,10 +1,11 @@
-"""Programs that the local cluster and tests run.
+"""Find or provide the programs that the local cluster and the tests run.
 
-Each of them is looked up in this order: $KUBEBUILDER_ASSETS and PATH (when its version fits), concertina's cache, the
-official release, and a build from the Go modules pinned in tools/.
+Each program is searched in this order: $KUBEBUILDER_ASSETS and PATH (if the version is suitable), concertina's cache,
+the official release, and a build from the Go modules pinned in tools/.
 
-Checkouts share the cache. A set of programs has a folder named after its version and the digest of its go.mod and
-go.sum. The folder appears complete (by a rename) and under a lock, so two checkouts can be set up at the same time.
+All checkouts share the cache. The folder of a set of programs is named after its version and the digest of its go.mod
+and go.sum. It is created under a lock and appears complete (by a rename), so two checkouts can be set up at the same
+time.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Program:
-    """Program, with the arguments that print its version, and a regular expression for suitable output."""
+    """How to find out the version of a program: the arguments, and a regular expression for suitable output."""
 
     version_arguments: tuple[str, ...]
     fits: str
@@ -35,7 +36,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Programs that are built from one Go module, a folder in tools/."""
+    """Programs that are built from the same Go module in tools/."""
 
     module: str
     programs: Mapping[str, Program]
@@ -66,7 +67,7 @@ NEXT_KUBERNETES = Bundle(
     renamed={},
     version_module="k8s.io/kubernetes",
 )
-"""Components of the next version of Kubernetes, for long tests only, which set-up leaves out."""
+"""Control plane of the next Kubernetes version. Only long tests use it, so set-up does not provide it."""
 HELM = Bundle(
     module="helm",
     programs={"helm": Program(("version", "--short"), r"v(3\.(1[4-9]|[2-9]\d)|4)\.")},
@@ -79,46 +80,46 @@ PROMETHEUS = Bundle(
     renamed={},
     version_module="github.com/prometheus/prometheus",
 )
-"""Programs for tests of dashboards and alerts only, which set-up leaves out."""
+"""Prometheus and promtool. Only tests of dashboards and alerts use them, so set-up does not provide them."""
 VALE = Bundle(
     module="vale",
     programs={"vale": Program(("--version",), r"vale version 3\.(2[2-9]|[3-9]\d)\.")},
     renamed={},
     version_module="github.com/vale-cli/vale/v3",
 )
-"""Program for `make lint` only, which set-up leaves out."""
+"""Vale. Only `make lint` uses it, so set-up does not provide it."""
 ACTIONLINT = Bundle(
     module="actionlint",
     programs={"actionlint": Program(("--version",), r"v?1\.(7\.(1[2-9]|[2-9]\d)|[89]|\d\d)")},
     renamed={},
     version_module="github.com/rhysd/actionlint",
 )
-"""Program for `make lint` only, which set-up leaves out."""
+"""actionlint. Only `make lint` uses it, so set-up does not provide it."""
 KIND = Bundle(
     module="kind",
     programs={"kind": Program(("version",), r"kind v0\.(3[3-9]|[4-9]\d)\.")},
     renamed={},
     version_module="sigs.k8s.io/kind",
 )
-"""Program for `make kind` only, which set-up leaves out."""
+"""kind. Only `make kind` uses it, so set-up does not provide it."""
 KUEUE = Bundle(
     module="kueue",
-    # Kueue does not print its version, and the manifests have to be of the same one: never use a program on PATH.
+    # Kueue does not print its version, and the manifests must have the same one: never use a program on PATH.
     programs={"kueue": Program(("--help",), r"(?!)")},
     renamed={},
     version_module="sigs.k8s.io/kueue",
     files={"crds": "config/components/crd/bases", "webhooks.yaml": "config/components/webhook/manifests.yaml"},
 )
-"""Kueue's controller, with its manifests beside it, for long tests only. Set-up leaves it out."""
+"""Kueue's controller and its manifests. Only long tests use them, so set-up does not provide them."""
 JOBSET = Bundle(
     module="jobset",
-    # It does not print its version either.
+    # JobSet does not print its version either.
     programs={"jobset": Program(("--help",), r"(?!)")},
     renamed={},
     version_module="sigs.k8s.io/jobset",
     files={"crds": "config/components/crd/bases", "webhooks.yaml": "config/components/webhook/manifests.yaml"},
 )
-"""JobSet's controller, with its manifests beside it, for benchmarks/queues.py only. Set-up leaves it out."""
+"""JobSet's controller and its manifests. Only benchmarks/queues.py uses them, so set-up does not provide them."""
 
 
 def control_plane(say: Say) -> dict[str, Path]:
@@ -145,10 +146,10 @@ def run_helm(kubeconfig: Path, *arguments: str) -> str:
 
 
 def find(bundle: Bundle, say: Say) -> dict[str, Path]:
-    """Return the paths of all programs of a bundle, and build or download those that are missing.
+    """Return the paths of all programs of a bundle. Programs that are missing are downloaded or built.
 
     Raises:
-        LocalClusterError: When they are not available, with the reason and what to do.
+        LocalClusterError: When a program is not available, with the reason and what to do.
     """
     paths_by_name = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
     if len(paths_by_name) < len(bundle.programs):
@@ -158,7 +159,7 @@ def find(bundle: Bundle, say: Say) -> dict[str, Path]:
 
 
 def ready(bundle: Bundle) -> dict[str, Path]:
-    """Return the paths of all programs of a bundle when none is missing, or an empty dict."""
+    """Return the paths of all programs of a bundle without a download or build; empty if one is missing."""
     paths_by_name = {name: path for name, program in bundle.programs.items() if (path := installed(name, program))}
     if len(paths_by_name) < len(bundle.programs) and (folder := _target(bundle, _module(bundle))).exists():
         paths_by_name |= {name: folder / name for name in bundle.programs if name not in paths_by_name}
@@ -166,7 +167,7 @@ def ready(bundle: Bundle) -> dict[str, Path]:
 
 
 def installed(name: str, program: Program) -> Path | None:
-    """Return the program in $KUBEBUILDER_ASSETS or on PATH when its version fits, or None."""
+    """Return the path of a program in $KUBEBUILDER_ASSETS or on PATH; None if its version is not suitable."""
     folders = [os.environ.get("KUBEBUILDER_ASSETS", ""), os.environ.get("PATH", "")]
     path = shutil.which(name, path=os.pathsep.join(filter(None, folders)))
     if path is None:
@@ -181,7 +182,7 @@ def installed(name: str, program: Program) -> Path | None:
 
 
 def version(bundle: Bundle, module: Path) -> str:
-    """Return the version (such as "v1.36.3") that the module's go.mod requires of the bundle's main dependency.
+    """Return the version (such as "v1.36.3") of the bundle's main dependency in go.mod.
 
     Raises:
         LocalClusterError: When go.mod does not require that dependency.
@@ -193,7 +194,7 @@ def version(bundle: Bundle, module: Path) -> str:
 
 
 def cached(bundle: Bundle, say: Say) -> Path:
-    """Return the folder of the bundle's programs in the cache, and fill it first when it is missing."""
+    """Return the cache folder with the bundle's programs. If it does not exist, create it."""
     module = _module(bundle)
     target = _target(bundle, module)
     if target.exists():
@@ -201,7 +202,7 @@ def cached(bundle: Bundle, say: Say) -> Path:
     lock = target.with_name(f".{target.name}.lock")
     say(f"preparing {bundle.module} {version(bundle, module)}")
     with state.locked(lock):
-        if not target.exists():  # no other process created it during the wait
+        if not target.exists():  # another process may have created it during the wait
             fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
             try:
                 _fill(bundle, module, fresh, say)

@@ -1,7 +1,7 @@
-"""Official release binaries, verified against the checksums that their publishers provide.
+"""Download official release binaries, and verify them with their publishers' checksums.
 
-The checksums are fetched over TLS from the publisher instead of being pinned here. Pinned checksums are copied from the
-publisher as well, and need an update with each version of four programs on two architectures.
+The checksums are downloaded from the publisher over TLS. Pinned checksums would also come from the publisher, and would
+have to be updated for each version of four programs on two architectures.
 """
 
 import functools
@@ -22,12 +22,12 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Unavailable(Exception):
-    """A release is not available, or does not match its checksum. The message says which one and why."""
+    """A release can't be downloaded, or its checksum is wrong. The message says which one and why."""
 
 
 @dataclass(frozen=True)
 class Asset:
-    """File to download, or a member of it when it is an archive.
+    """File to download. If it is an archive, `member` is the file in it.
 
     The placeholders {version}, {arch}, {etcd}, {prometheus}, {vale} and {vale_arch} are replaced.
     """
@@ -81,10 +81,15 @@ def download(
     """Download the programs of a bundle into a folder.
 
     Args:
-        required: Versions in go.mod, by module.
+        bundle: Name of the bundle.
+        version: Version of the bundle.
+        required: Versions in go.mod, by module path.
+        folder: Folder for the programs.
+        say: Function that shows progress.
+        assets: Files to download, by bundle.
 
     Raises:
-        Unavailable: When a file is not available, or does not match its checksum.
+        Unavailable: When a file can't be downloaded, or its checksum is wrong.
     """
     if bundle not in assets:
         raise Unavailable(f"{bundle} is released without binaries")
@@ -111,7 +116,10 @@ def download(
 
 
 def prometheus(module: str) -> str:
-    """Return the version of Prometheus for a version of its module (3.5.2 for v0.305.2), or empty for an empty one."""
+    """Return the Prometheus version for a version of its Go module, such as 3.5.2 for v0.305.2.
+
+    An empty version gives an empty result.
+    """
     if not module:
         return ""
     _, middle, patch = module.split(".")
@@ -120,7 +128,9 @@ def prometheus(module: str) -> str:
 
 
 def _checksum(text: str, name: str) -> str:
-    """Return the checksum of a file: the whole text, or the file's line in a list of checksums and names.
+    """Return the checksum of a file from the text that the publisher provides.
+
+    The text is either the checksum alone, or a list of checksums with file names.
 
     Raises:
         Unavailable: When the text has no checksum for the file.
@@ -133,10 +143,10 @@ def _checksum(text: str, name: str) -> str:
 
 
 def _fetch(url: str, say: Say) -> bytes:
-    """Download a URL.
+    """Download a URL and return the content.
 
     Raises:
-        Unavailable: When that fails.
+        Unavailable: When the download fails.
     """
     say(f"downloading {url}")
     chunks = []
@@ -153,7 +163,7 @@ def _fetch(url: str, say: Say) -> bytes:
 
 
 def _member(archive: bytes, name: str) -> bytes:
-    """Return a file of an archive.
+    """Return the content of a file in an archive.
 
     Raises:
         Unavailable: When the archive has no such file.

@@ -1,1 +1,1 @@
-"""etcd, the API server, the controller manager and the scheduler as processes, and a client for the API server."""
+"""etcd, API server, controller manager and scheduler as processes, and a client for the API server."""

@@ -1,4 +1,4 @@
-"""Small blocking client of the API server for the launcher's own requests. It needs no library."""
+"""Small blocking client of the API server, for requests of the local cluster itself. It needs no library."""
 
 import contextlib
 import http.client
@@ -11,7 +11,7 @@ MOST_IDLE = 8
 
 
 class ControlPlaneError(Exception):
-    """Refusal of the API server: `status` is the HTTP status, the text is its message."""
+    """Error response of the API server. `status` is the HTTP status, and the text is the server's message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -19,33 +19,35 @@ class ControlPlaneError(Exception):
 
 
 class Api:
-    """Requests to the API server of the cluster in a state folder, as its administrator."""
+    """Client for the API server of the cluster in a state folder, with administrator permissions."""
 
     def __init__(self, address: str, port: int, pki: Path) -> None:
         self._address, self._port = address, port
         self._tls = ssl.create_default_context(cafile=str(pki / "ca.crt"))
         self._tls.load_cert_chain(pki / "kubeconfig.crt", pki / "kubeconfig.key")
         self._idle: list[http.client.HTTPSConnection] = []
-        """Idle connections for further reads.
+        """Idle connections for further GET requests.
 
-        Most of the cost of a read is its handshake, and a caller that waits reads very often.
+        Most of the time of a GET request is the TLS handshake, and a caller that waits for something sends many of
+        them.
         """
 
     def call(self, method: str, path: str, body: Any = None, timeout: float = 10.0) -> Any:
-        """Send one request and return the decoded response.
+        """Send a request and return the decoded response.
 
         Raises:
             ControlPlaneError: When the API server refuses the request.
             OSError: When there is no response.
         """
         if method == "GET" and self._idle:
-            with contextlib.suppress(ConnectionError, ssl.SSLError):  # closed meanwhile; only a read may be repeated
+            # the connection may have been closed; only a read may be repeated
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
                 return self._call(self._idle.pop(), method, path, body, timeout)
         connection = http.client.HTTPSConnection(self._address, self._port, context=self._tls)
         return self._call(connection, method, path, body, timeout)
 
     def _call(self, connection: http.client.HTTPSConnection, method: str, path: str, body: Any, timeout: float) -> Any:
-        """Send one request on a connection, and return the decoded response.
+        """Send a request over a connection, and return the decoded response.
 
         Raises:
             ControlPlaneError: When the API server refuses the request.
@@ -75,9 +77,9 @@ class Api:
         return json.loads(text) if text.startswith(("{", "[")) else text
 
     def exists(self, path: str) -> bool:
-        """Return whether such an object exists now.
+        """Return whether an object exists at the path.
 
-        The result is also False while the API server does not respond, or does not know the client yet.
+        The result is also False if the API server does not respond or does not know the client yet.
         """
         try:
             self.call("GET", path)

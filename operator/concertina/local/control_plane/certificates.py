@@ -1,7 +1,7 @@
 """Certificate authority of one local cluster, and the certificates and kubeconfigs that it signs.
 
-trustme is not sufficient: it signs for hosts, with one organization at most. Kubernetes needs users too, in several
-groups (O).
+The library trustme is not enough: it signs for hosts with at most one organization. Kubernetes also needs certificates
+for users, which are in several groups (O).
 """
 
 import base64
@@ -24,14 +24,14 @@ _LIFETIME = 365 * _DAY
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Files of a certificate and its private key."""
+    """Paths of a certificate and its private key."""
 
     certificate: Path
     key: Path
 
 
 class ClusterAuthority:
-    """CA of the cluster. Its key remains in the state folder, so that nodes can be added later."""
+    """Certificate authority of the cluster. Its key stays in the state folder, so that nodes can be added later."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,7 +39,7 @@ class ClusterAuthority:
 
     @classmethod
     def create(cls, folder: Path) -> "ClusterAuthority":
-        """Create the CA and write its files."""
+        """Create the certificate authority and write its files."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         authority = cls(folder)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -53,7 +53,7 @@ class ClusterAuthority:
     def issue(self, name: str, subject: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
         """Sign a certificate for a subject (CN) in groups (O).
 
-        A server's certificate is also valid for its hosts (names and addresses).
+        With `hosts` (names and addresses), the certificate is also valid for a server.
         """
         issuer = x509.load_pem_x509_certificate(self.pair.certificate.read_bytes())
         signer = serialization.load_pem_private_key(self.pair.key.read_bytes(), password=None)
@@ -71,7 +71,7 @@ class ClusterAuthority:
         return pair
 
     def kubeconfig(self, path: Path, server: str, user: str, groups: Sequence[str] = ()) -> None:
-        """Write a self-contained kubeconfig for a user (in JSON, which is YAML)."""
+        """Write a kubeconfig with embedded certificates for a user, in JSON, which is valid YAML."""
         pair = self.issue(path.name, user, groups)
         cluster = {"server": server, "certificate-authority-data": _base64(self.pair.certificate)}
         credentials = {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}
@@ -87,7 +87,7 @@ class ClusterAuthority:
 
 
 def service_account_key(folder: Path) -> KeyPair:
-    """Create the key pair that signs service-account tokens. The certificate file contains the bare public key."""
+    """Create the key pair for service account tokens. The certificate file contains only the public key."""
     key = ec.generate_private_key(ec.SECP256R1())
     pair = KeyPair(folder / "service-account.pub", folder / "service-account.key")
     write_private(pair.key, _pem(key))
@@ -97,7 +97,7 @@ def service_account_key(folder: Path) -> KeyPair:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file atomically that only its owner can read."""
+    """Write a file that only its owner can read, by an atomic replacement."""
     fresh = path.with_name(path.name + ".new")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes: their files and flags."""
+"""Files and command lines of etcd, kube-apiserver, kube-controller-manager and kube-scheduler as plain processes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from pathlib import Path
 from concertina.local.control_plane import certificates
 
 SERVICE_RANGE = "10.96.0.0/16"
-# It is unused (no endpoints are reconciled), but without it the API server looks for a route to the outside.
+# Not used, because no endpoints are reconciled. Without it, the API server would look for a route to the internet.
 _ADVERTISED = "192.0.2.1"
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses of the control plane: a loopback address of this cluster alone, and ports chosen by the kernel."""
+    """Addresses of the control plane: a loopback address that only this cluster uses, and free ports."""
 
     address: str
     api: int
@@ -28,13 +28,13 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class OffByDefault:
-    """Features of Kubernetes to turn on."""
+    """Kubernetes features to enable that are off by default."""
 
     feature_gates: tuple[str, ...] = ()
     api: str = ""
-    """API to serve, as group/version."""
+    """API version to serve, as group/version."""
     admission: str = ""
-    """Admission plugin to enable."""
+    """Name of an admission plugin to enable."""
 
 
 def write_files(directory: Path, endpoints: Endpoints) -> None:
@@ -78,7 +78,8 @@ def _etcd(directory: Path, endpoints: Endpoints) -> dict[str, object]:
     client = f"https://{endpoints.address}:{endpoints.etcd}"
     peer = f"https://{endpoints.address}:{endpoints.etcd_peer}"
     pki = directory / "pki"
-    # A client that can write to etcd is an administrator, and all users of the machine reach its loopback addresses.
+    # A client that can write to etcd is an administrator, and all users of the machine can reach its loopback
+    # addresses.
     tls = {
         "cert-file": pki / "etcd.crt",
         "key-file": pki / "etcd.key",
@@ -139,12 +140,13 @@ def _controller_manager(directory: Path) -> dict[str, object]:
         "root-ca-file": pki / "ca.crt",
         "leader-elect": "false",
         "secure-port": 0,
-        # A node that is silent for this long is NotReady (50 s by default), so that drills do not wait a minute.
+        # Seconds without a sign of life after which a node is NotReady; the default of 50 s would delay tests.
         "node-monitor-grace-period": "8s",
         "node-monitor-period": "1s",
-        # Interval of an autoscaler (15 s by default), shorter for the same reason.
+        # Interval of the autoscaler; the default of 15 s would delay tests.
         "horizontal-pod-autoscaler-sync-period": "2s",
-        # Its start sends many requests, which the default of 20 a second delays by 4 s.
+        # The controller manager sends many requests at its start, which the default of 20 per second would delay by 4
+        # s.
         "kube-api-qps": 500,
         "kube-api-burst": 1000,
         "profiling": "false",

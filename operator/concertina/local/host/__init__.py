@@ -1,1 +1,1 @@
-"""Resources of this machine: folders, processes, namespaces, a terminal."""
+"""Access to this machine: folders, processes, Linux namespaces, and the terminal."""

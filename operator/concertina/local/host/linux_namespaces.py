@@ -1,4 +1,4 @@
-"""Linux namespaces and mounts through the C library (Python has os.unshare since 3.12, but no mount)."""
+"""Linux namespaces and mounts, through the C library. (Python has os.unshare since 3.12, but no mount.)"""
 
 import ctypes
 import os
@@ -31,12 +31,12 @@ def _check(result: int, operation: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Move this process (for CLONE_NEWPID: its next children) into new namespaces."""
+    """Move this process into new namespaces. For CLONE_NEWPID, its next children are moved instead."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def setns(descriptor: int, flags: int) -> None:
-    """Join the namespaces of a namespace file or a pidfd."""
+    """Join the namespaces of a namespace file or of a process (by its pidfd)."""
     _check(_libc.setns(descriptor, flags), "setns")
 
 
@@ -47,21 +47,21 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def unmount(target: str) -> None:
-    """Detach a mount now, and free it when its last user is gone."""
+    """Detach a mount now. The kernel frees it when nothing uses it any more."""
     _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
 
 
 def bind(source: str, target: str, read_only: bool = False) -> None:
-    """Make a file or folder appear at the target, with everything that is mounted below it."""
+    """Mount a file or folder at the target, with everything that is mounted below it (a bind mount)."""
     mount(source, target, flags=MS_BIND | MS_REC)
     if read_only:
-        # A user namespace may not drop these flags.
+        # A user namespace may not remove these flags.
         locked_flags = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
         mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | locked_flags)
 
 
 def pivot_root(new_root: str, old_root: str) -> None:
-    """Make `new_root`, which is a mount, the root, and show the old root at `old_root` below it."""
+    """Make `new_root`, which must be a mount, the root. The old root is then at `old_root` below it."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _check(_libc.syscall(number, new_root.encode(), old_root.encode()), "pivot_root")
     os.chdir("/")
@@ -73,23 +73,23 @@ def sethostname(name: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Make the kernel send SIGKILL to this process when its parent ends."""
+    """Make the kernel send SIGKILL to this process when its parent process ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def enter_node() -> None:
     """Move this process into a new mount namespace, and its children into a new pid namespace.
 
-    They are in a new user namespace when the process is not root.
+    If the process is not root, it also gets a new user namespace.
 
     Raises:
-        LocalClusterError: When the machine forbids it, with what to do.
+        LocalClusterError: When the machine does not allow it. The message says what to do.
     """
     try:
         if os.geteuid() == 0:
             try:
                 unshare(CLONE_NEWNS | CLONE_NEWPID)
-            except PermissionError:  # root of a container, without the capability
+            except PermissionError:  # root in a container that lacks the capability
                 _enter_user_namespace()
         else:
             _enter_user_namespace()

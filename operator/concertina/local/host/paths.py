@@ -1,4 +1,4 @@
-"""Folders of the local cluster. Checkouts share the binaries, but each cluster has its own state."""
+"""Folders that the local cluster uses. All checkouts share the programs, but each cluster has its own state."""
 
 import hashlib
 import os
@@ -7,23 +7,23 @@ from pathlib import Path
 
 
 def checkout() -> Path:
-    """Return the folder that contains operator/, tools/ and charts/ (of a source checkout or an editable install)."""
+    """Return the root folder of the source checkout, which contains operator/, tools/ and charts/."""
     return Path(__file__).resolve().parents[4]
 
 
 def cache() -> Path:
-    """Return the folder of everything that can be recreated: $XDG_CACHE_HOME/concertina."""
+    """Return the folder for files that can be created again: $XDG_CACHE_HOME/concertina."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "concertina"
 
 
 def clusters() -> Path:
-    """Return the folder with one state folder per cluster."""
+    """Return the folder that contains a state folder for each cluster."""
     return cache() / "clusters"
 
 
 def default_name() -> str:
-    """Return a cluster name that differs between checkouts, so that their clusters never conflict."""
+    """Return the default cluster name. It is different for each checkout, so that their clusters do not conflict."""
     folder = checkout()
     if not (folder / "pyproject.toml").exists():
         return "default"

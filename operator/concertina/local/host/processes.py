@@ -1,4 +1,4 @@
-"""Processes by identity: a pid alone may be reused, but a pid with its start time is unique."""
+"""Processes identified by pid and start time. A pid alone may be reused; the two together are unique."""
 
 import errno
 import os
@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# Every process of a cluster has its state folder in this variable. Pods do not, because their environment is clean.
+# All processes of a cluster have this variable with the state folder. Pods do not, because their environment is clean.
 MARKER = "CONCERTINA_LOCAL_CLUSTER"
-_PORTS = range(12000, 29000)  # without the ports of kubelets, agents and NodePorts
+_PORTS = range(12000, 29000)  # not the ports of kubelets, agents and NodePorts
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
-        """Return the process that has this pid now, or None when there is none or it is a zombie."""
+        """Return the identity of the process with this pid; None if there is none or it is a zombie."""
         stat = _stat(pid)
         return cls(pid, int(stat[19])) if stat and stat[0] not in "ZX" else None
 
@@ -41,9 +41,9 @@ class ProcessIdentity:
         return ProcessIdentity.of(self.pid) == self
 
     def signal(self, number: int) -> None:
-        """Send a signal unless the process is gone.
+        """Send a signal to the process, if it still exists.
 
-        No pid is reused in the microseconds between the check and the kill.
+        A pid is not reused in the microseconds between the check and the signal.
         """
         if self.alive():
             with suppress(ProcessLookupError):
@@ -51,7 +51,7 @@ class ProcessIdentity:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on, because the name before it may contain any text."""
+    """Return the fields of /proc/PID/stat from the state on. The process name before them may contain any text."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -64,7 +64,7 @@ def _pids() -> Iterator[int]:
 
 
 def marked(directory: Path) -> list[ProcessIdentity]:
-    """Return all live processes of the cluster with this state folder (or of one in it), except for pods."""
+    """Return all live processes of the cluster with this state folder, or with one inside it. Pods are not included."""
     needle = f"{MARKER}={directory}".encode()
     below = needle + b"/"
     identities = []
@@ -80,7 +80,7 @@ def marked(directory: Path) -> list[ProcessIdentity]:
 
 
 def container(environment: dict[str, str]) -> ProcessIdentity | None:
-    """Return process 1 of the container that was started with these variables, or None when none runs.
+    """Return process 1 of the container that was started with the given environment variables; None if there is none.
 
     The container may belong to any cluster of this user.
     """
@@ -96,13 +96,13 @@ def container(environment: dict[str, str]) -> ProcessIdentity | None:
 
 
 def _namespace_pids(pid: int) -> list[int]:
-    """Return the process's pid in each of its pid namespaces, the outermost first."""
+    """Return the pid of a process in each of its pid namespaces, the outermost first."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return [int(word) for line in lines if line.startswith("NSpid:") for word in line.split()[1:]]
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of a process and of everything below it."""
+    """Return the pids of a process and of all its descendants."""
     children: dict[int, list[int]] = {}
     for pid in _pids():
         stat = _stat(pid)
@@ -117,7 +117,7 @@ def descendants(root: int) -> list[int]:
 
 
 def signal_tree(root: ProcessIdentity, number: int) -> None:
-    """Send a signal to a process and all below it, until no new process appears (they may fork meanwhile)."""
+    """Send a signal to a process and all its descendants. Repeat until no new process has appeared."""
     done: set[int] = set()
     while root.alive():
         fresh = [pid for pid in descendants(root.pid) if pid not in done]
@@ -130,9 +130,9 @@ def signal_tree(root: ProcessIdentity, number: int) -> None:
 
 
 def kill(processes: Iterable[ProcessIdentity], timeout: float = 30.0) -> list[ProcessIdentity]:
-    """Send SIGKILL and wait until the processes are gone (or zombies).
+    """Send SIGKILL to the processes and wait until they have ended (or are zombies).
 
-    Return those that are not gone after `timeout` seconds.
+    Return the processes that still exist after `timeout` seconds.
     """
     remaining = list(processes)
     for process in remaining:
@@ -148,15 +148,15 @@ def kill(processes: Iterable[ProcessIdentity], timeout: float = 30.0) -> list[Pr
 def free_ports(address: str, count: int) -> list[int]:
     """Return TCP ports on which no process listens.
 
-    They are below the ports that the kernel assigns to outgoing connections, so a program that is killed and started
-    again finds its own ports still free.
+    The ports are below those that the kernel uses for outgoing connections. A program that is killed and started again
+    can therefore use its ports again.
 
     Raises:
         OSError: When the address cannot be used.
     """
     ports: set[int] = set()
     while len(ports) < count:
-        port = secrets.choice(_PORTS)  # processes that have seeded `random` would choose the same ports
+        port = secrets.choice(_PORTS)  # processes with the same seed of `random` would choose the same ports
         with socket.socket() as probe:
             try:
                 probe.bind((address, port))

@@ -1,4 +1,4 @@
-"""Progress of a long operation for a user: the last message, and the time so far."""
+"""Show the progress of a long operation: the last message, and the time so far."""
 
 import contextlib
 import sys
@@ -12,7 +12,7 @@ _QUIET_LINES = 15.0  # seconds between lines where there is no terminal to redra
 def shown() -> Iterator[Callable[[str], None]]:
     """Yield a function say(text) that shows progress on stderr.
 
-    On a terminal, it redraws one line with the time. Elsewhere, it prints a line now and then.
+    On a terminal, it updates a single line with the elapsed time. Otherwise, it prints a line from time to time.
     """
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -31,7 +31,7 @@ def shown() -> Iterator[Callable[[str], None]]:
 
 
 class _ProgressLines:
-    """Output that prints the first message of each topic immediately, and further ones only now and then."""
+    """Prints the first message of each topic at once, and further messages only from time to time."""
 
     def __init__(self) -> None:
         self._begun = self._last = time.monotonic()

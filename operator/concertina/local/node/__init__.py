@@ -1,1 +1,1 @@
-"""Node agent: registers one Node and runs the pods that are bound to it, as a kubelet does."""
+"""Node agent of the local cluster: registers a Node and runs the pods bound to it, as a kubelet does."""

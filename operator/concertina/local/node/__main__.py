@@ -1,10 +1,11 @@
-"""Boot of nodes: python -m concertina.local.node FOLDER... (one folder with node.json per node, see NodeConfig).
+"""Boot nodes: python -m concertina.local.node FOLDER... Each folder contains the node.json of a node (NodeConfig).
 
 Each node becomes a process tree below process 1 of a new pid namespace. This process ends when all nodes have booted.
 It writes the identity of each node (pid and start time) to FOLDER/process before any part of the node runs.
 
-Process 1, the runtime, is forked before the kubelet's libraries are imported, because it is forked again for every
-container, which is faster with less memory. The kubelets are forked after the import, so that they share its memory.
+Process 1 of a node, the runtime, is forked before the kubelet's libraries are imported: it is forked again for every
+container, and that is faster with less memory. The kubelets are forked after the import, so that they share the memory
+of the libraries.
 """
 
 import gc
@@ -24,7 +25,7 @@ _REFUSED = 3  # exit status: the message is on stderr
 
 
 def main() -> int:
-    """Boot all nodes, and return an exit status that is not 0 when one of them could not be booted."""
+    """Boot all nodes. Return an exit status other than 0 if a node could not be booted."""
     links = {}
     for folder in map(Path, sys.argv[1:]):
         runtime_end, links[folder] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -35,10 +36,11 @@ def main() -> int:
         runtime_end.close()
         _, status = os.waitpid(pid, 0)
         if status:
-            return os.waitstatus_to_exitcode(status)  # booted nodes end when this process closes its end of their link
+            # nodes that have booted end when this process closes its end of their link
+            return os.waitstatus_to_exitcode(status)
     from concertina.local.node import kubelet
 
-    gc.freeze()  # shared memory stays shared
+    gc.freeze()  # so that the collector does not write to shared memory
     for folder, link in links.items():
         pid = os.fork()
         if pid == 0:
@@ -52,14 +54,15 @@ def main() -> int:
 def _close(links: Iterable[socket.socket]) -> None:
     """Close links that this process does not need.
 
-    A link must have one holder at each end. Otherwise its runtime does not notice when the kubelet is gone.
+    Each end of a link must be open in one process only. Otherwise the runtime would not notice that the kubelet is
+    gone.
     """
     for link in links:
         link.close()
 
 
 def _boot(folder: Path, link: socket.socket) -> int:
-    """Create the node's namespaces and fork its process 1, which waits until its identity is recorded."""
+    """Create the node's namespaces and fork its process 1. Process 1 waits until its identity is recorded."""
     os.setsid()
     try:
         linux_namespaces.enter_node()
@@ -82,7 +85,7 @@ def _boot(folder: Path, link: socket.socket) -> int:
 
 
 def _join(folder: Path) -> None:
-    """Fork a child into the node's namespaces, below its process 1. Only that child returns."""
+    """Fork a child into the node's namespaces, below process 1. Only that child returns from this function."""
     os.setsid()
     process = ProcessIdentity.parse((folder / "process").read_text()).pid
     flags = linux_namespaces.CLONE_NEWNS | linux_namespaces.CLONE_NEWPID
@@ -93,13 +96,14 @@ def _join(folder: Path) -> None:
     if pid:
         os.waitpid(pid, 0)
         os._exit(0)
-    if os.fork():  # the first process inside has a parent outside; the second one's parent becomes process 1
+    # the parent of the first process is outside of the namespace; the second one gets process 1 as its parent
+    if os.fork():
         os._exit(0)
     _redirect(folder)
 
 
 def _redirect(folder: Path) -> None:
-    """Redirect the input to /dev/null and the output to the node's log."""
+    """Redirect standard input to /dev/null, and standard output and error to the node's log."""
     log = os.open(folder.parent.parent / "logs" / f"{folder.name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open("/dev/null", os.O_RDONLY)
     for descriptor, source in ((0, null), (1, log), (2, log)):

@@ -1,4 +1,4 @@
-"""End of the tasks of a pod."""
+"""Cancel the tasks of a pod."""
 
 import asyncio
 from typing import Any
@@ -7,10 +7,10 @@ _AGAIN = 0.2  # seconds
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel the tasks until they have ended.
+    """Cancel tasks repeatedly until they have ended.
 
-    One cancellation is not enough: asyncio.gather() drops a cancellation that arrives at the moment at which one of its
-    own tasks fails, and a caller that retries after such a failure does not see it.
+    A single cancellation is not enough. asyncio.gather() loses a cancellation that arrives when one of its own tasks
+    fails, and a caller that retries after such a failure does not notice it.
     """
     waiting = {task for task in tasks if not task.done()}
     while waiting:

@@ -1,11 +1,11 @@
-"""Image names, and the folders (virtual environments) of this machine that represent them."""
+"""Map image names to folders of this machine (virtual environments), which take the place of images."""
 
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# concertina's images, represented by the running environment, with their default commands (see the Dockerfiles).
+# concertina's own images, for which the running environment is used, with their default commands (see the Dockerfiles).
 OWN_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "concertina/operator": ("concertina-operator",),
     "concertina/agent": ("concertina-agent",),
@@ -15,21 +15,21 @@ OWN_COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """Virtual environment (or any folder with bin/) that represents an image, and the image's default command."""
+    """A virtual environment (or folder with bin/) in the place of a container image, and its default command."""
 
     environment: str
     command: tuple[str, ...] = ()
 
 
 def own() -> dict[str, str]:
-    """Return the mapping of concertina's images to the running environment."""
+    """Return the mapping of concertina's own images to the running environment."""
     return dict.fromkeys(OWN_COMMANDS, sys.prefix)
 
 
 def find(name: str, mapping: Mapping[str, str]) -> Image | None:
-    """Return the image of this name, or None when it is not mapped.
+    """Return the folder and command for an image name; None if the name is not mapped.
 
-    A mapping without a tag applies to every tag, and docker.io/ may be omitted.
+    A mapping without a tag applies to all tags. The prefix docker.io/ may be left out.
     """
     short = name.removeprefix("docker.io/").removeprefix("library/")
     repository = _repository(short)
@@ -40,7 +40,7 @@ def find(name: str, mapping: Mapping[str, str]) -> Image | None:
 
 
 def why_not(name: str) -> str:
-    """Return the error message for an image that is not mapped."""
+    """Return the error message for an image name that is not mapped."""
     return (
         f'Failed to pull image "{name}": the local cluster has no images, it runs pods as processes of this machine. '
         f"Map the name to an environment: concertina local up --image {_repository(name)}=/path/to/venv"
@@ -48,10 +48,10 @@ def why_not(name: str) -> str:
 
 
 def parse(option: str) -> tuple[str, str]:
-    """Parse NAME=PATH of the --image option.
+    """Return name and path from an --image option NAME=PATH.
 
     Raises:
-        ValueError: When the option is not valid, with a sentence.
+        ValueError: When the option is invalid. The message is a sentence.
     """
     name, separator, path = option.partition("=")
     if not (name and separator and path):
@@ -63,7 +63,7 @@ def parse(option: str) -> tuple[str, str]:
 
 
 def _repository(name: str) -> str:
-    """Return the name without tag and digest."""
+    """Return the image name without tag and digest."""
     name = name.partition("@")[0]
     head, slash, tail = name.rpartition("/")
     return head + slash + tail.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Main loop of the node agent: registers the node, renews its lease, and creates a worker for every bound pod."""
+"""Main loop of the node agent: register the node, renew its Lease, and start a worker for each pod bound to it."""
 
 import asyncio
 import json
@@ -30,9 +30,10 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def main(folder: Path, link: socket.socket) -> NoReturn:
-    """Run the kubelet of the node in a folder until this process is killed.
+    """Run the kubelet of a node until this process is killed.
 
     Args:
+        folder: Folder of the node.
         link: Socket to the runtime.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -121,7 +122,7 @@ class Kubelet:
     # The node and its lease
 
     async def _keep_registered(self) -> None:
-        """Register at first, and whenever the Node is gone or is not Ready (as after a silence)."""
+        """Register the node at the start, and again whenever the Node object is deleted or not Ready."""
         await self._insist(self._register)
         async for kind, items in self._node.client.follow("/api/v1/nodes", f"metadata.name={self._node.config.name}"):
             if kind == "DELETED" or not items or not _is_ready(items[0]):
@@ -133,7 +134,7 @@ class Kubelet:
             await asyncio.sleep(_RENEW)
 
     async def _insist(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Repeat the action until it succeeds: the API server may be unreachable, or may not know the node yet."""
+        """Repeat an action until it succeeds. The API server may be unreachable or may not know the node yet."""
         while True:
             try:
                 await action()

@@ -1,4 +1,4 @@
-"""Shared parts of all pods of a node: the node's identity, connections, addresses and images."""
+"""Data and connections that all pods of a node share: configuration, client, runtime, addresses and images."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Content of nodes/NAME/node.json: the configuration of a node agent. Folders and addresses are this machine's."""
+    """Configuration of a node agent, as in nodes/NAME/node.json. Folders and addresses are those of this machine."""
 
     name: str
     address: str  # 127.x.n.1; its pods get 127.x.n.2 and above
@@ -38,24 +38,24 @@ class NodeConfig:
 
     @property
     def resources(self) -> dict[str, str]:
-        """Capacity of the node, which is all allocatable."""
+        """Capacity of the node. All of it is allocatable."""
         basic = {"cpu": self.cpus, "memory": self.memory, "pods": "250", "ephemeral-storage": "100Gi"}
         return basic | ({"nvidia.com/gpu": str(self.gpus)} if self.gpus else {})
 
 
 @dataclass
 class Addresses:
-    """Pod addresses of a node, assigned in turn so that an address is not soon reused."""
+    """IP addresses for the pods of a node. They are assigned in turn, so that an address is not reused soon."""
 
     prefix: str  # 127.x.n
     _used: set[int] = field(default_factory=set)
     _last: int = 1
 
     def take(self) -> str:
-        """Assign an address.
+        """Return a free address and mark it as used.
 
         Raises:
-            RuntimeError: When all addresses are taken.
+            RuntimeError: When all addresses are in use.
         """
         for _ in range(253):
             self._last = 2 + (self._last - 1) % 253
@@ -70,7 +70,7 @@ class Addresses:
 
 @dataclass
 class Node:
-    """Shared parts of all pods of a node."""
+    """What all pods of a node share."""
 
     config: NodeConfig
     folder: Path
@@ -80,12 +80,12 @@ class Node:
     _background: set[asyncio.Task[None]] = field(default_factory=set)
 
     def image(self, name: str) -> images.Image | None:
-        """Return the image of this name, or None when it is not mapped."""
+        """Return the folder and command for an image name; None if the name is not mapped."""
         mapping: dict[str, str] = json.loads(Path(self.config.images).read_text())
         return images.find(name, mapping)
 
     def warn(self, pod: Object, reason: str, message: str) -> None:
-        """Write a warning event about a pod in the background."""
+        """Create a warning event about a pod, in the background."""
         _log.info("%s/%s: %s: %s", pod["metadata"]["namespace"], pod["metadata"]["name"], reason, message)
         task = asyncio.get_running_loop().create_task(self._send_event(pod, reason, message))
         self._background.add(task)

@@ -1,4 +1,4 @@
-"""Connection of the node to the API server: raw dicts over one aiohttp session, with the node's own certificate."""
+"""Client of the node for the API server. Objects are plain dicts, and the node has its own certificate."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ JSON, STRATEGIC_MERGE = "application/json", "application/strategic-merge-patch+j
 
 
 class RequestRefused(Exception):
-    """Error response of the API server: its HTTP status and message."""
+    """Error response of the API server, with its HTTP status and message."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -23,7 +23,7 @@ class RequestRefused(Exception):
 
 
 class NodeClient:
-    """Requests and watches. Use it inside a running event loop, and call close() at the end."""
+    """Client for requests and watches. Create it inside a running event loop, and call close() at the end."""
 
     def __init__(self, server: str, tls: ssl.SSLContext) -> None:
         connector = aiohttp.TCPConnector(ssl=tls, limit=64)
@@ -33,7 +33,7 @@ class NodeClient:
         await self._session.close()
 
     async def call(self, method: str, path: str, body: Object | None = None, content_type: str = JSON) -> Object:
-        """Send one request and return the decoded response.
+        """Send a request and return the decoded response.
 
         Raises:
             RequestRefused: When the API server refuses the request.
@@ -52,10 +52,10 @@ class NodeClient:
         return await self.call("GET", path)
 
     async def follow(self, path: str, selector: str) -> AsyncIterator[tuple[str, list[Object]]]:
-        """Follow a collection forever.
+        """Follow a collection of objects forever.
 
-        Yield ("LIST", all objects), then ("ADDED" | "MODIFIED" | "DELETED", [object]). Start over with a LIST whenever
-        the watch breaks, and wait until an outage is over.
+        Yield ("LIST", all objects) first, then ("ADDED" | "MODIFIED" | "DELETED", [object]) for each change. If the
+        watch breaks, begin again with a LIST. During an outage, wait.
         """
         while True:
             try:

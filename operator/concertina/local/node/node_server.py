@@ -1,4 +1,4 @@
-"""HTTPS endpoint of the node for the API server: logs, and commands by websocket (kubectl's use SPDY)."""
+"""HTTPS endpoint of the node for the API server: container logs, and exec by websocket."""
 
 import json
 import ssl
@@ -19,7 +19,7 @@ FindPod = Callable[[str, str], Pod | None]  # namespace, name
 
 
 async def serve(config: NodeConfig, find: FindPod) -> web.AppRunner:
-    """Listen on the node's address, and accept only the API server's client certificate."""
+    """Listen on the node's address. Accept only the client certificate of the API server."""
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", lambda request: _logs(request, find))
     app.router.add_get("/exec/{namespace}/{pod}/{container}", lambda request: _execute(request, find))
@@ -47,7 +47,7 @@ async def _not_here(request: web.Request) -> web.Response:
 async def _execute(request: web.Request, find: FindPod) -> web.StreamResponse:
     """Run a command in a container.
 
-    As a kubelet does, send its output on channel 1, then its result on channel 3.
+    As a kubelet does, send the output on channel 1 and then the result on channel 3.
     """
     pod = find(request.match_info["namespace"], request.match_info["pod"])
     container = pod.container(request.match_info["container"]) if pod else None

@@ -1,4 +1,4 @@
-"""PodStatus as the kubelet writes it, computed from the states of the containers. Pure."""
+"""Compute the PodStatus that the node agent writes from the states of the containers. All functions are pure."""
 
 import datetime
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def now() -> str:
 
 @dataclass
 class ContainerState:
-    """Fields of the status about one container."""
+    """State of one container, as in the pod's status."""
 
     name: str
     image: str
@@ -29,7 +29,7 @@ class ContainerState:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of a container that has ended and is not about to be restarted, or None."""
+        """Exit code of a container that has ended and will not be restarted; None otherwise."""
         code: int | None = self.state.get("terminated", {}).get("exitCode")
         return code
 
@@ -39,7 +39,7 @@ class ContainerState:
         return self.started if self.restarts_always else self.exit_code == 0
 
     def as_object(self) -> Object:
-        """Return the container's entry in the status."""
+        """Return the container's entry for the pod's status."""
         return {
             "name": self.name,
             "image": self.image,
@@ -55,7 +55,7 @@ class ContainerState:
 
 @dataclass(frozen=True)
 class PodFacts:
-    """Input of a PodStatus."""
+    """Data from which a PodStatus is computed."""
 
     restart_policy: str
     host_ip: str
@@ -68,7 +68,7 @@ class PodFacts:
 
 
 def pod_status(facts: PodFacts, previous: Object) -> Object:
-    """Return the status to write. Unchanged conditions keep the time of their last transition from `previous`."""
+    """Return the new PodStatus. Conditions that do not change keep their transition time from `previous`."""
     phase = _phase(facts)
     status: Object = {
         "phase": phase,
@@ -93,9 +93,9 @@ def pod_status(facts: PodFacts, previous: Object) -> Object:
 def _init_status(container: ContainerState, before: Object | None) -> Object:
     """Return the status of an init container.
 
-    A pod that is restored after its node's failure runs its init containers again, but the API server refuses a status
-    in which a successful init container runs or waits. Its status therefore stays unchanged until the container has
-    ended again.
+    A pod that is restored after a failure of its node runs its init containers again. But the API server refuses a
+    status in which a successful init container runs or waits. The old status is therefore used until the container has
+    ended.
     """
     succeeded = before is not None and before["state"].get("terminated", {}).get("exitCode") == 0
     if before and succeeded and container.exit_code is None and not container.restarts_always:

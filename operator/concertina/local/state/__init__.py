@@ -1,1 +1,1 @@
-"""Files of one cluster: its folder and record, and the end of its processes and files."""
+"""State of a local cluster on disk: its folder and record, and the removal of its processes and files."""

@@ -1,7 +1,7 @@
-"""Guardian process that ends a cluster's processes and deletes its files when the command that owns it is gone.
+"""Guardian process: stops a cluster and deletes its files when the command that owns the cluster has ended.
 
-Usage: python -m concertina.local.state.guardian NAME < PIPE. The owner holds the other end of the pipe. The kernel
-closes that end when the owner ends, even by SIGKILL, and regardless of the thread that started the cluster.
+Usage: python -m concertina.local.state.guardian NAME < PIPE. The owner has the other end of the pipe open. The kernel
+closes it when the owner ends, even by SIGKILL, and whichever thread started the cluster.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Processes and files of one state folder, and their common end, regardless of how they started."""
+"""Start the processes of a state folder, and stop all of them together, however they were started."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ _HOST = "host"  # the file that says on which machine
 
 
 def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
-    """Start a program in its own session, with its output in logs/NAME.log and its identity in NAME.process.
+    """Start a program in its own session. Its output goes to logs/NAME.log, and its identity to NAME.process.
 
     Raises:
         LocalClusterError: When the program ends immediately, or the folder belongs to another machine.
@@ -38,11 +38,11 @@ def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
             stderr=log,
             start_new_session=True,
         )
-    process.returncode = 0  # no process waits for it, because it outlives this one
+    process.returncode = 0  # no process waits for it, because it outlives this process
     identity = ProcessIdentity.of(process.pid)
     if identity is None:
         raise LocalClusterError(f"{name} ended at once; see {logs / name}.log")
-    # For a moment the kernel shows the new program without an environment, by which `processes.marked` knows it.
+    # For a moment, the kernel shows the new program without the environment by which `processes.marked` finds it.
     with contextlib.suppress(OSError):  # it has ended
         while identity.alive() and not Path(f"/proc/{process.pid}/environ").read_bytes():
             time.sleep(0.001)
@@ -51,7 +51,7 @@ def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
 
 
 def find(folder: Path, name: str) -> ProcessIdentity | None:
-    """Return the process that was started under this name, or None when it does not run."""
+    """Return the process that was started under this name; None if it does not run."""
     try:
         identity = ProcessIdentity.parse((folder / f"{name}.process").read_text())
     except (FileNotFoundError, ValueError):
@@ -60,10 +60,10 @@ def find(folder: Path, name: str) -> ProcessIdentity | None:
 
 
 def only_here(folder: Path) -> None:
-    """Check that the folder's cluster is on this machine, because machines may share a home directory.
+    """Check that a folder's cluster is on this machine. Several machines may share a home directory.
 
-    The processes of another machine are not visible here, so its cluster would count as stopped. A machine whose name
-    has changed meanwhile still sees its processes.
+    Processes of another machine can't be seen here, so a cluster there would seem to be stopped. If this machine's name
+    has changed, its processes are still found.
 
     Raises:
         LocalClusterError: When the cluster is on another machine.
@@ -81,7 +81,7 @@ def only_here(folder: Path) -> None:
 
 
 def tear_down(folder: Path) -> None:
-    """Kill every process with the folder's mark, then delete the folder's files except for the logs.
+    """Kill all processes of a state folder, then delete its files except the logs.
 
     Raises:
         LocalClusterError: When a process does not end, or the folder belongs to another machine.
@@ -103,7 +103,7 @@ def tear_down(folder: Path) -> None:
 
 
 def _keep_logs(folder: Path) -> None:
-    """Move the logs of nodes, of their containers and of the S3 server to the folder of the other logs."""
+    """Move the logs of nodes, of their containers and of the S3 server to the folder with the other logs."""
     patterns = ("nodes/*/node.log", "nodes/*/pods/*/containers/*/*.log", "*/logs/*.log")
     for log in (path for pattern in patterns for path in folder.glob(pattern)):
         name_parts = [
@@ -114,7 +114,7 @@ def _keep_logs(folder: Path) -> None:
 
 
 def forget(name: str) -> None:
-    """Delete the logs too, after end()."""
+    """Delete the logs of a cluster too, after end()."""
     shutil.rmtree(state.directory(name), ignore_errors=True)
 
 
@@ -127,14 +127,14 @@ def _delete(path: Path) -> None:
 
 @contextlib.contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Prevent other commands (in other terminals) from setting up or tearing down the same folder meanwhile."""
+    """Context manager that keeps other commands from setting up or tearing down the same cluster."""
     with state.locked(paths.clusters() / f".{name}.lock"):
         yield
 
 
 @contextlib.contextmanager
 def sole_owner(name: str) -> Iterator[None]:
-    """Prevent other commands from owning the folder's cluster, which would end with them.
+    """Context manager that keeps other commands from owning the same cluster. A cluster ends with its owner.
 
     Raises:
         LocalClusterError: When another running command owns the cluster.
@@ -150,14 +150,14 @@ def sole_owner(name: str) -> Iterator[None]:
 
 
 def end(name: str) -> None:
-    """Tear down the folder of this name. It need not exist."""
+    """Stop a cluster and delete its files except the logs. The cluster need not exist."""
     with alone(name):
         tear_down(state.directory(name))
 
 
 @contextlib.contextmanager
 def guarded(name: str) -> Iterator[None]:
-    """Tear down the local cluster `name` at the end of the `with` block.
+    """Context manager that tears down a local cluster when the block ends.
 
     If this process is killed before that, a guardian process tears the cluster down.
     """

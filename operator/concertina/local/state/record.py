@@ -1,4 +1,4 @@
-"""Files about a cluster: its folder and record, locks, and the loopback network that it alone uses."""
+"""Folder and record of a local cluster, locks, and the loopback network that only this cluster uses."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ _FIRST_NETWORK, _LAST_NETWORK = 16, 250  # x of 127.x.0.0/16; lower ones are lef
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a cluster that a user may choose."""
+    """Options for a cluster that a user may choose."""
 
     nodes: int = 3
     gpus: int = 0  # simulated, per node
@@ -35,7 +35,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ClusterRecord:
-    """Cluster as it was set up. The kernel knows whether its processes are alive."""
+    """Data of a cluster from its set-up. Whether its processes run is not recorded."""
 
     name: str
     directory: Path
@@ -58,10 +58,10 @@ class ClusterRecord:
 
 
 def directory(name: str) -> Path:
-    """Return the state folder of a cluster of this name.
+    """Return the state folder of the cluster with this name.
 
     Raises:
-        LocalClusterError: When the name is not valid.
+        LocalClusterError: When the name is invalid.
     """
     if not name or "/" in name or name.startswith("."):
         raise LocalClusterError(f'"{name}" is no name for a cluster: use letters, digits and dashes.')
@@ -69,13 +69,13 @@ def directory(name: str) -> Path:
 
 
 def save(record: ClusterRecord) -> None:
-    """Write the record into its state folder."""
+    """Write a cluster's record into its state folder."""
     data = asdict(record) | {"directory": str(record.directory)}
     certificates.write_private(record.directory / "cluster.json", json.dumps(data, indent=1).encode())
 
 
 def load(folder: Path) -> ClusterRecord | None:
-    """Return the record in a state folder, or None when no cluster's files were completed there."""
+    """Return the record from a state folder; None if the folder has none."""
     try:
         data = json.loads((folder / "cluster.json").read_text())
     except FileNotFoundError:
@@ -86,9 +86,9 @@ def load(folder: Path) -> ClusterRecord | None:
 
 @contextlib.contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on a file of this name.
+    """Context manager for an exclusive lock on a file.
 
-    Other processes wait, or get a BlockingIOError when `wait` is False.
+    Other processes wait for the lock. If `wait` is False, they get a BlockingIOError instead.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -100,17 +100,17 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def claim_network(folder: Path) -> str:
-    """Return the prefix ("127.x") of loopback addresses that no other cluster on this machine uses, and record it.
+    """Return a prefix ("127.x") of loopback addresses that no other cluster uses, and record it.
 
     Raises:
-        LocalClusterError: When all networks are claimed.
+        LocalClusterError: When all prefixes are in use.
     """
     claim = folder / "network"
     with locked(paths.clusters() / ".networks"):
         if claim.exists():
             return claim.read_text()
-        # Other users' claims are not readable. The kernel shows the addresses at which their clusters listen, and the
-        # search starts at a number that differs by user and cluster, because two clusters may start at the same time.
+        # Claims of other users can't be read, but the kernel shows the addresses on which their clusters listen. The
+        # search starts at a number that depends on user and cluster, because two clusters may start at the same time.
         used_networks = {path.read_text() for path in paths.clusters().glob("*/network")} | _listened_on()
         start = zlib.crc32(f"{os.getuid()}:{folder}".encode())
         span = _LAST_NETWORK - _FIRST_NETWORK + 1
@@ -125,7 +125,7 @@ def claim_network(folder: Path) -> str:
 
 
 def _listened_on() -> set[str]:
-    """Return the prefix ("127.x") of each IPv4 address at which a process of any user listens; see proc_net_tcp(5)."""
+    """Return the prefix ("127.x") of each IPv4 address on which a process of any user listens; see proc_net_tcp(5)."""
     sockets = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     addresses = [int(local.partition(":")[0], 16) for _, local, _, state, *_ in sockets if state == "0A"]
     return {".".join(map(str, address.to_bytes(4, sys.byteorder)[:2])) for address in addresses}

@@ -1,1 +1,1 @@
-"""Facts that a pass derives from its input."""
+"""Facts that a planning pass derives from its observation of the job."""

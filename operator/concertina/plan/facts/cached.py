@@ -1,7 +1,7 @@
 """Cached properties without a lock.
 
-Up to Python 3.11, functools.cached_property takes a lock. None is needed here, because an observation belongs to one
-pass.
+Up to Python 3.11, `functools.cached_property` takes a lock. No lock is needed here, because only one planning pass uses
+an observation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class cached(Generic[T]):
-    """A property that is computed on first access, and is an attribute of the instance from then on."""
+    """A property that is computed on first access and then stored as an attribute of the instance."""
 
     def __init__(self, work: Callable[[Any], T]) -> None:
         self._work, self._name, self.__doc__ = work, work.__name__, work.__doc__

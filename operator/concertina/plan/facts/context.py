@@ -1,4 +1,4 @@
-"""Facts that the policies share about one observation, each computed once, on first access."""
+"""Facts about one observation of a job that several policies use. Each fact is computed on first access."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class JobContext:
     observed: JobObservation
     spec: JobSpec
     now: float
-    """Unix seconds, as all times here."""
+    """Time of this pass in Unix seconds. All times of this class are in Unix seconds."""
     lending: Lending = NO_QUEUE
-    """Quota that the job may use; `spec` wants no more replicas than that."""
+    """Kueue quota that the job may use. `spec` asks for no more replicas than the quota allows."""
 
     @cached
     def wanted_spec(self) -> JobSpec:
-        """Spec as the user wrote it, whatever the job's queue lends."""
+        """Spec as the user wrote it, without the limits of the job's queue."""
         return self.observed.job.spec or self.spec
 
     @property
     def stopped_by_queue(self) -> bool:
-        """Return whether the job has no pods for lack of quota, and would have some otherwise."""
+        """Return whether only a lack of quota keeps the job from having pods."""
         return self.lending.stops and not self.wanted_spec.suspend and not self.observed.job.deleting
 
     @property
@@ -43,7 +43,7 @@ class JobContext:
 
     @property
     def why_fewer(self) -> str:
-        """Reason why the job may have fewer replicas than before, as a sentence."""
+        """Reason why the job may have fewer replicas than before, as a clause or sentence."""
         size = self.lending.size
         if size is not None and size.replicas < self.wanted_spec.replicas and self.lending.message:
             return self.lending.message
@@ -59,22 +59,22 @@ class JobContext:
 
     @cached
     def round(self) -> Round:
-        """Round that was last committed, and the claim of the next one."""
+        """Last committed round and the claim of the next one."""
         return Round(self.observed)
 
     @cached
     def keeps_state(self) -> bool:
-        """Whether the workers save snapshots.
+        """Whether the workers save snapshots of their state.
 
-        The bundled trainer's workers do. A script's workers do through `trainingjob.State`, which is known once the
-        script has reported it.
+        The bundled trainer's workers always do. The workers of a user's script do if the script uses
+        `trainingjob.State`. The operator knows that only after the script has reported it.
         """
         reported = self.round.report is not None and self.round.report.keeps_state
         return self.spec.bundled or reported or self.status.last_snapshot is not None
 
     @cached
     def saves_durably(self) -> bool:
-        """Whether the job's own agents write durable checkpoints."""
+        """Whether concertina's agents write durable checkpoints for the job."""
         return self.spec.checkpoint is not None and self.keeps_state
 
     @cached
@@ -91,7 +91,8 @@ class JobContext:
     def node_of(self, replica: str) -> str:
         """Return the name of the replica's node.
 
-        For a member that is gone it is the name in the status, or empty if the status does not list the member.
+        If the replica's pod is gone, the name comes from the member list in the status. It is empty if that list does
+        not name the replica.
         """
         pod, member = self.replicas.pods.get(replica), self.round.members.get(replica)
         return pod.node if pod else member.node if member else ""
@@ -100,55 +101,59 @@ class JobContext:
         return self.observed.agents.get(replica, UNKNOWN_AGENT)
 
     def is_due(self, call: Call | None) -> bool:
-        """Return whether a call is to be made: it was not made yet, or it failed a while ago."""
+        """Return whether to make a call now: it was not made yet, or it failed at least RETRY seconds ago."""
         return call is None or (call.failed_at is not None and self.now - call.failed_at >= RETRY)
 
     @cached
     def avoided(self) -> frozenset[str]:
-        """Nodes that new pods avoid for now."""
+        """Nodes on which new pods should not be placed for now."""
         nodes = self.status.avoided_nodes
         return frozenset(entry.node for entry in nodes if unix_seconds(entry.until) > self.now)
 
     @cached
     def recent(self) -> tuple[Restart, ...]:
-        """Restarts within the window."""
+        """Restarts within `failurePolicy.windowSeconds`."""
         start = self.now - self.spec.failure_policy.window_seconds
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
 
     def age(self, pod: PodView) -> float:
         """Return the age of a pod in seconds, as this operator has observed it.
 
-        The age is not measured from `created`, because the API server wrote that time by its own clock. If the clocks
-        were an hour apart, either every pod or no pod would be late. A new operator counts from its own start.
+        The age is not measured from `created`, because the API server wrote that time by its own clock. If the two
+        clocks differed by an hour, the operator would consider every pod (or no pod) late. A new operator counts from
+        its own start.
         """
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 
     def elapsed(self, timestamp: str) -> float:
-        """Return the seconds since a time in the status, as `since` counts them."""
+        """Return the seconds since a timestamp in the status. The result is infinite for a timestamp in the future."""
         return self.since(unix_seconds(timestamp))
 
     def since(self, timestamp: float) -> float:
-        """Return the seconds since a Unix time; see `constants.since`."""
+        """Return the seconds since a Unix time. The result is infinite for a time in the future."""
         return since(timestamp, self.now)
 
     @property
     def running_for(self) -> float | None:
-        """Seconds since the job started; None if it has not started, or is suspended."""
+        """Seconds since the job started; None if the job has not started or is suspended."""
         return self.now - unix_seconds(self.status.start_time) if self.status.start_time else None
 
     @property
     def time_left(self) -> float | None:
-        """Seconds until the deadline; None if there is no deadline ahead."""
+        """Seconds until the job's deadline; None if there is no deadline or it has passed.
+
+        A job that has not started has no deadline yet.
+        """
         limit, ran = self.spec.active_deadline_seconds, self.running_for
         return limit - ran if limit is not None and ran is not None and limit > ran else None
 
     @property
     def ended_at(self) -> float:
-        """When the job ended; the time of this pass if it ends now."""
+        """Unix time at which the job ended. If the job ends in this pass, the time of this pass."""
         return unix_seconds(self.status.completion_time) if self.status.completion_time else self.now
 
     @property
     def time_to_live(self) -> float | None:
-        """Seconds until an ended job is to be deleted; None if it never is."""
+        """Seconds until an ended job is deleted; None if `spec.ttlSecondsAfterFinished` is not set."""
         limit = self.spec.ttl_seconds_after_finished
         return self.ended_at + limit - self.now if limit is not None else None

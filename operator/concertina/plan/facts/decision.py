@@ -1,4 +1,4 @@
-"""The decision of a policy: the phase of the job, the reason for it, and what follows."""
+"""The decision of a policy: the job's new phase, the reason for that phase, and the actions to take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from concertina.plan.actions import Action, Event
 
 
 class Reason(enum.StrEnum):
-    """Reasons that several policies use, in the operator's words. Agents name a failure by a `FailureReason`."""
+    """Reasons for rounds and failures that several policies of the operator use.
+
+    Reasons that agents report are in `FailureReason`.
+    """
 
     FIRST_ROUND = "FirstRound"
     RESUMED = "Resumed"
@@ -30,9 +33,9 @@ class Reason(enum.StrEnum):
     ASSIGN_REFUSED = "AssignRefused"
     ASSIGN_FAILED = "AssignFailed"
     HANG = "Hang"
-    """One worker is behind: its pod is replaced."""
+    """One worker is behind the others, so its pod is replaced."""
     COLLECTIVE_HANG = "CollectiveHang"
-    """All workers wait in the same way: only a new round can help."""
+    """All workers wait in the same way, so only a new round can help."""
     STRAGGLER = "Straggler"
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     AGENT_NEVER_STARTED = "AgentNeverStarted"
@@ -52,39 +55,39 @@ PLANNED = frozenset(
         Reason.RESUMED,
     }
 )
-"""Reasons of claims that no failure preceded."""
+"""Reasons of claims that are planned changes rather than answers to a failure."""
 
 
 @dataclass(frozen=True)
 class RoundTrigger:
-    """Reason for a new round: a planned change, unless it is a `Failure`."""
+    """Reason for a new round. The reason is a planned change, unless the object is a `Failure`."""
 
     reason: str
     message: str
 
     @property
     def sentence(self) -> str:
-        """The message, bounded for a status."""
+        """The message, cut to the length that a status may hold."""
         return self.message[:1000]
 
 
 @dataclass(frozen=True)
 class Failure(RoundTrigger):
-    """A failure, as the operator observed it.
+    """A failure of a job, as the operator observed it.
 
-    `escalation.restart_entry` makes its entry in status.restarts, and `escalation.decide` the `RecoveryDecision`.
+    `escalation.restart_entry` makes its entry in `status.restarts`. `escalation.decide` makes the `RecoveryDecision`.
     """
 
     replica: str = ""
-    """The replica that failed; empty if none is to blame."""
+    """The replica that failed; empty if no replica is the cause."""
     counted: bool = False
-    """Whether it uses up failurePolicy.maxRestarts."""
+    """Whether the failure counts against `failurePolicy.maxRestarts`."""
     exit_code: int | None = None
     """Exit code of the failed worker."""
     last_lines: tuple[str, ...] = ()
-    """Lines that the failed worker printed last."""
+    """The last lines that the failed worker printed."""
     error: str = ""
-    """The part of the failure that stays the same when the same failure happens again (`repeats.signature`)."""
+    """The part of the error text that is the same each time the same failure happens (`repeats.signature`)."""
     step: int | None = None
     """Last step that the failed worker reported, or None."""
 
@@ -92,7 +95,7 @@ class Failure(RoundTrigger):
 class Phase(enum.Enum):
     """Phase of a job.
 
-    The job's conditions follow from its phase (`conditions`), and so does the accounting of its time (`progress`).
+    The job's phase determines the job's conditions (`conditions`) and how its time is accounted (`progress`).
     """
 
     WAITING = "Waiting"
@@ -103,7 +106,7 @@ class Phase(enum.Enum):
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     QUEUED = "Queued"
-    """The job waits for quota of its queue, without pods."""
+    """The job has no pods, because it waits for quota of its queue."""
     DELETING = "Deleting"
     STALLED = "Stalled"
     COMPLETE = "Complete"
@@ -111,61 +114,67 @@ class Phase(enum.Enum):
 
     @property
     def final(self) -> bool:
-        """Whether the job has ended, for good."""
+        """Whether the job has ended and will not run again."""
         return self in (Phase.COMPLETE, Phase.FAILED)
 
 
 class Pods(enum.Enum):
-    """Treatment of the job's pods."""
+    """What the operator does with the job's pods."""
 
     WANTED = "wanted"
-    """Pods are created as the spec wants, and dead ones are replaced; the details depend on spec.launcher."""
+    """Create the pods that the spec asks for, and replace dead ones. The details depend on `spec.launcher`."""
     NONE = "none"
-    """All pods are deleted."""
+    """Delete all pods."""
     ENDED = "ended"
-    """The job has ended: spec.cleanPodPolicy applies."""
+    """Apply `spec.cleanPodPolicy`, because the job has ended."""
     KEPT = "kept"
-    """Pods are left as they are."""
+    """Leave the pods as they are."""
 
 
 @dataclass(frozen=True)
 class Decision:
     phase: Phase
     reason: str
-    """One word in CamelCase: the condition's reason."""
+    """Reason of the job's condition: one word in CamelCase."""
     message: str
-    """A sentence: the condition's message."""
+    """Message of the job's condition: a sentence."""
     world: World | None = None
-    """World from now on; None to leave it as it was."""
+    """New value of `status.world`; None to leave it unchanged."""
     restart: Restart | None = None
     """Failure that this decision responds to."""
     last_failure: LastFailure | None = None
-    """The same failure in the words of the replica that failed."""
+    """That failure with the error and log lines that the failed replica reported."""
     replayed: int = 0
-    """Steps that will be trained again."""
+    """Number of steps that will be trained again."""
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     recheck: float | None = None
-    """Seconds until time alone changes the decision."""
+    """Seconds after which the decision may change although nothing happens."""
     pods: Pods = Pods.WANTED
     requeue_state: RequeueState | None = None
-    """Room that is released for other jobs, from now on or still."""
+    """New state of a job that releases its pods so that other jobs can start; None if the job does not do so."""
     stalled: str = ""
-    """Reason why a person must act: the reason of the condition Stalled, or of Degraded if training continues."""
+    """Reason why a person must act.
+
+    The reason of the condition Degraded if training continues (`goes_on`), and of the condition Stalled otherwise.
+    """
     stalled_message: str = ""
     goes_on: bool = False
-    """Whether training continues in spite of what `stalled` says."""
+    """Whether training continues although `stalled` names a problem."""
     watch_all: bool = False
-    """Whether to open streams to all live replicas, not only to the coordinator and those outside of the round."""
+    """Whether to open streams to all live replicas.
+
+    Otherwise the operator opens streams to the coordinator and to replicas outside of the round only.
+    """
 
 
 def stalled(reason: str, message: str, pods: Pods) -> Decision:
-    """Return a decision by which nothing continues until a person acts."""
+    """Return a decision that leaves the job stalled until a person acts."""
     return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)
 
 
 def as_before(status: JobStatus) -> Decision:
-    """Return a decision that repeats what the status says."""
+    """Return a decision that leaves the job's phase and conditions as the status shows them."""
     ready, running = status.condition(ConditionType.READY), status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
     return Decision(phase, running.reason if running else "Assigned", running.message if running else "")

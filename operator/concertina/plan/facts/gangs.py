@@ -1,8 +1,8 @@
-"""Gang scheduling: the mechanism that a job uses, and its pod group.
+"""Gang scheduling: choose the gang mechanism of a job, and build its pod group.
 
-A job with a gang mechanism leaves it to its scheduler which pods get nodes, and when. The mechanism is chosen while the
-job has no pods and kept until they are gone, because all pods of a group need one scheduler (decision "Auto follows the
-template's scheduler").
+With a gang mechanism, the job's scheduler decides which pods get nodes, and when. The operator chooses the mechanism
+while the job has no pods. It keeps the mechanism until all pods are gone, because all pods of a group need the same
+scheduler (decision "Auto follows the template's scheduler").
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from concertina.plan.observed import GangApi, JobView, PodGroup, PodView
 @dataclass(frozen=True)
 class _Mechanism:
     alternatives: tuple[tuple[GangApi, ...], ...]
-    """Sets of APIs, of which one must be served as a whole, in order of preference. The first API of a set has the pod
-    groups."""
+    """Alternative sets of APIs, the preferred set first. The API server must serve all APIs of one set.
+
+    The first API of a set is the API of the pod groups.
+    """
     remedy: str
 
 
@@ -38,19 +40,26 @@ MECHANISMS: Mapping[Gang, _Mechanism] = {
     ),
 }
 MUTABLE = frozenset({GangApi.POD_GROUP, GangApi.VOLCANO, GangApi.COSCHEDULING})
-"""APIs that allow a change of the minimum of an existing pod group."""
+"""APIs that allow a change of an existing pod group's minimum."""
 BY_SCHEDULER: Mapping[str, Gang] = {
     "default-scheduler": Gang.POD_GROUP,
     "volcano": Gang.VOLCANO,
     "kai-scheduler": Gang.KAI,
 }
-"""Mechanism that Auto chooses by the template's scheduler."""
+"""Gang mechanism that `gang: Auto` chooses for each scheduler name of the pod template."""
 AUTO_NEVER = frozenset({GangApi.POD_GROUP_ALPHA})
-"""APIs that Auto does not choose: an alpha may be served while the scheduler's own feature gate is off."""
+"""APIs that `gang: Auto` never chooses.
+
+The API server may serve an alpha API while the feature gate of the scheduler is off.
+"""
 
 
 def mark(ctx: JobContext) -> GangMark | None:
-    """Return status.gang; None if the job asks for no gang mechanism, or if it is not known yet what is served."""
+    """Return the job's `status.gang`.
+
+    The result is None if the job asks for no gang mechanism. It is also None while the operator does not know which
+    APIs the API server serves.
+    """
     if ctx.spec.scheduling.gang is None:
         return None
     last = ctx.status.gang
@@ -66,7 +75,10 @@ def _has_pods(ctx: JobContext) -> bool:
 
 
 def _with_minimum(ctx: JobContext, last: GangMark) -> GangMark:
-    """Return the mark with the job's present minimum, if the API allows the pod group's minimum to change."""
+    """Return `status.gang` with the job's present minimum of pods.
+
+    If the API does not allow to change the minimum of a pod group, the result is `status.gang` unchanged.
+    """
     needed_count = sizes.least(ctx.spec)
     if last.min_count == needed_count or _api(last) not in MUTABLE:
         return last
@@ -93,7 +105,7 @@ def _chosen(ctx: JobContext, served: frozenset[GangApi]) -> GangMark | None:
 
 
 def _served(mechanism: Gang | None, served: frozenset[GangApi]) -> tuple[GangApi, ...]:
-    """Return the APIs of a mechanism, if the API server serves all of them."""
+    """Return the APIs of a mechanism's first alternative of which the API server serves all; empty if there is none."""
     alternatives = MECHANISMS[mechanism].alternatives if mechanism else ()
     return next((apis for apis in alternatives if served.issuperset(apis)), ())
 
@@ -111,7 +123,7 @@ def _why_none(spec: JobSpec) -> str:
 
 
 def scheduler_of(spec: JobSpec) -> str:
-    """Return the name of the template's scheduler."""
+    """Return the scheduler name of the pod template."""
     fields = spec.template.spec.model_extra or {}
     name = fields.get("schedulerName")
     return name if isinstance(name, str) and name else "default-scheduler"
@@ -120,15 +132,15 @@ def scheduler_of(spec: JobSpec) -> str:
 def group_name(job: JobView, api: GangApi, min_count: int) -> str:
     """Return the name of the job's pod group.
 
-    It contains a part of the uid, so that a job of the same name never joins the group of an earlier job. Where the
-    minimum is immutable, the name contains the minimum too.
+    The name contains a part of the job's uid, so that a job never joins the group of an earlier job with the same name.
+    If the API does not allow to change a group's minimum, the name contains the minimum too.
     """
     name = f"{job.name}-{job.uid[:8]}"
     return name if api in MUTABLE else f"{name}-{min_count}"
 
 
 def not_served(ctx: JobContext) -> str:
-    """Return why the mechanism that the spec names can't be used; empty if it can, or if that is not known."""
+    """Return why the gang mechanism in the spec can't be used; empty if it can, or if that is not known yet."""
     asked, served = ctx.spec.scheduling.gang, ctx.observed.gang_apis
     mechanism = MECHANISMS.get(asked) if asked else None
     if mechanism is None or served is None or _served(asked, served):
@@ -144,7 +156,7 @@ def not_served(ctx: JobContext) -> str:
 
 
 def pod_group(ctx: JobContext) -> PodGroup | None:
-    """Return the pod group that the job's pods join; None if they are scheduled singly."""
+    """Return the pod group that the job's pods join; None if the pods are scheduled one by one."""
     chosen = mark(ctx)
     if chosen is None or not chosen.mechanism:
         return None
@@ -164,7 +176,7 @@ def _api(chosen: GangMark) -> GangApi | None:
 
 
 def scheduled_together(status: JobStatus, pods: Iterable[PodView]) -> bool:
-    """Return whether a gang mechanism decides about these live pods of a job."""
+    """Return whether a gang mechanism schedules the given live pods of a job."""
     chosen = status.gang
     if chosen is None or not chosen.mechanism:
         return False
@@ -172,7 +184,7 @@ def scheduled_together(status: JobStatus, pods: Iterable[PodView]) -> bool:
 
 
 def ignored_groups(status: JobStatus, pods: Iterable[PodView]) -> tuple[str, ...]:
-    """Return the replicas whose PodGroup the API server dropped, because its feature gate is off."""
+    """Return the replicas whose pod group reference the API server dropped, because its feature gate is off."""
     chosen = status.gang
     if chosen is None or chosen.mechanism != Gang.POD_GROUP:
         return ()
@@ -182,9 +194,9 @@ def ignored_groups(status: JobStatus, pods: Iterable[PodView]) -> tuple[str, ...
 
 
 def shortage(ctx: JobContext, pod: PodView) -> str:
-    """Return why no scheduler looks at a pod of a group; empty if the group has all the pods that it needs.
+    """Return why no scheduler looks at a pod of a group; empty if the group has enough pods.
 
-    Kubernetes says nothing about such a pod, neither in a condition nor in an event.
+    Kubernetes itself reports nothing about such a pod: neither a condition nor an event.
     """
     chosen = ctx.status.gang
     if chosen is None or not pod.scheduling_group:

@@ -1,8 +1,8 @@
-"""Evidence of life: whether a replica is alive, silent or dead. This module alone judges it.
+"""Decide whether a replica is alive, silent or dead, from several sources of evidence.
 
-Kubernetes reports that a pod has ended. Members report that they lost their coordinator, or are in contact with it. A
-host closes a stream and reports that no agent listens. An agent without any such report may be cut off from this
-operator and still be training (decision "Silence alone is no death").
+Kubernetes reports that a pod has ended. Members report that they have lost their coordinator, or that they are in
+contact with it. A host that closes a stream and refuses a new one shows that no agent listens. An agent without any
+such evidence may be unreachable for this operator and still be training (decision "Silence alone is no death").
 """
 
 from __future__ import annotations
@@ -23,42 +23,44 @@ from concertina.plan.observed import ConnectionRefusal, JobObservation, PodPhase
 
 class Life(enum.Enum):
     ALIVE = enum.auto()
-    """The replica is alive, or nothing speaks against it."""
+    """The replica is alive, or there is no evidence against it."""
     SILENT = enum.auto()
-    """The replica is in doubt: it has been silent for longer than a broken stream takes to reopen, and nobody reports
-    it dead."""
+    """The replica may be dead.
+
+    Its stream has been broken for longer than a reconnect takes, and there is no other evidence.
+    """
     DEAD = enum.auto()
-    """The replica does not come back as it was."""
+    """The replica is lost. Its workers and their state do not return."""
 
 
 class EvidenceSource(enum.Enum):
-    """Source of the evidence for a verdict."""
+    """Source of the evidence about a replica's health."""
 
     POD = enum.auto()
-    """The pod has ended, is being deleted, or is another one."""
+    """The pod has ended, is being deleted, or has been replaced by another pod."""
     NODE = enum.auto()
-    """The node is out of service, or does not answer either."""
+    """The replica's node is out of service or not ready."""
     HOST = enum.auto()
-    """The host reports that no agent listens."""
+    """The replica's host refuses connections, so no agent listens."""
     MEMBERS = enum.auto()
-    """The members report that they lost this replica, which coordinates them, or that they are in contact with it."""
+    """The members report whether they have lost the replica, which is their coordinator, or are in contact with it."""
     DRAIN = enum.auto()
-    """The members have stopped at the step that this replica, their coordinator, announced, so it was alive then."""
+    """The members stopped at the step that their coordinator announced, so the coordinator was alive at that step."""
     SILENCE = enum.auto()
-    """There is no source: the replica is silent."""
+    """The replica does not answer, and nothing else is known about it."""
 
 
 @dataclass(frozen=True)
 class HealthVerdict:
     life: Life
     sentence: str = ""
-    """Reason, in words that follow 'replica x'; empty if the replica is not dead."""
+    """Reason why the replica is dead, as words that follow 'replica x'; empty if the replica is not dead."""
     evidence: EvidenceSource | None = None
     """Source of the evidence; None if the replica is alive."""
     age: float | None = None
-    """Seconds since the replica fell silent; None if silence is not the evidence."""
+    """Seconds since the replica fell silent; None if the evidence is not silence."""
     waits: bool = False
-    """Whether the replica is to be given up for its silence, but not yet (`JobObservation.given_up`)."""
+    """Whether the silent replica is due to be given up, but is not in `JobObservation.given_up` yet."""
 
     @property
     def dead(self) -> bool:
@@ -67,7 +69,7 @@ class HealthVerdict:
 
 ALIVE = HealthVerdict(Life.ALIVE)
 TRAINS = (protocol.State.RUNNING, protocol.State.DRAINING)
-"""States in which a member takes part in a round: it would have failed if it had lost its coordinator."""
+"""Agent states of a member that takes part in a round. A member that lost its coordinator would be in state FAILED."""
 
 
 def _dead(evidence: EvidenceSource, sentence: str, age: float | None = None) -> HealthVerdict:
@@ -82,11 +84,17 @@ class Health:
 
     @cached
     def no_agent_reachable(self) -> bool:
-        """Whether no agent is connected. Then the operator may be the one that is cut off, and all may be well."""
+        """Whether no agent is connected.
+
+        The cause may then be the operator's own network, while all replicas are well.
+        """
         return not any(view.connected for view in self.observed.agents.values())
 
     def by_objects(self, pod: PodView) -> HealthVerdict:
-        """Judge a pod by its own object and its node's: no agent could prove these wrong."""
+        """Return the verdict about a pod from Kubernetes objects alone: the pod and its node.
+
+        No report of an agent can refute such a verdict.
+        """
         if pod.ended:
             lines = [line for line in pod.exit_message.splitlines() if line.strip()]
             detail = lines[-1].strip()[:300] if lines else pod.exit_reason
@@ -99,7 +107,10 @@ class Health:
         return ALIVE
 
     def by_contact(self, pod: PodView) -> HealthVerdict:
-        """Judge a pod by the contact with its agent. For members of a round under way, the coordinator knows more."""
+        """Return the verdict about a pod from the operator's contact with the pod's agent.
+
+        For members of a running round, the coordinator's reports are better evidence than this contact.
+        """
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
             # The pod was bound before the failure of its node was known: when many nodes die together, successors may
@@ -111,10 +122,9 @@ class Health:
             return _dead(EvidenceSource.NODE, f"can't be reached and its node {pod.node} is not ready")
         age, is_first = view.silent_for(self.now), view.lost_at is None
         if age is not None and (restarted_for := self.observed.started_again_for.get(pod.uid, age)) < age:
-            age, is_first = restarted_for, True  # until the restart, the previous container was the one that was silent
+            age, is_first = restarted_for, True  # the previous container was the silent one
         age = None if age is None else min(age, self._since_planned_claim)
-        # The first contact takes longer: members have answered before, but other replicas may still be starting their
-        # agent.
+        # The first contact takes longer: a replica outside of the round may still be starting its agent.
         first = constants.FIRST_CONTACT if pod.name in self.round.members else constants.AGENT_GIVE_UP
         lost = constants.UNREACHABLE if self.observed.job.status.world.round else constants.UNREACHABLE_BEFORE
         patience = first if is_first else lost
@@ -130,10 +140,10 @@ class Health:
 
     @cached
     def _since_planned_claim(self) -> float:
-        """Seconds since the last claim, if that was a planned one; infinity if not.
+        """Seconds since the last claim if that claim was planned; infinity otherwise.
 
-        Nothing had failed until a planned claim, so that a member that only the operator could not reach was alive then
-        (decision "Silence alone is no death").
+        A planned claim means that nothing had failed by then. A member that only the operator could not reach was
+        therefore alive at that time (decision "Silence alone is no death").
         """
         claim = self.round.claim
         if claim is None or claim.at is None or claim.reason not in PLANNED:
@@ -141,7 +151,7 @@ class Health:
         return since(unix_seconds(claim.at), self.now)
 
     def _is_in_good_standing(self, replica: str) -> bool:
-        """Return whether the replica is a member of the committed round without any evidence against it."""
+        """Return whether the replica is a member of the committed round and no evidence speaks against it."""
         if not self.round.committed or replica not in self.round.members:
             return False
         if replica == self.round.coordinator.replica:
@@ -152,9 +162,10 @@ class Health:
     def coordinator(self) -> HealthVerdict:
         """Verdict on the coordinator of the committed round.
 
-        The coordinator is dead at once if its host closes the stream and refuses the next one. If it is in doubt, its
-        members are asked. If none of them can be reached either, the world may be training as a whole, and it is left
-        alone until Kubernetes knows more (decision "When a coordinator counts as lost").
+        The coordinator is dead at once if its host closes the stream and refuses the next one. If the coordinator is
+        only silent, the operator asks the members. If no member can be reached either, the whole round may be training.
+        The operator then leaves the round alone until Kubernetes reports more (decision "When a coordinator counts as
+        lost").
         """
         coordinator = self.round.coordinator
         pod = next((pod for pod in self.observed.pods if pod.name == coordinator.replica), None)
@@ -167,7 +178,7 @@ class Health:
         if refused and view.closed and not self.observed.operator_isolated:
             return _dead(EvidenceSource.HOST, "is gone: its agent no longer listens")
         age = view.silent_for(self.now)
-        # The stream broke and was not reopened in time, or this operator is new and has had no answer so far.
+        # The stream broke and was not reopened in time, or this operator is new and has received no answer so far.
         patience = constants.FIRST_CONTACT if view.lost_at is None else constants.RECONNECT
         if age is None or (age < patience and not refused):
             return ALIVE
@@ -182,9 +193,10 @@ class Health:
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
     def _word_of_members(self) -> HealthVerdict | None:
-        """Return the verdict of the connected members on a coordinator that is silent; None if no member has evidence.
+        """Return what the connected members show about a silent coordinator; None if they show nothing.
 
-        A member's part in the round ends soon after it has lost its coordinator: while it trains, it is in contact.
+        A member stops soon after it has lost its coordinator. A member that trains is therefore in contact with the
+        coordinator.
         """
         assert self.round.claim is not None
         this_round, trains = (self.round.claim.round, self.round.claim.claim_id), False
@@ -209,9 +221,9 @@ class Health:
 
     @property
     def _members_were_asked(self) -> bool:
-        """Whether each member that could be reached has had the time to open its stream.
+        """Whether the operator has had enough time to open a stream to each member that it could reach.
 
-        Members are watched from the first doubt on.
+        The operator opens these streams as soon as it doubts that the coordinator is alive.
         """
         running_pods = {pod.name for pod in self.observed.pods if pod.phase is PodPhase.RUNNING and not pod.deleting}
         other_names = self.round.members.keys() & running_pods - {self.round.coordinator.replica}
@@ -219,10 +231,10 @@ class Health:
         return all(view.connected or (view.silent_for(self.now) or 0.0) >= constants.RECONNECT for view in views)
 
     def may_answer(self, replica: str) -> bool:
-        """Return whether an answer of the replica is worth waiting for.
+        """Return whether the operator should wait for an answer of the replica.
 
-        The answer is not worth it if the replica's host refuses the stream, or if the replica has been cut off for a
-        while.
+        The operator does not wait if the replica's host refuses the stream, or if the replica has been unreachable for
+        RECONNECT seconds.
         """
         view = self.observed.agent(replica)
         silent_for = None if view.lost_at is None else view.silent_for(self.now)

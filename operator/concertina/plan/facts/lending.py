@@ -1,4 +1,4 @@
-"""Outcome of `concertina.plan.quota`: how many pods a job may have in this pass. Data only."""
+"""Result of `concertina.plan.quota`: the number of pods that a job's queue allows in this pass. Data only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from concertina.plan.kueue import PodChanges, PodSet
 
 @dataclass(frozen=True)
 class Size:
-    """Replicas that a job may have."""
+    """Number of replicas that a job's queue allows."""
 
     replicas: int
-    """Replicas in the round."""
+    """Number of replicas in the round."""
     spares: int = 0
-    """Standby replicas."""
+    """Number of standby replicas."""
 
     @property
     def total(self) -> int:
@@ -30,28 +30,31 @@ NOTHING = Size(0)
 
 @dataclass(frozen=True)
 class Lending:
-    """Quota that the job may use in this pass. The default: no queue limits the job."""
+    """Kueue quota that a job may use in this pass. The default value means that no queue limits the job."""
 
     queue: str = ""
     """Name of the LocalQueue; empty if no queue limits the job."""
     size: Size | None = None
-    """Replicas that the job may have; None if no queue limits the job, or if it has ended."""
+    """Number of replicas that the job may have; None if no queue limits the job, or if the job has ended."""
     room: Mapping[PodSet, int] = field(default_factory=dict)
     """Number of pods that may be created now, by pod set."""
     lender: tuple[str, int] = ("", 0)
-    """Name of the Workload that lends the pods, and its total number of pods. A pod is created only while both hold."""
+    """Name of the Workload whose quota the pods use, and its total number of pods.
+
+    A pod is created only while the Workload still has this name and number.
+    """
     changes: Mapping[PodSet, PodChanges] = field(default_factory=dict)
-    """Changes to the pods of each set."""
+    """Changes that Kueue's admission makes to the pods, by pod set."""
     cluster_queue: str = ""
     reason: str = ""
-    """Reason why the job has fewer replicas than it asks for, in CamelCase; empty if it has all."""
+    """Reason why the job has fewer replicas than it asks for, in CamelCase; empty if the job has all of them."""
     message: str = ""
-    """The same as a sentence."""
+    """The reason why the job has fewer replicas than it asks for, as a sentence."""
     stalled: bool = False
     """Whether a person must act before the job gets quota."""
     writes: tuple[Action, ...] = ()
     recheck: float | None = None
-    """Seconds until time alone changes the lending."""
+    """Seconds after which the quota may change although nothing happens."""
 
     @property
     def limits(self) -> bool:
@@ -68,9 +71,9 @@ NO_QUEUE = Lending()
 
 
 def spec_within(spec: JobSpec, lending: Lending) -> JobSpec:
-    """Return the spec with no more replicas than the job may have.
+    """Return the spec with `replicas` and `standbyReplicas` lowered to what the job's queue allows.
 
-    A job that may have none is suspended, so that its round is drained and saved like that of any suspended job.
+    A job that may have no replicas is suspended. Its round is then drained and saved as for any suspended job.
     """
     size = lending.size
     if size is None or spec.suspend:

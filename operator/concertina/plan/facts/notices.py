@@ -1,9 +1,14 @@
-"""Notices: why a replica will leave, how long it has, and whether it should leave at once.
+"""Notices: signs that a replica will be terminated, with the time left and the urgency.
 
-An urgent notice makes the replica leave at the next step that all agree on, and no later round includes it. A notice is
-urgent if the pod is being deleted or disrupted, its node is about to end, or its agent was told to stop. A cordon is
-not urgent: the replica works on until its successor, which is requested at once, is ready elsewhere (decision "An
-urgent notice drains at once, a cordon waits"). A notice that is withdrawn before that changes nothing.
+An urgent notice makes the replica leave the round at the next step on which all ranks agree, and no later round
+includes the replica. A notice is urgent in these cases:
+  - The pod is being deleted or disrupted.
+  - A taint announces the end of the node.
+  - The agent received a SIGTERM.
+
+The cordon of a node is not urgent. The replica then trains until a successor on another node is ready, and the operator
+requests that successor at once (decision "An urgent notice drains at once, a cordon waits"). A notice that is withdrawn
+before the replica leaves has no effect.
 """
 
 from __future__ import annotations
@@ -18,19 +23,19 @@ from concertina.plan.observed import NodeView, PodPhase, PodView
 @dataclass(frozen=True)
 class PodNotice:
     message: str
-    """Reason, in words that follow 'replica x'."""
+    """Reason of the notice, as words that follow 'replica x'."""
     left: float
-    """Seconds that the replica has for leaving, as far as known."""
+    """Seconds in which the replica can still leave the round, as far as known."""
     urgent: bool = True
 
 
 class NoticeInput(NamedTuple):
-    """Facts about one replica that can announce its end."""
+    """Facts about one replica from which a notice can be derived."""
 
     pod: PodView
     node: NodeView
     grace_seconds: float | None
-    """Seconds of grace that the agent got with a SIGTERM; None if it got none."""
+    """Grace period in seconds that the agent got with a SIGTERM; None if it received no SIGTERM."""
     now: float
 
 
@@ -48,7 +53,7 @@ def _deleted(notice_input: NoticeInput) -> PodNotice | None:
     pod = notice_input.pod
     if not pod.deleting:
         return None
-    # At least half of the grace period: the API server's clock may be ahead of the operator's.
+    # Use at least half of the grace period, because the API server's clock may be ahead of the operator's clock.
     until = pod.deletion_at - notice_input.now if pod.deletion_at is not None else 0.0
     seconds = max(pod.grace / 2, min(pod.grace, until))
     return PodNotice(f"is being deleted{_why(pod)}", seconds)

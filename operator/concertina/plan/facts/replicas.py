@@ -1,4 +1,4 @@
-"""The job's replicas: which are alive, which are leaving, and which are wanted."""
+"""The job's replicas: which ones are alive, which ones will leave, and which ones the spec asks for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from concertina.plan.observed import Call, JobObservation, PodPhase, PodView
 from concertina_protocol import Prepared
 
 RECREATE_POD = "RecreatePod"
-"""Action of a restart entry (`escalation`) that gives a pod up."""
+"""Action of an entry in `status.restarts` (`escalation`) that gives a pod up and creates a new one."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Replicas:
     round: Round
     health: Health
     recent: tuple[Restart, ...]
-    """Restarts within the window."""
+    """Restarts within `failurePolicy.windowSeconds`."""
     avoided: frozenset[str]
-    """Nodes that new pods avoid for now."""
+    """Nodes on which new pods should not be placed for now."""
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
@@ -38,12 +38,12 @@ class Replicas:
 
     @cached
     def to_replace(self) -> Mapping[str, str]:
-        """Replicas whose failure was answered by replacing their pod, each with the reason."""
+        """Replicas whose pod is replaced because of a failure, each with the failure's reason."""
         return {entry.replica: entry.reason for entry in self.recent if entry.action == RECREATE_POD}
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Pods that do not come back, or are given up, by name: the reason, in words that follow 'replica x'."""
+        """Names of pods that are lost or given up, each with the reason as words that follow 'replica x'."""
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
     def _why_dead(self, pod: PodView) -> str:
@@ -63,7 +63,7 @@ class Replicas:
 
     @cached
     def silent(self) -> tuple[str, ...]:
-        """Uids of pods that are given up for their silence alone, or wait for that, the longest silent first."""
+        """Uids of pods that are given up only because their agent is silent, or will be, the longest silent first."""
         ages = {}
         for pod in self.observed.pods:
             verdict = self.health.by_contact(pod)
@@ -74,17 +74,17 @@ class Replicas:
 
     @cached
     def of_another_template(self) -> frozenset[str]:
-        """Pods that were created from another template than the job has now."""
+        """Names of pods that were created from another pod template than the job has now."""
         current_hash = self.observed.job.template_hash
         pods = (pod for pod in self.observed.pods if current_hash and not pod.deleting)
         return frozenset(pod.name for pod in pods if pod.template_hash not in ("", current_hash))
 
     @property
     def outdated(self) -> frozenset[str]:
-        """Pods to replace because of their template.
+        """Names of pods to replace because the job's pod template has changed.
 
-        A suspended job has none: it drains on the pods that it has. A member stays until its round has been drained
-        (`suspend.replace_outdated`).
+        A suspended job has none: its round drains on the existing pods. A member of the round stays until the round has
+        been drained (`suspend.replace_outdated`).
         """
         return frozenset() if self.spec.suspend else self.of_another_template
 
@@ -94,7 +94,7 @@ class Replicas:
 
     @cached
     def ready(self) -> frozenset[str]:
-        """Live replicas whose agents report, on an open stream, that workers can start at once."""
+        """Live replicas whose agent is connected and reports that it can start workers at once."""
         views = ((name, self.observed.agent(name)) for name in self.live)
         return frozenset(name for name, view in views if view.connected and view.report and view.report.ready)
 
@@ -102,7 +102,7 @@ class Replicas:
 
     @cached
     def notices(self) -> Mapping[str, notices.PodNotice]:
-        """Notices of replicas that will leave, by pod name, while they are still there."""
+        """Notices of replicas that will be terminated, by pod name. Only pods that still exist are included."""
         observed, members, notice_by_replica = self.observed, self.round.members, {}
         # The coordinator's report on its members counts even when a claim is about to replace the round: a member that
         # has left keeps its notice until its pod has ended (decision "SIGTERM in an agent's reports").
@@ -117,17 +117,17 @@ class Replicas:
         return notice_by_replica
 
     def leaves(self, name: str) -> bool:
-        """Return whether the replica should leave at once."""
+        """Return whether the replica should leave the round at once."""
         return name in self.notices and self.notices[name].urgent
 
     # --- replicas that are wanted
 
     @cached
     def pod_by_index(self) -> Mapping[int, str]:
-        """Replica of each index that may be in the next round.
+        """For each replica index, the pod that may be in the next round.
 
-        The replica is a member if the member can stay, and otherwise the newest attempt. A replica on a cordoned node
-        counts until another one is ready.
+        The pod is the present member if it can stay, and otherwise the newest attempt. A pod on a cordoned node is used
+        until another pod of the index is ready.
         """
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
@@ -141,9 +141,9 @@ class Replicas:
 
     @cached
     def wanted_indexes(self) -> frozenset[int]:
-        """Indexes of wanted replicas, standby replicas included.
+        """Indexes of the replicas that the spec asks for, including standby replicas.
 
-        Indexes of members come first, then those of other live pods, then the lowest free ones.
+        Indexes of members come first, then indexes of other live pods, then the lowest free indexes.
         """
         wanted_count = sizes.most(self.spec) + self.spec.standby_replicas
         live = {pod.index: name for name, pod in self.live.items() if pod.index is not None}
@@ -153,15 +153,16 @@ class Replicas:
 
     @cached
     def surplus(self) -> tuple[str, ...]:
-        """Members beyond the largest size that is wanted: the last ones by index."""
+        """Members beyond the largest size that the spec asks for: those with the highest indexes."""
         alive = (name for _, name in sorted(self.pod_by_index.items()) if name in self.round.members)
         return tuple(alive)[sizes.most(self.spec) :]
 
     @cached
     def standby(self) -> tuple[str, ...]:
-        """Wanted live replicas beyond the size of a full world.
+        """Live replicas that the spec asks for beyond the size of a full round.
 
-        A round after a failure takes one of them in (decision "A standby replica is a replica without a place").
+        After a failure, the next round includes one of these replicas (decision "A standby replica is a replica without
+        a place").
         """
         if not self.spec.standby_replicas:
             return ()
@@ -175,8 +176,8 @@ class Replicas:
     def candidates(self) -> tuple[str, ...]:
         """Replicas that may be in the next round, in order of replica index.
 
-        These are the members, unless known to be lost, and the ready replicas. But no replica joins members of another
-        template.
+        Candidates are the members that are not known to be lost, and the replicas that are ready. If the members' pods
+        have an outdated pod template, only members are candidates.
         """
         may_join = self.round.members.keys().isdisjoint(self.of_another_template)
         return tuple(
@@ -189,10 +190,10 @@ class Replicas:
 
     @cached
     def coming_back(self) -> frozenset[str]:
-        """Members whose agents were restarted and are not ready yet, because they are still importing PyTorch.
+        """Members whose agents were restarted and are still importing PyTorch.
 
-        The round continues without these members if any other member remains. Otherwise the result is empty, so that
-        the round waits for all of them.
+        The next round starts without these members if another member remains. If no other member remains, the result is
+        empty, so that the round waits for all of them.
         """
         members = {name: member for name, member in self.round.members.items() if name in self.pods}
         restarted, any_stays = set(), False
@@ -215,7 +216,7 @@ class Replicas:
 
     @cached
     def asked(self) -> Mapping[str, Call]:
-        """Open claim's Prepares to candidates, in order of replica index; empty if no claim is open."""
+        """Prepare calls of the open claim by candidate, in order of replica index; empty if no claim is open."""
         claim = self.round.claim
         if claim is None or claim.committed:
             return {}
@@ -224,20 +225,21 @@ class Replicas:
 
     @cached
     def answers(self) -> Mapping[str, Prepared]:
-        """Answers to the Prepares of the open claim."""
+        """Answers to the Prepare calls of the open claim, by replica."""
         return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
 
     @cached
     def all_done_at(self) -> float | None:
-        """When the last of the candidates answered, or failed to; None while one may still answer."""
+        """Unix time at which the last candidate answered or its call failed; None while an answer is still possible."""
         done = [call.done_at for call in self.asked.values() if call.done_at is not None]
         return max(done, default=self.now) if len(done) == len(self.candidates) else None
 
     @cached
     def uninformed(self) -> frozenset[str]:
-        """Replicas that answered a Prepare that did not name all of the current candidates.
+        """Replicas that answered a Prepare call whose candidate list is out of date.
 
-        Such an answer says nothing about the candidates that came later; it does not mean that they can't be reached.
+        Such an answer does not mention candidates that were added later. It does not mean that the replica can't reach
+        those candidates.
         """
         lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most calls share the same list
         complete = {
@@ -247,14 +249,14 @@ class Replicas:
 
     @cached
     def connected(self) -> frozenset[str]:
-        """Largest set of mutually reachable replicas among those that answered."""
+        """Largest set of replicas that have answered and can all reach each other."""
         return frozenset(sizes.mutually_reachable(self.answers, self.round.members))
 
     # --- addresses
 
     @cached
     def coordinator(self) -> str:
-        """Name of the coordinator while its pod runs, even if the pod is being deleted; empty otherwise."""
+        """Name of the coordinator's pod while that pod runs, even if it is being deleted; empty otherwise."""
         if not self.round.committed:
             return ""
         coordinator = self.round.coordinator

@@ -1,4 +1,4 @@
-"""The last committed round, as its coordinator and its members report it, and the claim of the next one."""
+"""The last committed round, as its coordinator and members report it, and the claim of the next round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina.plan.facts.decision import Reason
 from concertina.plan.observed import Call, JobObservation
 
 FIRST_ROUND = 1
-"""Number of a job's first round, unless an agent has seen a higher one."""
+"""Number of a job's first round, unless an agent already knows a round with a higher number."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Round:
 
     @cached
     def claim(self) -> Claim | None:
-        """Highest claim, of this round or of the next."""
+        """Newest claim: of the current round if it is committed, or of the next round."""
         return self.world.claim or self._asked_first_claim
 
     @property
     def first_claim(self) -> Claim | None:
-        """Claim of the first round whose id the first status holds; None once another write shows a claim.
+        """Claim of the first round, whose id is in the job's first status; None if that status has no id of a claim.
 
-        With this claim, the operator asks the replicas without another write, and the commit is the first write that
-        shows the claim (decision "The first status holds the first claim").
+        With this claim, the operator calls the replicas without another status write. The commit is then the first
+        write that shows the claim (decision "The first status holds the first claim").
         """
         claim_id = self.observed.job.status.internal.first_claim
         if not claim_id:
@@ -43,7 +43,7 @@ class Round:
 
     @property
     def _asked_first_claim(self) -> Claim | None:
-        """Claim of the first round with the time of the first Prepare; None if this operator has sent none."""
+        """Claim of the first round with the time of its first Prepare call; None if this operator has not sent one."""
         claim = self.first_claim
         if claim is None:
             return None
@@ -55,20 +55,21 @@ class Round:
 
     @cached
     def committed(self) -> bool:
-        """Whether there is a round with members, and no claim of a later one."""
+        """Whether a round with members is current, and no claim of a later round exists."""
         claim, world = self.claim, self.world
         return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
 
     @property
     def claimed(self) -> bool:
-        """Whether the next round is being formed."""
+        """Whether the operator is forming the next round."""
         return self.claim is not None and not self.claim.committed
 
     @property
     def disbanded(self) -> bool:
-        """Whether there is no current round, and none is being formed.
+        """Whether there is no current round, and the operator is not forming one.
 
-        Either there was no round so far, or no round follows the last claim. (Rounds of torchrun have no members.)
+        Either no round has been committed so far, or the last claim ended a round without a successor. (Rounds of
+        torchrun have no members.)
         """
         claim, world = self.claim, self.world
         if world.members:
@@ -77,7 +78,7 @@ class Round:
 
     @cached
     def members(self) -> Mapping[str, Member]:
-        """Members by replica; a later claim may be about to replace them."""
+        """Members of the current round by replica. A later claim may be about to replace them."""
         return {member.replica: member for member in self.world.members}
 
     @property
@@ -86,7 +87,7 @@ class Round:
 
     @cached
     def report(self) -> protocol.Report | None:
-        """Last report of the committed round's coordinator about that round, or None."""
+        """Last report of the coordinator about the committed round, or None."""
         if not self.committed or self.claim is None:
             return None
         report = self.observed.agent(self.coordinator.replica).report
@@ -96,12 +97,15 @@ class Round:
 
     @cached
     def failed(self) -> frozenset[str]:
-        """Replicas whose failure the coordinator reports."""
+        """Replicas that have failed, as the coordinator reports."""
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached
     def unacknowledged(self) -> tuple[tuple[str, Call], ...]:
-        """Members whose Assign of this round, sent by this operator, was not accepted so far."""
+        """Members that have not accepted the Assign call of this round, each with the call.
+
+        Only calls of this operator count.
+        """
         if not self.committed or self.claim is None:
             return ()
         calls = ((name, self.observed.agent(name).assign) for name in self.members)
@@ -113,7 +117,10 @@ class Round:
 
     @property
     def step(self) -> int:
-        """Number of finished steps of the run, as far as reported. Counted optimizer steps do not say it."""
+        """Number of finished training steps, as far as reported.
+
+        Steps that were only counted at the optimizer are left out.
+        """
         progress = self.observed.job.status.progress
         reported_step = progress.step if progress and not progress.optimizer else 0
         live = self.report.progress if self.report else None

@@ -1,6 +1,7 @@
-"""Replicas that can form a round: the valid sizes, and the largest set that is mutually reachable.
+"""Choose the replicas of a round: the valid sizes, and the largest set of replicas that can all reach each other.
 
-A valid size is a whole number of blocks between the least and the most that the spec wants.
+A valid size is a whole number of blocks between the minimum and the maximum that the spec asks for. A block is the
+smallest number of replicas that the parallel layout needs.
 """
 
 from __future__ import annotations
@@ -13,27 +14,30 @@ from concertina_trainer.layouts import nearest_sizes
 
 
 def most(spec: JobSpec) -> int:
-    """Return the largest valid size that the spec wants; 0 if no block fits."""
+    """Return the largest valid number of replicas that the spec asks for; 0 if `replicas` is smaller than a block."""
     return spec.replicas - spec.replicas % spec.replica_step
 
 
 def least(spec: JobSpec) -> int:
-    """Return the smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
+    """Return the smallest valid number of replicas.
+
+    This is `minReplicas`, rounded up to whole blocks, but at most the largest valid size.
+    """
     floor = min(spec.min_replicas, most(spec))
     return min(most(spec), -(-floor // spec.replica_step) * spec.replica_step)
 
 
 def fitting(available: int, spec: JobSpec) -> int:
-    """Return the largest valid size of at most `available` replicas; 0 if that is below the least."""
+    """Return the largest valid size with at most `available` replicas; 0 if no valid size is that small."""
     size = min(available, most(spec))
     size -= size % spec.replica_step
     return size if size and size >= least(spec) else 0
 
 
 def rounding(spec: JobSpec) -> str:
-    """Return a sentence on why the largest valid size is not spec.replicas, with the nearest valid sizes.
+    """Return a sentence that says why `spec.replicas` is not a valid size, with the nearest valid sizes.
 
-    The sentence is empty if spec.replicas is valid.
+    The result is empty if `spec.replicas` is valid.
     """
     if most(spec) == spec.replicas:
         return ""
@@ -49,7 +53,7 @@ def rounding(spec: JobSpec) -> str:
 
 
 def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]) -> tuple[str, ...]:
-    """Return the largest mutually reachable set of the replicas that answered, old members first.
+    """Return the largest set of the replicas that answered in which each can reach all others, old members first.
 
     `replies` are in order of replica index.
     """
@@ -60,10 +64,11 @@ def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]
 def _without_cut_links(
     seniority: list[str], replies: Mapping[str, Prepared], members: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the largest island without the replicas that miss links to others of it.
+    """Return the largest island of replicas, reduced until no link between two of its replicas is missing.
 
-    The replica that misses the most links is dropped until no link is missing; of equal ones the later replica is
-    dropped. The exact answer is NP-hard. Most partitions are clean cuts, in which each side is an island.
+    The function repeatedly drops the replica with the most missing links; of several such replicas, it drops the last
+    one. This is an approximation, because the exact problem is NP-hard. Most network partitions are clean cuts, in
+    which each side is an island.
     """
     cut: dict[str, list[str]] = {name: [] for name in seniority}
     for name, unreachable_names in _unreachable(replies).items():
@@ -88,9 +93,9 @@ def _largest_island(
 ) -> list[str]:
     """Return the largest set of replicas that reach each other, directly or through others.
 
-    Of two sets of the same size, the function returns the one with more old members, which hold the state, or else the
-    one with the earliest replica. In a large world each replica checks only some of the others, so the replies may not
-    show every link that a partition cuts.
+    Of two sets of the same size, the function returns the one with more old members, because these hold the state. If
+    the sets have equally many old members, it returns the one with the earliest replica. In a large round each replica
+    checks only some of the others, so the replies may not show every link that a partition cuts.
     """
     links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():
@@ -113,9 +118,9 @@ def _largest_island(
 
 
 def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
-    """Return, for each replica, which other replicas it can't reach.
+    """Return the replicas that each replica can't reach.
 
-    Most replies have the same list of reachable replicas, and comparing lists costs less than hashing them.
+    Most replies have the same list of reachable replicas. Comparing two lists is faster than hashing each of them.
     """
     everybody, unreachable = frozenset(replies), {}
     last: tuple[str, ...] = ()

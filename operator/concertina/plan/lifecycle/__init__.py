@@ -1,1 +1,1 @@
-"""Lifecycle of a job, from its first start to its end, including waiting."""
+"""Policies for the lifecycle of a job: first start, waiting, suspension and end."""

@@ -1,13 +1,14 @@
-"""Release of partially held room, so that several jobs that need more room don't wait for each other.
+"""Make jobs that occupy a part of the resources they need release it, so that such jobs do not block each other.
 
-A job that has fewer placed pods than its least size waits for room. Waiting jobs have turns (`line`). During its turn a
-job keeps its pods, and the other jobs release theirs after PATIENCE. A job that has released its pods makes new ones
-when its turn comes or when no other job waits. A turn in which the job does not start ends after TURN_TIMEOUT. A job
-without placed pods keeps its pending pods meanwhile: it finds free room at once, and an autoscaler sees them.
+A job waits for resources if fewer of its pods have a node than the job needs. Waiting jobs have turns (`line`). In its
+turn, a job keeps its pods, and the other jobs release their pods after PATIENCE seconds. A job that has released its
+pods creates new ones when its turn comes, or when no other job waits. A turn ends after TURN_TIMEOUT if the job does
+not start. A job without placed pods does not release its pending pods. Pending pods get nodes as soon as these have
+free resources, and a cluster autoscaler sees such pods.
 
-A job that more room would not help (`hindrance`) releases its pods to make room for jobs that room would help. No pods
-are released while no other job waits, or if they hold the only copy of a job's state. All of this is recorded in
-status.internal.requeueState.
+More resources do not help some jobs (`hindrance`). Such a job releases its pods, so that other jobs can use the
+resources. A job does not release its pods while no other job waits, or if they hold the only copy of the job's state.
+The operator records all of this in `status.internal.requeueState`.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ from concertina.plan.recovery import causes
 from concertina.plan.rounds import claims
 
 PATIENCE = 20.0
-"""Seconds for which a job may hold room that it can't use while it is another job's turn."""
+"""Seconds for which a job may occupy resources that it can't use while another job has its turn."""
 TURN_TIMEOUT = 120.0
-"""Seconds that a job has to start in its turn."""
+"""Seconds that a job has to start when it is its turn."""
 
 
 def by_quota(refused: CreateRefusal | None) -> bool:
-    """Return whether a quota refused the create: other jobs can lift only this kind of refusal, by releasing room."""
+    """Return whether a resource quota refused the creation of a pod.
+
+    Only this kind of refusal can end because other jobs release resources.
+    """
     return refused is not None and refused.kind is Refusal.QUOTA
 
 
@@ -55,7 +59,7 @@ def release(ctx: JobContext) -> Decision | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until the job's turn ends or it releases what it holds; 0 if time alone changes nothing."""
+    """Return the seconds until the job's turn ends or the job releases its pods; 0 if neither will happen."""
     queue_place, waiting_job = ctx.observed.place, _waiting_job(ctx)
     if waiting_job is None or queue_place is None or ctx.status.internal.requeue_state.since:
         return 0.0
@@ -64,11 +68,14 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
-    """Return status.internal.requeueState after this pass: a round with members, or one that trains, resets it."""
+    """Return the new value of `status.internal.requeueState`.
+
+    The value is reset when a round with members is committed, and when a round trains.
+    """
     if decision.requeue_state:
         return decision.requeue_state
     committed = decision.world is not None and decision.world.round > ctx.world.round and decision.world.members
-    if committed or decision.phase is Phase.TRAINING:  # a round of torchrun begins before there is room for it
+    if committed or decision.phase is Phase.TRAINING:  # a torchrun round begins before all of its pods have nodes
         return RequeueState()
     requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
     if queue_place is None:
@@ -92,7 +99,7 @@ def _waiting_job(ctx: JobContext) -> Waiting | None:
 
 
 def _due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> float | None:
-    """Return when the job's turn ends or it releases what it holds, if nothing changes; None if neither happens."""
+    """Return the Unix time at which the job's turn ends or the job releases its pods; None if neither will happen."""
     requeue_state, due = ctx.status.internal.requeue_state, []
     if queue_place.turn:
         due.append((unix_seconds(requeue_state.turn) if requeue_state.turn else ctx.now) + TURN_TIMEOUT)
@@ -100,7 +107,7 @@ def _due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> floa
         if queue_place.ahead:
             due.append(waiting_job.newest_pod + PATIENCE)
         if queue_place.hindrance:
-            # A job that has trained may have lost a node that comes back, so it waits longer.
+            # A job that has trained may have lost a node that will return, so it waits longer.
             due.append(waiting_job.newest_pod + (TURN_TIMEOUT if waiting_job.trained else PATIENCE))
     return min(due, default=None)
 
@@ -111,7 +118,7 @@ def _is_due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> b
 
 
 def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
-    """Return whether the job holds room that it can release without losing the only copy of its state."""
+    """Return whether the job occupies resources and can release them without losing the only copy of its state."""
     if not waiting_job.held:
         return False
     if ctx.round.members and ctx.keeps_state and ctx.spec.checkpoint is None:
@@ -120,9 +127,9 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
 
 
 def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
-    """Return the RequeueState of a job that has released its room, so that other jobs go first from now on.
+    """Return the RequeueState of a job that has just released its resources, so that other jobs start first.
 
-    A job that more room would not help has also had its turn: it gets the next turn only after all other jobs.
+    If more resources would not help the job, its turn counts as used. It gets the next turn only after all other jobs.
     """
     requeue_state = ctx.status.internal.requeue_state
     had = f"only {waiting_job.held} of the {waiting_job.least} replicas needed found room"
@@ -151,19 +158,19 @@ def _without_pods(requeue_state: RequeueState) -> Decision:
     return Decision(Phase.WAITING, "Requeued", requeue_state.message, requeue_state=requeue_state, pods=Pods.NONE)
 
 
-# --- what keeps a job from starting although more room would not help
+# --- reasons why a job can't start although there is more room
 
 
 def hindrance(
     least: int, pods: Collection[PodView], nodes: Mapping[str, NodeView] | None, fits_quota: int | None
 ) -> BlockedBy | None:
-    """Return why more room would not help a job that waits for it; None if it would help.
+    """Return why more resources would not help a waiting job; None if they would help.
 
     Args:
         least: Number of pods that the job needs.
         pods: Pods of the job.
-        nodes: Nodes by name; None if the operator does not watch them.
-        fits_quota: Number of the job's pods that the quota that refused one allows; None if no quota refused any.
+        nodes: Nodes by name; None if the operator does not watch nodes.
+        fits_quota: Number of the job's pods that fit the resource quota that refused a pod; None if no quota did.
     """
     alive = [pod for pod in pods if not pod.deleting and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)]
     if _excluded(alive):
@@ -176,19 +183,21 @@ def hindrance(
 
 
 def _excluded(alive: Collection[PodView]) -> bool:
-    """Return whether the job's waiting pods are excluded.
+    """Return whether the scheduler reports that no node would take one of the job's waiting pods.
 
-    What excludes one pod excludes all of them. They are alike except for the nodes that a pod avoids by an operator
-    rule.
+    This then applies to all pods of the job, because they are alike. Pods with a rule of the operator to avoid nodes
+    are left out.
     """
     return any(pod.excluded and not pod.avoids for pod in alive)
 
 
 def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, NodeView]) -> bool:
-    """Return whether `least` pods fit on the job's nodes and on those that take new pods, if nothing else ran there.
+    """Return whether `least` pods would fit on the cluster's usable nodes if no other pods ran there.
 
-    The check is never too strict. It ignores rules about where pods may run, and a resource that no node lists may come
-    from elsewhere, as claimed devices do (decision "No wait for jobs that room would not help").
+    Usable nodes are those of the job and those that accept new pods. The result may be True although the pods do not
+    fit, because rules about where pods may run are ignored. The result is never False if the pods fit. A resource that
+    no node lists is ignored too, because such a resource can come from elsewhere, for example from a resource claim
+    (decision "No wait for jobs that room would not help").
     """
     requests = next((pod.requests for pod in alive if pod.requests), None)
     if requests is None:

@@ -1,10 +1,10 @@
-"""Checkpoints on request: an annotation, a Save to the coordinator, and the outcome in the status.
+"""Checkpoints on request: read an annotation, send Save to the coordinator, and write the outcome to the status.
 
-A request is an annotation, because GitOps leaves annotations alone, unlike fields of the spec (decision "checkpoint
-create is an annotation").
+A request is an annotation because GitOps tools overwrite fields of the spec, but leave annotations alone (decision
+"checkpoint create is an annotation").
 
-A request is fulfilled by any durable checkpoint of a step after the one that was under way when the request was first
-seen. If a round ends before that, the coordinator of the next one is asked again.
+The operator notes the step in progress when it first sees a request. Any later durable checkpoint fulfils the request.
+If the round ends before that, the operator asks the coordinator of the next round again.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ENDED = "the job has ended without another checkpoint"
 
 
 def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) -> CheckpointRequest | None:
-    """Return the state of the checkpoint request after this pass; None if there never was one.
+    """Return the state of the checkpoint request after this pass; None if no checkpoint was ever requested.
 
     Args:
-        newest: The last durable checkpoint, as this pass knows it.
+        newest: The last durable checkpoint that is known in this pass.
     """
     request_id, current = ctx.observed.job.checkpoint_request, ctx.status.checkpoint_request
     if not request_id:
@@ -46,7 +46,10 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
 
 
 def ask(ctx: JobContext, decision: Decision, checkpoint_request: CheckpointRequest | None) -> tuple[Action, ...]:
-    """Return a Save for the coordinator of a round that trains, once for each round."""
+    """Return a Save call to the coordinator if a checkpoint is requested and the round trains.
+
+    The call is sent once in each round.
+    """
     if (
         checkpoint_request is None
         or checkpoint_request.state is not RequestState.PENDING

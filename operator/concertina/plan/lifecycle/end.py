@@ -1,4 +1,4 @@
-"""End of a job: complete, failed, or out of time."""
+"""Policies that end a job: success, permanent failure and the deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDED = {ConditionType.COMPLETE: Phase.COMPLETE, ConditionType.FAILED: Phase.FAI
 
 
 def ended(ctx: JobContext) -> Decision | None:
-    """Keep a job that is Complete or Failed as it is, and delete it after its time to live."""
+    """Leave a job that is Complete or Failed unchanged, and delete it after `spec.ttlSecondsAfterFinished`."""
     for type, phase in ENDED.items():
         condition = ctx.status.condition(type)
         if condition and condition.status == "True":
@@ -30,10 +30,10 @@ def ended(ctx: JobContext) -> Decision | None:
 
 
 def succeeded(ctx: JobContext) -> Decision | None:
-    """Complete the job once every worker of the round has exited 0 and the last checkpoint is in storage.
+    """Complete the job once all workers of the round have exited with 0 and the last checkpoint is in storage.
 
-    Agents exit 0 only after both, so one pod that has ended with 0 is enough evidence: the ends of the others may not
-    be known yet.
+    An agent exits with 0 only after both have happened. One pod that has ended with exit code 0 is therefore enough
+    evidence, even if the operator does not know yet that the other pods have ended.
     """
     if not ctx.round.committed:
         return None
@@ -49,7 +49,7 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 
 def complete_in_storage(ctx: JobContext) -> Decision | None:
-    """Complete a job whose last step is in storage already, for example because it was created again."""
+    """Complete a job whose last step is already in storage, for example a job that was deleted and created again."""
     if not restore.uses_storage(ctx.spec) or ctx.round.committed or ctx.spec.trainer is None:
         return None
     views = [view for name in ctx.replicas.live if (view := ctx.agent(name))]

@@ -1,4 +1,4 @@
-"""Policies about gang scheduling: jobs whose mechanism is not served, and pod groups that must be created again."""
+"""Policies for gang scheduling: jobs whose gang API is not served, and pod groups that must be created again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ GANG_IGNORED = "GangIgnored"
 
 
 def not_served(ctx: JobContext) -> Decision | None:
-    """Create nothing while the API server does not serve the mechanism that the spec names, or may not serve it.
+    """Create no pods until the API server is known to serve the gang API that the spec names.
 
-    A job that has pods continues: the mechanism was served when they were created.
+    A job that already has pods continues, because the API was served when these pods were created.
     """
     if ctx.spec.scheduling.gang is None or ctx.spec.suspend or ctx.observed.pods:
         return None
@@ -30,10 +30,10 @@ def not_served(ctx: JobContext) -> Decision | None:
 
 
 def regroup(ctx: JobContext) -> Decision | None:
-    """Delete pending pods whose pod group has another minimum than the job has now, if that minimum is immutable.
+    """Delete pending pods whose pod group has an outdated minimum, if the API does not allow to change the minimum.
 
-    New pods join a new group. Once a pod of the group has a node, the group stays until the job has no pods: the
-    minimum decides about the first start only, and a new group would lack the pods of the old one.
+    New pods then join a new group. Once a pod of the group has a node, the operator keeps the group until the job has
+    no pods. The minimum matters only for the first start, and a new group would lack the pods of the old one.
     """
     chosen = gangs.mark(ctx)
     if chosen is None or not chosen.pod_group or chosen.min_count == sizes.least(ctx.spec):
@@ -52,7 +52,7 @@ def regroup(ctx: JobContext) -> Decision | None:
 
 
 def annotate_ignored(ctx: JobContext, decision: Decision) -> Decision:
-    """Report pods whose pod group the API server dropped: they are scheduled singly."""
+    """Report pods whose pod group the API server dropped. Such pods are scheduled one by one."""
     names = gangs.ignored_groups(ctx.status, ctx.replicas.live.values())
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision

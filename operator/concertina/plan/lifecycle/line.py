@@ -1,13 +1,18 @@
-"""Order of turns among the jobs that wait for room. Pure; `places` covers all of them at once.
+"""Order of turns among the jobs that wait for resources. `worked_out` computes all places at once and is pure.
 
-Each job has one turn before any job has a second one, and the first turns come in order of priority. Among jobs of
-equal priority, a turn under way continues. Next are the jobs that fit in the room that the waiting jobs hold together,
-then jobs that have trained, then jobs of the namespace whose last turn is longest ago, then the older jobs. Jobs whose
-turn ended without a start follow in the order in which their turns ended, unless that room has become enough for them
-since.
+Each job has one turn before any job has a second one. First turns are in this order:
+1. jobs with a higher priority;
+2. the job whose turn has already begun;
+3. jobs that fit into the resources that all waiting jobs together already occupy;
+4. jobs that have trained before;
+5. jobs of the namespace whose last turn is longest ago;
+6. older jobs.
 
-Room does not help every job (`admission.hindrance`). A job that room does not help has no turn. A job whose quota is
-used up has a turn only among the jobs of its namespace, which could free the quota.
+Jobs whose turn ended without a start come after all first turns, in the order in which their turns ended. Such a job
+counts as new again if the occupied resources were too small for it during its turn and are large enough now.
+
+More resources do not help some jobs (`admission.hindrance`). These jobs have no turn. A job whose resource quota is
+used up has a turn only among the jobs of its namespace, because only those can free the quota.
 """
 
 from __future__ import annotations
@@ -28,41 +33,41 @@ Rank = tuple[bool, float, int, bool, bool, bool, float, float, str]
 
 @dataclass(frozen=True)
 class Waiting:
-    """A job that waits for room."""
+    """A job that waits for resources on nodes or in a resource quota."""
 
     namespace: str
     name: str
     priority: int
     """Priority of the job's pods."""
     trained: bool
-    """Whether the job has trained before, and waits for a replacement."""
+    """Whether the job has trained before and now waits for a replacement replica."""
     created: float
     least: int
     """Number of pods that the job needs."""
     held: int
-    """Number of pods that have a node."""
+    """Number of the job's pods that have a node."""
     away: bool
-    """Whether the job holds no pods until its turn comes."""
+    """Whether the job has released its pods until its turn comes."""
     turn: bool
-    """Whether the job's status says that it is the job's turn."""
+    """Whether the job's status says that it has its turn now."""
     passed: float
-    """When the job's last turn ended without a start; 0 if none has."""
+    """Unix time at which the job's last turn ended without a start; 0 if there was no such turn."""
     passed_fitting: bool
-    """Whether the room held by the waiting jobs seemed enough for the job at that time."""
+    """Whether the resources occupied by all waiting jobs seemed enough for the job when its last turn ended."""
     newest_pod: float = field(compare=False)
-    """When the job's newest pod was created; the job's pods have not changed since."""
+    """Creation time of the job's newest pod in Unix seconds. The job's set of pods has not grown since then."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
-    """Requests of one pod; empty if unknown."""
+    """Resource requests of one pod; empty if unknown."""
     hindrance: BlockedBy | None = None
 
 
 def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | None:
-    """Return how a job waits for room; None if it does not wait.
+    """Return the job's data for the order of turns; None if the job does not wait for resources.
 
     Args:
         job: The job.
         pods: Pods of the job.
-        refused: Whether the API server accepts no more of the job's pods (a quota).
+        refused: Whether a resource quota refuses more pods of the job.
     """
     spec, requeue_state = job.spec, job.status.internal.requeue_state
     if spec is None or job.deleting or spec.suspend or job.status.completion_time:
@@ -71,7 +76,7 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
     if gangs.scheduled_together(job.status, alive):
         return None
     held_count = sum(bool(pod.node) and pod.index is not None for pod in alive)
-    # A job that has released its pods once waits in line until it starts, even before its new pods are first tried.
+    # A job that has released its pods once waits in line until it starts, even before it tries to create new pods.
     stuck = refused or requeue_state.count > 0 or any(pod.unschedulable for pod in alive)
     if not stuck or held_count >= sizes.least(spec):
         return None
@@ -94,20 +99,26 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
 
 @dataclass(frozen=True)
 class Line:
-    """Jobs that wait for room, by uid, and the place of each."""
+    """Jobs that wait for resources by uid, and the place of each job in the order of turns."""
 
     jobs: Mapping[str, Waiting]
     room: Mapping[str, Decimal]
-    """Amounts that the jobs hold together, by resource: they become free once the jobs release them."""
+    """Amounts of each resource that the waiting jobs occupy together.
+
+    They become free when the jobs release their pods.
+    """
     places: Mapping[str, QueuePlace]
-    """Places by uid. A job without one waits alone, or not at all."""
+    """Places in the order of turns by uid. A job without a place waits alone or does not wait."""
 
 
 EMPTY = Line({}, NO_ROOM, {})
 
 
 def worked_out(jobs: Mapping[str, Waiting], last_line: Line) -> Line:
-    """Compute the places of all jobs at once. Room that was held before counts too: it is just being released."""
+    """Compute the places of all waiting jobs.
+
+    Resources that were occupied in the previous computation count too, because their jobs are just releasing them.
+    """
     room_now = _room_held(jobs.values())
     room = {
         name: max(room_now.get(name, NONE), last_line.room.get(name, NONE)) for name in room_now.keys() | last_line.room
@@ -129,7 +140,7 @@ def worked_out(jobs: Mapping[str, Waiting], last_line: Line) -> Line:
     for uid, job in jobs.items():
         head, blocked_count = heads.get(job.namespace, first), len(by_quota.get(job.namespace, ()))
         if head is None:
-            continue  # room helps none of the jobs
+            continue  # more resources help none of the jobs
         if job.hindrance not in (None, BlockedBy.QUOTA):
             queue_place = QueuePlace(hindrance=job.hindrance)
         elif head != uid:
@@ -154,10 +165,10 @@ def _room_held(jobs: Iterable[Waiting]) -> dict[str, Decimal]:
 
 
 def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
-    """Return whether the held room seems enough for a job.
+    """Return whether the resources that all waiting jobs occupy seem enough for a job.
 
-    This is an estimate, because the room may be on nodes that are not for this job. The number of pods is ignored,
-    because places for pods are hardly ever scarce.
+    This is an estimate: the resources may be on nodes that can't run this job. The `pods` resource is ignored, because
+    nodes hardly ever run out of it.
     """
     return all(
         amount * job.least <= room.get(resource, NONE)
@@ -167,14 +178,14 @@ def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
 
 
 def _order(jobs: Mapping[str, Waiting], fitting: Collection[str], last_line: Line) -> dict[str, Rank]:
-    """Return the rank of each job, by uid: the lowest goes first."""
+    """Return the sort rank of each job by uid. The job with the lowest rank has the first turn."""
     last_turns: dict[str, float] = {}
     for job in jobs.values():
         last_turns[job.namespace] = max(job.passed, last_turns.get(job.namespace, 0.0))
     order: dict[str, Rank] = {}
     for uid, job in jobs.items():
         last_place = last_line.places.get(uid)
-        # The status of a job whose turn has just begun does not say so yet.
+        # A turn that has just begun is not in the job's status yet.
         has_begun = last_place is not None and last_place.turn and last_line.jobs[uid].passed == job.passed
         turn = job.turn or has_begun
         fits = uid in fitting

@@ -1,4 +1,4 @@
-"""Jobs that wait for quota of their queue, and those that give it back (`plan/quota`)."""
+"""Status, pods and events of jobs that wait for Kueue quota or return it (`plan/quota`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina.plan.pods.pod_plan import PodPlan
 
 
 def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
-    """Say of a job without quota that it is queued or gives its quota back, rather than that it is suspended."""
+    """Report a job without quota as queued, or as returning its quota, instead of as suspended."""
     lending = ctx.lending
     if not ctx.stopped_by_queue or decision.phase not in (Phase.SUSPENDED, Phase.SUSPENDING):
         return decision
@@ -25,7 +25,10 @@ def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def within_quota(ctx: JobContext, pods: PodPlan) -> PodPlan:
-    """Return the plan with no more creations than the job has quota for, each with the quota that it uses."""
+    """Return the pod plan without the creations for which the job has no quota left.
+
+    Each creation that remains names the quota that the pod uses.
+    """
     if not ctx.lending.queue:
         return pods
     room = dict(ctx.lending.room)
@@ -43,13 +46,13 @@ def within_quota(ctx: JobContext, pods: PodPlan) -> PodPlan:
 
 
 def _set_for(create: CreatePod | CreateRendezvous, room: dict[PodSet, int]) -> PodSet | None:
-    """Return the pod set that has quota left for the pod; None if none has."""
+    """Return the pod set that has quota left for the pod, or None."""
     sets = (PodSet.RENDEZVOUS,) if isinstance(create, CreateRendezvous) else (PodSet.TRAINER, PodSet.SPARES)
     return next((pod_set for pod_set in sets if room.get(pod_set, 0) > 0), None)
 
 
 def events(ctx: JobContext, status: JobStatus) -> tuple[Event, ...]:
-    """Return an event if the job has quota for another number of replicas than before."""
+    """Return an event if the number of replicas for which the job has quota has changed."""
     before, now = ctx.status.queue, status.queue
     if now is None or (before.replicas if before else 0) == now.replicas or status.completion_time:
         return ()

@@ -1,4 +1,4 @@
-"""Start of a job: its prerequisites, its first round, and the master key that its agents know from then on."""
+"""Start of a job: preconditions, the first round, and the master key from which its agents' certificates derive."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from concertina_protocol import StorageHealth
 
 
 def first_round(ctx: JobContext) -> Decision | None:
-    """Claim the first round once all wanted replicas are ready, or enough of them after a while.
+    """Claim the first round once all wanted replicas are ready, or after a while once enough of them are.
 
-    This is the last policy, so it returns a decision for every status without a committed round. That includes a status
-    that has members but lacks their claim, because another program wrote to it.
+    This is the last policy, so it returns a decision for every job without a committed round. That includes a job whose
+    status lists members but no claim, because another program wrote to the status.
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
@@ -43,10 +43,10 @@ def first_round(ctx: JobContext) -> Decision | None:
 
 
 def _look_again(ctx: JobContext) -> float:
-    """Return the seconds until the job is planned again although nothing has changed.
+    """Return the seconds until the job is planned again if nothing changes.
 
-    Time alone changes the outcome only for pods that run but whose agents do not answer. For other pods it changes the
-    wording of the message, soonest if no scheduler has looked at a pod.
+    If pods run but their agents do not answer, time can change the decision. Otherwise time changes only the message,
+    soonest for a pod that no scheduler has looked at.
     """
     live = ctx.replicas.live.values()
     if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):
@@ -61,9 +61,9 @@ def _first_start_left(ctx: JobContext) -> float:
 
 
 def _start_trouble(ctx: JobContext) -> Decision | None:
-    """Return a decision that names what keeps every replica from starting until a person fixes it, or None.
+    """Return a decision that names a problem that keeps all replicas from starting, or None.
 
-    The job continues by itself after that.
+    The job continues by itself after a person has fixed the problem.
     """
     if stuck := startup.waiting(ctx):
         return stuck
@@ -77,11 +77,11 @@ def _start_trouble(ctx: JobContext) -> Decision | None:
     return None
 
 
-# --- specs for which no pods are created
+# --- specs for which the operator creates no pods
 
 
 def uri_in_use(ctx: JobContext) -> Decision | None:
-    """Create nothing if another job has the checkpoints that the spec names."""
+    """Create no pods if another job uses the checkpoint URI that the spec names."""
     holder = ctx.observed.uri_holder
     if holder is None or ctx.spec.suspend:
         return None
@@ -94,7 +94,7 @@ def uri_in_use(ctx: JobContext) -> Decision | None:
 
 
 def no_size(ctx: JobContext) -> Decision | None:
-    """Create nothing if no size of the job is valid."""
+    """Create no pods if `spec.replicas` is smaller than one block of the parallel layout."""
     if sizes.most(ctx.spec) or ctx.spec.suspend:
         return None
     return stalled(
@@ -103,9 +103,9 @@ def no_size(ctx: JobContext) -> Decision | None:
 
 
 def gpus_unknown(ctx: JobContext) -> Decision | None:
-    """Create nothing if `workersPerReplica: Auto` can't be derived from the template's claims.
+    """Create no pods if `workersPerReplica: Auto` can't be derived from the template's resource claims.
 
-    A job that has pods continues: their number of workers is fixed.
+    A job that already has pods continues, because its number of workers is already fixed.
     """
     why = ctx.observed.job.claims_error
     if not why or ctx.spec.suspend or ctx.observed.pods:
@@ -123,9 +123,10 @@ MASTER_KEY_REMEDY = (
 
 
 def master_key(ctx: JobContext) -> str:
-    """Return status.masterKey: the key for new jobs as long as there are no pods.
+    """Return `status.masterKey`: the id of the master key from which the certificates of the job's agents derive.
 
-    If the status has lost it, the first agent that answers shows that it is the same key.
+    A job without pods gets the operator's key for new jobs. If the status has lost the value, the operator restores it
+    once an agent answers, because an answer proves that the agent uses the same key.
     """
     if ctx.status.master_key or ctx.spec.launcher is Launcher.TORCHRUN:
         return ctx.status.master_key
@@ -134,10 +135,10 @@ def master_key(ctx: JobContext) -> str:
 
 
 def master_key_missing(ctx: JobContext) -> Decision | None:
-    """Leave a job alone if the operator does not have its master key.
+    """Leave a job and its pods unchanged if the operator does not have the job's master key.
 
-    The job's agents can't be reached, which says nothing about them: they continue to train, and a person can restore
-    the key. Dead pods stay as well, because nobody could reach their successors.
+    The operator can't reach the job's agents then. That says nothing about the agents: they continue to train, and a
+    person can restore the key. The operator does not replace dead pods either, because it could not reach the new ones.
     """
     key = ctx.status.master_key
     if not key or key in ctx.observed.master_keys:
@@ -152,7 +153,7 @@ def master_key_missing(ctx: JobContext) -> Decision | None:
 
 
 def annotate_master_key(ctx: JobContext, decision: Decision) -> Decision:
-    """Report live replicas whose certificates come from another master key."""
+    """Report live replicas whose certificates derive from a different master key."""
     names = [name for name in ctx.replicas.live if ctx.agent(name).refusal is ConnectionRefusal.OTHER_KEY]
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision

@@ -1,7 +1,8 @@
-"""Suspension (spec.suspend): the round is drained and saved, then the job's pods are deleted.
+"""Suspension (`spec.suspend`): drain the round, save its state, then delete the job's pods.
 
-The same happens to a job whose template was changed and that was resumed before all of its old pods were gone, and to a
-deleted job that another tool's finalizer holds (decision "A deleted job that is held is drained").
+The operator does the same in two more cases. One is a job that was resumed with another pod template while it still had
+old pods. The other is a deleted job that another tool's finalizer keeps (decision "A deleted job that is held is
+drained").
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from concertina_protocol import Report, RestoreSource, State, StorageHealth
 
 
 def suspend(ctx: JobContext) -> Decision | None:
-    """Drain the round with a checkpoint in storage, then delete the pods.
+    """Drain the round with a durable checkpoint, then delete the pods.
 
-    A round that is being formed is completed first, so that it can be drained. If there is no round, nothing can be
-    lost.
+    If a round is being formed, it is completed first and then drained. If there is no round, the pods are deleted at
+    once, because no state can be lost.
     """
     if not ctx.spec.suspend:
         return None
@@ -35,7 +36,7 @@ def suspend(ctx: JobContext) -> Decision | None:
     if _goes_on(ctx):
         report = ctx.round.report
         if report is not None and report.state == State.DRAINED and _stopped_unsaved(ctx, report):
-            return None  # the next round saves the state
+            return None  # the next round will save the state
         if held_by(ctx.observed.job):
             return _draining(ctx, Phase.DELETING, "Deleting", why_deleting(ctx.observed.job))
         return _draining(ctx, Phase.SUSPENDING, "Suspending", ctx.why_stopped)
@@ -44,10 +45,11 @@ def suspend(ctx: JobContext) -> Decision | None:
 
 
 def replace_outdated(ctx: JobContext) -> Decision | None:
-    """Drain members that were created from another template than the job has now, so that they can be replaced.
+    """Drain the round if members were created from an outdated pod template, so that their pods can be replaced.
 
-    Such members are left when a suspended job is resumed before its pods were gone. The members are drained with a
-    checkpoint, then belong to no round and are replaced (decision "A pod says what it was made of").
+    Such members exist if a job is suspended and then resumed before its pods are gone. The round is drained with a
+    checkpoint. The members then belong to no round, and their pods are replaced (decision "A pod says what it was made
+    of").
     """
     outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
     if not outdated:
@@ -57,7 +59,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
         return _draining(ctx, Phase.DRAINING, Reason.TEMPLATE_CHANGED, why)
     can_go_on = ctx.keeps_state and sizes.fitting(len(ctx.replicas.candidates), ctx.spec) > 0
     if can_go_on and not _is_over(ctx) and not _overdue(ctx):
-        return None  # the round that is being formed saves what is only in node memory
+        return None  # the round being formed will save the state that is only in node memory
     world = claims.disbanded(ctx, Reason.TEMPLATE_CHANGED)
     message = f"{why}: new pods take the members' places"
     return Decision(
@@ -71,7 +73,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """Return whether the committed round has been drained and saved, or exceeds its time limit for that."""
+    """Return whether the committed round has been drained and saved, or has exceeded the time limit for that."""
     if not ctx.round.committed:
         return False
     report = ctx.round.report
@@ -81,10 +83,10 @@ def _is_over(ctx: JobContext) -> bool:
 
 
 def _is_saved(ctx: JobContext, report: Report) -> bool:
-    """Return whether nothing more will be saved after this end of the round.
+    """Return whether a drained round has saved its state, or will not save any more.
 
-    A drain that began for another reason (for example growing) did not save. The coordinator is then asked to save, and
-    its reports just after that may still be from before the save.
+    A drain that began for another reason, such as growth, does not save. The coordinator is then asked to save. Its
+    reports just after that request may still describe the time before the save.
     """
     if not ctx.saves_durably:
         return True
@@ -96,16 +98,16 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a script was stopped before it saved the state that the round continued from.
+    """Return whether a script stopped before it saved the state from which the round continued.
 
-    Only node memory has that state.
+    That state then exists only in node memory.
     """
     step = report.progress.step if report.progress else 0
     return not ctx.spec.bundled and step <= _in_memory(ctx) > 0
 
 
 def _in_memory(ctx: JobContext) -> int:
-    """Return the step that the round continued from if it was in node memory; otherwise 0."""
+    """Return the step from which the round continued, if that state was in node memory; otherwise 0."""
     base = ctx.world.base
     return base.step if base is not None and base.source == RestoreSource.MEMORY else 0
 
@@ -115,7 +117,7 @@ def _goes_on(ctx: JobContext) -> bool:
 
 
 def _limit(ctx: JobContext) -> float:
-    """Return the seconds that the round has to stop."""
+    """Return the time limit in seconds for a round to stop."""
     return constants.DRAIN_DURABLE if ctx.saves_durably else constants.DRAIN
 
 
@@ -154,18 +156,18 @@ def _suspended(ctx: JobContext) -> Decision:
     return Decision(phase, phase.value, message, world=disbanded, pods=Pods.NONE)
 
 
-# --- deleted jobs that a finalizer holds
+# --- deleted jobs that a finalizer keeps
 
 GARBAGE_COLLECTOR = ("foregroundDeletion", "orphan")
-"""Finalizers of the garbage collector, which either deletes the pods itself or is to leave them alone."""
+"""Finalizers of the Kubernetes garbage collector. It either deletes the pods itself or must leave them alone."""
 ORPHAN = "orphan"
 DELETION_REMARK = "the job is being deleted, and a finalizer holds it"
 
 
 def held_by(job: JobView) -> tuple[str, ...]:
-    """Return the finalizers that keep a deleted job, without those of Kubernetes's garbage collector.
+    """Return the finalizers that keep a deleted job in existence, without those of the Kubernetes garbage collector.
 
-    The result is empty if the job is not being deleted, or if the garbage collector is to leave its pods alone.
+    The result is empty if the job is not being deleted. It is also empty if the deletion orphans the job's pods.
     """
     if not job.deleting or ORPHAN in job.finalizers:
         return ()
@@ -173,18 +175,18 @@ def held_by(job: JobView) -> tuple[str, ...]:
 
 
 def why_deleting(job: JobView) -> str:
-    """Return a sentence that the job is being deleted, and what holds it."""
+    """Return a sentence that says that the job is being deleted and which finalizers keep it."""
     return f"the job is being deleted, and held by the finalizer {first_of(held_by(job), 3)}"
 
 
 def annotate_deletion(ctx: JobContext, decision: Decision) -> Decision:
-    """Add to any other decision about a deleted job that the job is being deleted."""
+    """Add to the message of another decision that the job is being deleted."""
     if not held_by(ctx.observed.job) or decision.phase is Phase.DELETING or DELETION_REMARK in decision.message:
         return decision
     return replace(decision, message=f"{decision.message}; {DELETION_REMARK}")
 
 
 def without_new_pods(pods: PodPlan) -> PodPlan:
-    """Return the plan without creations: nothing replaces the pods of a deleted job."""
+    """Return the pod plan without creations, because the pods of a deleted job are not replaced."""
     ends = tuple(action for action in pods.actions if isinstance(action, DeletePod | EndPod))
     return replace(pods, actions=ends, events=(), missing=False)

@@ -1,16 +1,16 @@
-"""Policies for `launcher: Torchrun`. torchrun manages membership; the operator keeps the pods and the store running.
+"""Policies for `launcher: Torchrun`: torchrun manages membership, the operator keeps the pods and the store running.
 
-A round, here, is one rendezvous: a pod that serves the store, and members that know its address. Members that are
-killed or lost are replaced within the round, and torchrun includes the replacements. A round is over, and all of its
-pods are created anew, in these cases:
-  - the store is lost (no member survives that);
-  - torchrun gives up in one of the members (that closes the rendezvous for all);
-  - a job of fixed size gets another size;
-  - one of the round's pods was created from another template than the job has now.
+A round is one torchrun rendezvous here: a pod that serves the TCPStore, and members that know its address. The operator
+replaces members that are killed or lost within the round, and torchrun adds the replacements. A round ends in the cases
+below, and the operator then creates all of its pods anew:
+  - The store is lost. No member survives that.
+  - torchrun gives up in one of the members, which closes the rendezvous for all members.
+  - A job of fixed size gets another size.
+  - One of the round's pods has an outdated pod template.
 
-A round has a claim of its own, which is committed as it is made, so that an operator that has not heard of it can write
-nothing more (decision "A claim says whether it is committed"). The operator can't know what torchrun does inside the
-pods, and does not report it (decision "launcher: Torchrun without a Service").
+Each round has a claim, which the operator commits in the same write. An operator that has not seen the claim can then
+no longer write the status (decision "A claim says whether it is committed"). The operator does not know what torchrun
+does inside the pods and does not report it (decision "launcher: Torchrun without a Service").
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from concertina.plan.recovery import escalation, startup
 from concertina.plan.rounds import claims
 
 SIGNALLED = 128
-"""First exit code of a process that was killed: from here on, torchrun itself was killed rather than giving up."""
+"""Smallest exit code of a process that a signal killed. Below it, torchrun itself gave up."""
 
 
 def succeeded(ctx: JobContext) -> Decision | None:
-    """Complete the job once every member has ended with 0, as torchrun does when all workers everywhere have.
+    """Complete the job once torchrun has ended with exit code 0 in every member.
 
-    In an elastic job, pending pods do not count: they never joined the others, and would find the rendezvous closed. At
-    a fixed size they do count.
+    torchrun ends with this exit code when all workers of all members have exited with 0. In an elastic job, pending
+    pods do not count: they never joined the rendezvous, and it is closed now. In a job of fixed size, pending pods do
+    count.
     """
     fixed = ctx.spec.elastic is None
     members = [pod for pod in _members(ctx) if fixed or pod.phase is not PodPhase.PENDING]
@@ -50,9 +51,10 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 
 def _members(ctx: JobContext) -> list[PodView]:
-    """Return the members of the round, with those whose pods are being deleted once others have ended.
+    """Return the round's members. Once a member has succeeded, members whose pods are being deleted are included.
 
-    A pod is deleted by a drain of its node, for example. After a member has ended, no pod replaces it.
+    A drain of a node deletes pods, for example. After a member has succeeded, no replacement is created for a deleted
+    pod.
     """
     current = torchrun_pods.members(ctx)
     indexes = {pod.index for pod in current}
@@ -69,7 +71,8 @@ def next_round(ctx: JobContext) -> Decision | None:
     """Start a new rendezvous if there is none or the last one is over."""
     if not ctx.world.round:
         return _begun(ctx, RoundTrigger(Reason.FIRST_ROUND, "the first rendezvous"))
-    if ctx.round.disbanded or ctx.world.members:  # members: of the agents' last round; the launcher has changed
+    # members are from an earlier round with agents: the launcher has changed
+    if ctx.round.disbanded or ctx.world.members:
         return _begun(ctx, RoundTrigger(Reason.RESUMED, "the job continues with another rendezvous"))
     if rendezvous_name(ctx.observed.job.name, ctx.world.round) in ctx.observed.taken:
         return _begun(ctx, RoundTrigger("NameTaken", "another pod has the name of the rendezvous"))
@@ -112,7 +115,7 @@ def running(ctx: JobContext) -> Decision:
 
 
 def _over(ctx: JobContext) -> RoundTrigger | None:
-    """Return why this round can't continue, or None."""
+    """Return why the current torchrun round can't continue, or None."""
     members, store = _members(ctx), torchrun_pods.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated
@@ -128,14 +131,14 @@ def _over(ctx: JobContext) -> RoundTrigger | None:
         return RoundTrigger("Scaled", "spec.replicas has changed, and torchrun runs at a fixed size")
     live = [pod for pod in members if pod.name in ctx.replicas.live]
     if any(pod.phase is PodPhase.SUCCEEDED for pod in members) and live:
-        return None  # these are about to end as well
+        return None  # the live members are about to end as well
     for pod in members:
         if pod.phase is PodPhase.FAILED and pod_backoff.ended_by_itself(pod) and 0 < (pod.exit_code or 0) < SIGNALLED:
             return Failure(
                 "TorchrunFailed", f"torchrun gave up: {ctx.replicas.dead[pod.name]}", pod.name, counted=True,
                 exit_code=pod.exit_code, last_lines=tuple(pod.exit_message.splitlines()),
             )  # fmt: skip
-    if any(pod.phase is PodPhase.SUCCEEDED for pod in members):  # no member is replaced after that
+    if any(pod.phase is PodPhase.SUCCEEDED for pod in members):  # members are not replaced once one has succeeded
         lost = next(pod for pod in members if pod.phase is not PodPhase.SUCCEEDED)
         message = f"the others have ended well, but replica {lost.name} {ctx.replicas.dead[lost.name]}"
         return Failure(

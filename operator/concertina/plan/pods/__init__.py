@@ -1,1 +1,1 @@
-"""Plans for a job's pods."""
+"""Plan which of a job's pods to create and delete."""

@@ -1,4 +1,7 @@
-"""Pods under agents: one live pod for each replica index, successors for dead pods, and deletion of surplus pods."""
+"""Plan the pods of jobs with agents.
+
+Each replica index needs one live pod. Dead pods are replaced, and surplus pods are deleted.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,9 @@ def wanted(ctx: JobContext) -> PodPlan:
 def _goes(ctx: JobContext, pod: PodView) -> bool:
     """Return whether the pod needs a successor.
 
-    A pod needs a successor if it is dead, if it is a member with a notice, or if it is outside of the round and must
-    leave. A successor with a notice of its own is not replaced at once: pods may tolerate the taint that announces the
-    end of a node.
+    A pod needs a successor if the pod is dead, or if it has a notice and is a member of the round. A pod with an urgent
+    notice outside of the round needs a successor too, but not at once: the pod may tolerate the taint, and its
+    successor could be placed on a tainted node again.
     """
     if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
         return pod.name in ctx.replicas.dead
@@ -44,15 +47,18 @@ def _goes(ctx: JobContext, pod: PodView) -> bool:
 
 
 def _filled(ctx: JobContext, index: int) -> bool:
-    """Return whether a replica of this index stays, though a newer attempt was requested when it had a notice."""
+    """Return whether a live replica without a notice has this index.
+
+    A newer attempt may have been requested while the replica had a notice that was withdrawn later.
+    """
     name = ctx.replicas.pod_by_index.get(index)
     return name is not None and name not in ctx.replicas.notices
 
 
 def _bumped(ctx: JobContext, wanted_indexes: frozenset[int]) -> tuple[int, ...]:
-    """Return the attempts, advanced past the newest dead pod of each wanted index and past members that are gone."""
+    """Return the attempt numbers by index, increased where the newest pod is dead or a member's pod is gone."""
     attempts = dict(enumerate(ctx.status.internal.attempts))
-    for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # gone without a trace: the name isn't used again
+    for name in ctx.round.members.keys() - ctx.replicas.pods.keys():  # its pod is gone, and its name is not used again
         parsed = parse(name)
         if parsed and parsed.index is not None and parsed.index in wanted_indexes:
             attempts[parsed.index] = max(attempts.get(parsed.index, 0), parsed.attempt + 1)
@@ -98,15 +104,18 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 
 def _ending(ctx: JobContext) -> set[str]:
-    """Return the nodes that replicas are leaving: a pod that tolerates their taints could be placed there again."""
+    """Return the nodes with a termination notice from which replicas are moving away.
+
+    A pod that tolerates the taint could otherwise be placed on such a node again.
+    """
     nodes = (ctx.node(ctx.replicas.pods[name]) for name in ctx.replicas.notices)
     return {node.name for node in nodes if node.notice or node.cordoned}
 
 
 def _deletes(ctx: JobContext, wanted_indexes: frozenset[int], attempts: tuple[int, ...]) -> tuple[Action, ...]:
-    """Return deletions of dead pods, pods of older attempts, and pods that are not wanted.
+    """Return deletions of dead pods, of pods of older attempts, and of surplus pods.
 
-    The newest dead pod that ended by itself stays, for its logs.
+    The newest dead pod that ended by itself is not deleted, so that its logs stay readable.
     """
     actions: list[Action] = []
     for pod in ctx.observed.pods:
@@ -116,9 +125,9 @@ def _deletes(ctx: JobContext, wanted_indexes: frozenset[int], attempts: tuple[in
                 continue
             actions += delete(ctx, pod, ctx.replicas.dead[pod.name])
         elif pod.name in ctx.round.members and (ctx.round.committed or pod.name in ctx.replicas.notices):
-            continue  # deleted only after a round without it
+            continue  # deleted only once a round without this member has begun
         elif pod.name in ctx.round.members and ctx.keeps_state and ctx.round.claimed:
-            continue  # it may hold the state that the round being formed continues from
+            continue  # may hold the state from which the round being formed continues
         elif pod.index not in wanted_indexes:
             actions += delete(ctx, pod, _surplus_because(ctx))
         elif ctx.replicas.pod_by_index.get(pod.index) == pod.name:

@@ -1,7 +1,7 @@
-"""Bad nodes: which nodes failed the job repeatedly, for how long new pods avoid them, and how strictly.
+"""Bad nodes: find the nodes on which the job failed repeatedly, and keep new pods away from them for a while.
 
-The memory of nodes follows from status.restarts alone. A node is never avoided by a rule if the job could not run
-without it; then avoiding it is only a preference (decision "Bad nodes: a rule or a wish").
+The list of bad nodes is derived from `status.restarts` alone. If the job can run without a bad node, its pods get a
+strict rule not to use that node. Otherwise they only get a preference (decision "Bad nodes: a rule or a wish").
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ VERDICTS: Mapping[str, int] = {
     Reason.AGENT_CANNOT_START: 2,
     Reason.NETWORK_PARTITION: 2,
 }
-"""Weight of each failure that is evidence against its node, whatever happens on other nodes."""
+"""Failures that are evidence against their node even if they also happen on other nodes, each with its weight."""
 NOT_OF_THE_NODE = frozenset({FailureReason.RESTORE_FAILED, *BAD_INPUTS})
 ENOUGH = 2
-"""Weight at which a node is avoided."""
+"""Sum of weights at which new pods avoid a node."""
 MOST = 32
 LONGEST = 86400.0
 UNSCHEDULABLE = 30.0
 """Seconds for which a pod finds no node before a job that can't run otherwise uses its bad nodes again."""
 SHORT_HANDED = 180.0
-"""The same for a job that runs with fewer replicas than it wants: an autoscaler may be adding a node meanwhile."""
+"""Seconds for which a pod finds no node before a job that runs with too few replicas uses its bad nodes again.
+
+The time is longer than UNSCHEDULABLE, because an autoscaler may be adding a node.
+"""
 
 
 def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
-    """Return status.avoidedNodes after the failures of the window, in order of time, that speak against a node."""
+    """Return the new value of `status.avoidedNodes`, given the job's failures within the window in order of time."""
     base = ctx.spec.failure_policy.avoid_node_seconds
     entry_by_node = {
         entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)
@@ -67,7 +70,10 @@ def _remembered(ctx: JobContext, entry: AvoidedNode) -> bool:
 def _judge(
     ctx: JobContext, node: str, earlier: AvoidedNode | None, weights: list[tuple[Restart, int]], base: int
 ) -> AvoidedNode | None:
-    """Return the node's new entry; None if there is no new evidence. While a node is avoided, nothing is added."""
+    """Return a new entry of `status.avoidedNodes` for a node; None if there is not enough new evidence.
+
+    While a node is avoided, further failures on it change nothing.
+    """
     if earlier is not None and unix_seconds(earlier.until) > ctx.now:
         return None
     since = unix_seconds(earlier.until) if earlier else 0.0
@@ -84,9 +90,9 @@ def _judge(
 
 
 def _weight(entry: Restart, nodes_by_failure: Mapping[tuple[str, str], Collection[str]]) -> int:
-    """Return how much a failure speaks against its node.
+    """Return how much a failure counts as evidence against its node.
 
-    A failure that occurred on other nodes too says nothing, and neither does one with an external cause.
+    A failure that also occurred on other nodes counts 0, and so does a failure with an external cause.
 
     Args:
         entry: The failure.
@@ -104,7 +110,7 @@ def _weight(entry: Restart, nodes_by_failure: Mapping[tuple[str, str], Collectio
 
 
 def events(old_status: JobStatus, new_status: JobStatus) -> tuple[Event, ...]:
-    """Return an event for each node that is avoided from now on."""
+    """Return an event for each node that new pods start to avoid."""
     if old_status.avoided_nodes is new_status.avoided_nodes:
         return ()
     old_entries = {(entry.node, entry.times) for entry in old_status.avoided_nodes}
@@ -115,27 +121,27 @@ def events(old_status: JobStatus, new_status: JobStatus) -> tuple[Event, ...]:
     )
 
 
-# --- where new pods may go
+# --- where new pods may run
 
 
 def avoided(ctx: JobContext) -> tuple[str, ...]:
-    """Return the nodes that new pods avoid, the worst first."""
+    """Return the nodes that new pods avoid, those with the most failures first."""
     active = [entry for entry in ctx.status.avoided_nodes if unix_seconds(entry.until) > ctx.now]
     return tuple(entry.node for entry in sorted(active, key=lambda entry: (-entry.times, entry.node)))
 
 
 def forbidden(ctx: JobContext) -> tuple[str, ...]:
-    """Return the avoided nodes that the whole job fits without.
+    """Return the bad nodes that the job does not need to run at full size.
 
-    Avoiding these nodes is a rule; avoiding the others is a preference.
+    Pods must not run on these nodes. For all other bad nodes, the pods only get a preference.
     """
     return tuple(sorted(avoided(ctx)[: spare(ctx)]))
 
 
 def spare(ctx: JobContext) -> int:
-    """Return the number of nodes in service beyond those that the job needs at full size.
+    """Return the number of usable nodes beyond those that the job needs at full size.
 
-    The job is assumed to use as many replicas per node as it has now.
+    The calculation assumes that each node can run as many replicas as the fullest node runs now.
     """
     replicas: dict[str, int] = {}
     for pod in ctx.replicas.live.values():
@@ -151,7 +157,10 @@ def _serves(node: NodeView) -> bool:
 
 
 def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
-    """Return the entry, expired now if the job or one of its replicas finds no node without it."""
+    """Return the entry of a bad node.
+
+    The entry expires early if the job or one of its replicas can't find another node.
+    """
     if unix_seconds(entry.until) <= ctx.now or not any(entry.node in pod.avoids for pod in _stranded(ctx)):
         return entry
     return entry.model_copy(update={"until": rfc3339(ctx.now)})

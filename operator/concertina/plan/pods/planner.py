@@ -1,4 +1,4 @@
-"""Plans for a job's pods, by the pods that a decision wants."""
+"""Choose how to plan a job's pods, as `Decision.pods` asks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concertina.plan.pods.pod_plan import PodPlan, delete, packed
 
 
 def _none(ctx: JobContext) -> PodPlan:
-    """Delete all pods and advance the attempts, so that a resumed job's pods have new names."""
+    """Delete all pods, and increase the attempt numbers so that a resumed job's pods get new names."""
     actions = [action for pod in ctx.observed.pods for action in delete(ctx, pod, "is not wanted now")]
     attempts = dict(enumerate(ctx.status.internal.attempts))
     for pod in ctx.observed.pods:
@@ -25,10 +25,11 @@ def _none(ctx: JobContext) -> PodPlan:
 
 
 def _ended(ctx: JobContext, failed: bool) -> PodPlan:
-    """Plan the pods of a job that has ended, as spec.cleanPodPolicy says.
+    """Plan the pods of a job that has ended, as `spec.cleanPodPolicy` says.
 
-    Once the job is deleted, no pod runs on in any case. Pods that run in a failed job are ended rather than deleted,
-    because their logs explain the failure (decision "A failed job's pods are ended in place").
+    If the job is deleted, all running pods are deleted. If the job has failed, the containers of its running pods are
+    stopped and the pods stay, because their logs explain the failure (decision "A failed job's pods are ended in
+    place").
     """
     policy = ctx.spec.clean_pod_policy
     if policy is CleanPodPolicy.NONE and not ctx.observed.job.deleting:
@@ -50,7 +51,7 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
 
 
 def _can_be_ended(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether the pod has a log worth keeping, and a node that can stop it."""
+    """Return whether the pod has a log worth keeping and runs on a node that can stop its containers."""
     node = ctx.node(pod)
     return (
         pod.index is not None
@@ -67,7 +68,7 @@ def _kept(ctx: JobContext) -> PodPlan:
 
 Planner = Callable[[JobContext], PodPlan]
 WANTED: Mapping[Launcher, Planner] = {Launcher.AGENT: agent_pods.wanted, Launcher.TORCHRUN: torchrun_pods.wanted}
-"""Planners for the number of pods that the spec wants, with dead pods replaced."""
+"""Functions that plan the pods that the spec asks for, with dead pods replaced, by launcher."""
 
 
 def plan_pods(ctx: JobContext, decision: Decision) -> PodPlan:

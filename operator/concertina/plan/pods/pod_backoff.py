@@ -1,9 +1,10 @@
-"""Backoff of pods and rounds, and the sentences that explain it.
+"""Backoff for new rounds and new pods, and the sentences that explain it to users.
 
-Failures that follow each other closely delay the next round, or the next pod of a replica: not at all after the first
-two, then 1, 2, 4 ... 30 s. This applies to rounds that fail at the same step and to replicas whose pods end by
-themselves. The failures are read from status.restarts, so a new operator waits as long as the one before (decision
-"Replacements wait, ever longer"). A pod that the API server refused waits for a time that depends on the refusal.
+Failures in quick succession delay the next round, or the next pod of a replica. The first two failures cause no delay.
+Further failures cause delays of 1, 2, 4 and so on up to 30 seconds. The backoff applies to rounds that fail at the same
+step and to replicas whose pods end by themselves. The operator reads the failures from `status.restarts`, so a new
+operator continues the backoff of the previous one (decision "Replacements wait, ever longer"). After the API server has
+refused a pod, the delay depends on the kind of refusal.
 """
 
 from __future__ import annotations
@@ -37,22 +38,25 @@ OUTSIDE = frozenset(
         "ContainerStatusUnknown",
     }
 )
-"""Exit reasons of a pod that its own container did not cause.
+"""Exit reasons of a pod that the container itself did not cause.
 
-The last two follow a node's loss of power: once the node is back, the kubelet only knows that the container no longer
-runs (decision "Pods of a rebooted node are nobody's failure").
+The last two occur after a node has lost power: once the node is back, the kubelet only knows that the container no
+longer runs (decision "Pods of a rebooted node are nobody's failure").
 """
 NOTICED = 128 + signal.SIGTERM
-"""Exit code of an agent after a SIGTERM, and of nothing else: an agent does not exit with the code of its worker."""
+"""Exit code of an agent that received a SIGTERM.
+
+No other exit has this code, because an agent does not exit with the exit code of its worker.
+"""
 APART = 120.0
-"""Seconds between failures after which they are unrelated, though no step is known to lie between them."""
+"""Seconds between two failures after which they count as unrelated, even if no step is known to lie between them."""
 FREE = 2
-"""Number of failures in a row after which the next round or pod is not delayed."""
+"""Number of failures in a row that cause no delay."""
 LONGEST = 30.0
 
 
 def next_round(ctx: JobContext) -> float:
-    """Return the seconds to wait before the next round, from the number of earlier rounds that failed at this step."""
+    """Return the seconds to wait before the next round, given how many earlier rounds failed at the same step."""
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     answered = [entry for entry in ctx.recent if unix_seconds(entry.at) <= since]
     if not answered:
@@ -63,16 +67,19 @@ def next_round(ctx: JobContext) -> float:
 
 @dataclass(frozen=True)
 class DelayedPod:
-    """Backoff of a replica's next pod."""
+    """A replica's next pod, which is delayed by backoff."""
 
     left: float
     """Seconds from now until the pod is due."""
     sentence: str
-    """Reason and duration of the wait; the sentence stays the same during the wait."""
+    """Reason and total length of the delay. The sentence does not change during the delay."""
 
 
 def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
-    """Return the delays of replica indexes without a live pod whose previous pods ended by themselves, in a row."""
+    """Return the delayed pods by replica index.
+
+    A pod is delayed if the replica has no live pod and its previous pods ended by themselves in quick succession.
+    """
     empty = ctx.replicas.wanted_indexes - {
         pod.index
         for pod in ctx.replicas.live.values()
@@ -84,14 +91,18 @@ def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
     for entry in (*ctx.recent, *(entry_of(ctx, pod) for pod in ctx.observed.pods if _has_just_ended(ctx, pod))):
         parsed = parse(entry.replica)
         if entry.counted and parsed and parsed.index is not None and parsed.index in failures_by_index:
-            failures_by_index[parsed.index].pop(entry.replica, None)  # the newest failure of each pod, in order of time
+            # keep the newest failure of each pod, in order of time
+            failures_by_index[parsed.index].pop(entry.replica, None)
             failures_by_index[parsed.index][entry.replica] = entry
     delays = {index: _delayed(ctx, index, list(pods.values())) for index, pods in failures_by_index.items() if pods}
     return {index: delayed for index, delayed in delays.items() if delayed.left > 0}
 
 
 def ended_by_itself(pod: PodView) -> bool:
-    """Return whether the pod ended without a notice: a pod that ended because of a notice has not failed."""
+    """Return whether the pod ended without an outside cause, such as a notice or the loss of its node.
+
+    Only a pod that ended by itself has failed.
+    """
     noticed = pod.deleting or bool(pod.disruption) or pod.exit_code == NOTICED
     return pod.ended and not noticed and pod.exit_reason not in OUTSIDE
 
@@ -110,7 +121,10 @@ def entry_of(ctx: JobContext, pod: PodView) -> Restart:
 
 
 def _has_just_ended(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether status.restarts will have the pod's end after this pass: its index is still on this attempt."""
+    """Return whether this pass adds the pod's end to `status.restarts`.
+
+    This is so if the pod ended by itself and is still the current attempt of its index.
+    """
     return ended_by_itself(pod) and pod.attempt == number_at(ctx.status.internal.attempts, pod.index)
 
 
@@ -129,7 +143,10 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
 def _in_a_row(
     failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
 ) -> int:
-    """Return how many failures before the time `before` follow each other closely; `failures` are in order of time."""
+    """Return how many failures before the time `before` follow each other closely.
+
+    `failures` are in order of time. The count stops at the first failure for which `belongs` is false.
+    """
     row = 0
     for entry in reversed(failures):
         failed_at = unix_seconds(entry.at)
@@ -147,11 +164,14 @@ def _delay(row: int) -> float:
 
 POD_REFUSED = "PodRefused"
 LONGEST_REFUSED = 300.0
-"""Maximum seconds between attempts after a permanent refusal: policies and webhooks get fixed too."""
+"""Longest delay in seconds after a permanent refusal.
+
+The delay is limited because a person may fix a policy or webhook.
+"""
 
 
 def refused_for(ctx: JobContext) -> float:
-    """Return the seconds until a pod may be created again after the API server refused one."""
+    """Return the seconds until the operator may create a pod again after the API server refused one."""
     refused = ctx.observed.refused
     return _pause(refused) - ctx.since(refused.at) if refused else 0.0
 
@@ -159,15 +179,15 @@ def refused_for(ctx: JobContext) -> float:
 def _pause(refused: CreateRefusal) -> float:
     if refused.kind is Refusal.TRANSIENT:
         return constants.RETRY
-    if refused.kind is Refusal.PERMANENT:  # as long again as the pod has been refused so far
+    if refused.kind is Refusal.PERMANENT:  # wait as long as the refusals have lasted so far
         return min(LONGEST_REFUSED, max(constants.CREATE_RETRY, refused.at - refused.since))
     return constants.CREATE_RETRY
 
 
 def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
-    """Add to a decision that a person must act before the API server accepts the pods.
+    """Report that a person must act before the API server accepts the job's pods.
 
-    The job is Stalled if it waits for them, or Degraded if it continues without some.
+    The job is Stalled if it waits for these pods, and Degraded if it continues without them.
     """
     refused = ctx.observed.refused
     if refused is None or decision.stalled or not _needs_a_person(refused):
@@ -185,10 +205,10 @@ def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def _needs_a_person(refused: CreateRefusal) -> bool:
-    """Return whether only a person can end the refusal.
+    """Return whether only a person can end the refusal of pods.
 
-    A missing object may just not exist yet, for example a service account that is created along with the job. A webhook
-    may be down for a moment.
+    A missing object does not count at first, because it may be created together with the job (a service account, for
+    example). A failing webhook does not count at first either, because it may be down only for a moment.
     """
     if refused.kind in (Refusal.MISSING, Refusal.WEBHOOK):
         return refused.at - refused.since >= constants.CREATE_RETRY
@@ -210,7 +230,7 @@ def _advice(refused: CreateRefusal) -> str:
 
 
 def shortage(ctx: JobContext) -> str:
-    """Return a sentence on why there are too few replicas, with the reasons of the first few that are not ready."""
+    """Return a sentence that says why too few replicas are ready. It contains at most three reasons."""
     ready = min(len(ctx.replicas.ready), sizes.most(ctx.spec))
     reasons = [
         f"{pod.name}: {why_waiting(ctx, pod)}"

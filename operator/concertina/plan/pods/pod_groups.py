@@ -1,4 +1,4 @@
-"""Writes of the job's pod group: it exists before the pods that join it, and is deleted once no pod refers to it."""
+"""Plan writes of the job's pod group: create it before its pods, and delete it once no pod refers to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concertina.plan.observed import GangApi, PodGroup
 
 
 def actions(ctx: JobContext, decision: Decision) -> tuple[Action, ...]:
-    """Return the writes of the pod group that the decision about the pods asks for."""
+    """Return the writes of the pod group that follow from the decision about the job's pods."""
     group = gangs.pod_group(ctx)
     return (*_outdated(ctx, group.name if group else ""), *_current(ctx, decision, group))
 
@@ -23,12 +23,13 @@ def _current(ctx: JobContext, decision: Decision, group: PodGroup | None) -> tup
         return () if is_current else (ApplyPodGroup(group),)
     gone = all(pod.released for pod in ctx.observed.pods)
     unwanted = decision.pods in (Pods.NONE, Pods.ENDED) and gone and not ctx.observed.pod_group_deleted
-    # A scheduler with queues would count a group without pods as demand. A job that never had a group has no mark yet.
+    # A scheduler with queues counts a group without pods as demand. A job that never had a group has no status.gang
+    # yet.
     return (DeletePodGroup(group.api, group.name),) if unwanted and ctx.status.gang is not None else ()
 
 
 def _outdated(ctx: JobContext, current_name: str) -> tuple[Action, ...]:
-    """Return the deletion of a group that the status names and that no pod will join any more."""
+    """Return the deletion of the pod group in the status if no pod will join that group any more."""
     last = ctx.status.gang
     if last is None or not last.pod_group or last.pod_group == current_name:
         return ()

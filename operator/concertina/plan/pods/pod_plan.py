@@ -1,4 +1,4 @@
-"""Plan for a job's pods, and the actions, events and attempt numbers that all launchers share."""
+"""Plan for a job's pods, with the actions, events and attempt numbers that all launchers use."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from concertina.plan.observed import PodView
 class PodPlan:
     actions: tuple[Action, ...] = ()
     attempts: tuple[int, ...] = ()
-    """Attempts as in status.internal.attempts.
+    """Attempt number by replica index, as in `status.internal.attempts`.
 
-    They are written before the pods are created, so that no name is used twice: agents are known by name (decision
-    "Attempts are written before pods").
+    The status with these numbers is written before the pods are created. No pod name is therefore used twice, which
+    matters because agents are identified by name (decision "Attempts are written before pods").
     """
     replaced: tuple[PodView, ...] = ()
-    """Dead pods that get a successor in this pass."""
+    """Dead pods that are replaced in this pass."""
     events: tuple[Event, ...] = ()
     recheck: float | None = None
     missing: bool = False
-    """Whether wanted pods do not exist."""
+    """Whether some of the wanted pods do not exist yet."""
 
 
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
-    """Return the event that announces the successor of a pod.
+    """Return the event that announces the replacement of a pod.
 
-    A deletion of the pod may be part of a foreground deletion of the job, which the operator learns of later.
+    If the pod is being deleted, the event says that the replacement depends on the job: the deletion may be part of a
+    foreground deletion of the job, of which the operator learns later.
     """
     notice = ctx.replicas.notices.get(pod.name)
     why = notice.message if notice else ctx.replicas.dead[pod.name]
@@ -41,10 +42,11 @@ def replaced_event(ctx: JobContext, pod: PodView) -> Event:
 
 
 def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
-    """Return the deletion of a pod; nothing if the pod is being deleted already and can't be forced.
+    """Return the deletion of a pod; empty if the pod is already being deleted and the deletion can't be forced.
 
-    A deletion is forced, so that the pod is forgotten before its node confirms its end, in two cases: if the node is
-    out of service, or if it does not answer and the pod's writers are fenced out, as the bundled trainer's are
+    A forced deletion removes the pod before its node confirms that the pod has stopped. The deletion is forced in two
+    cases. The first case is a pod whose node is out of service. The second case is a pod of the bundled trainer whose
+    node does not answer. If old workers still run there, storage rejects their writes, so two pods can't write at once
     (decision "Pods with unfenced writers on lost nodes").
     """
     node = ctx.node(pod)
@@ -54,25 +56,25 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
     return [DeletePod(pod.name, pod.uid, f"replica {pod.name} {reason}", force)]
 
 
-# --- the attempts of replicas
+# --- attempt numbers of replicas
 
 
 def same_replica(first_name: str, second_name: str) -> bool:
-    """Return whether two names are pods of the same index.
+    """Return whether two names are pods of the same replica index.
 
-    The answer is False for a name that is no replica's: agents may invent names.
+    The result is False if one of them is not the name of a replica's pod, because agents may report any name.
     """
     first, second = parse(first_name), parse(second_name)
     return first is not None and second is not None and first.index is not None and first.index == second.index
 
 
 def number_at(numbers: Sequence[int], index: int | None) -> int:
-    """Return the number at an index: 0 beyond the end, and for the pod of torchrun's store, which has no index."""
+    """Return the number at an index; 0 beyond the end, and 0 for the pod of torchrun's store, which has no index."""
     return numbers[index] if index is not None and index < len(numbers) else 0
 
 
 def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the numbers by index, without the zeros at the end."""
+    """Return the numbers as a tuple by index, without trailing zeros."""
     last = max((index for index, number in numbers.items() if number), default=-1)
     return tuple(numbers.get(index, 0) for index in range(last + 1))
 
@@ -80,10 +82,10 @@ def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
 def pass_over_taken(
     job: str, attempts: dict[int, int], wanted_indexes: Iterable[int], taken_names: Collection[str]
 ) -> None:
-    """Advance the attempts of wanted indexes past names that other pods have.
+    """Increase the attempts of wanted indexes until no other pod has the resulting pod name.
 
-    The operator does not wait for such a name: the pods of a deleted job of the same name may stay for as long as their
-    node is away (decision "Names that are taken are passed over").
+    Waiting for a name to become free could take forever: pods of a deleted job with the same name exist for as long as
+    their node is down (decision "Names that are taken are passed over").
     """
     if taken_names:
         for index in wanted_indexes:

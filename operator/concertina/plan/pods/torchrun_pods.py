@@ -1,4 +1,4 @@
-"""Pods under torchrun: the pod that serves the store, then the members that know its address."""
+"""Plan the pods of jobs with torchrun: first the pod that serves the TCPStore, then the members that connect to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from concertina.plan.pods.pod_plan import PodPlan, delete, packed, pass_over_tak
 
 
 def wanted(ctx: JobContext) -> PodPlan:
-    """Plan the pod of the store first, and the members once its address is known; delete the pods of earlier rounds."""
+    """Plan the pod of torchrun's store first, then the members once the store's address is known.
+
+    Pods of earlier rounds are deleted.
+    """
     round = ctx.world.round
     deletes = [
         action
@@ -64,7 +67,7 @@ def wanted(ctx: JobContext) -> PodPlan:
 
 
 def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
-    """Return the deletion of a pod that is replaced; nothing if it has ended and holds no resources, for its logs."""
+    """Return the deletion of a pod that is replaced; empty if the pod has ended, so that its logs stay readable."""
     return [] if pod.released else delete(ctx, pod, ctx.replicas.dead[pod.name])
 
 
@@ -78,7 +81,7 @@ def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action
 
 
 def members(ctx: JobContext) -> list[PodView]:
-    """Return the newest pod of each index in this round, without those that are being deleted."""
+    """Return the newest pod of each index in this round, without pods that are being deleted."""
     newest: dict[int, PodView] = {}
     for pod in ctx.observed.pods:  # in order of attempts
         if pod.index is not None and pod.round == ctx.world.round and not pod.deleting:

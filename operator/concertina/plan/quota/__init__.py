@@ -1,1 +1,1 @@
-"""Quota of a job that has a queue of Kueue: what it asks for, how many pods it may have, and what it gives back."""
+"""Kueue quota of a job: how much to request, how many pods the job may have, and what to return."""

@@ -1,4 +1,4 @@
-"""Facts about one job and its queue that the rules of this package share."""
+"""Facts about one job and its Kueue queue that the modules of this package use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class QuotaContext:
     spec: JobSpec
     quota: QuotaView
     now: float
-    """Unix seconds, as all times here."""
+    """Time of this pass in Unix seconds. All times of this package are in Unix seconds."""
 
     @cached
     def workloads(self) -> JobWorkloads:
@@ -27,10 +27,10 @@ class QuotaContext:
 
     @cached
     def wanted(self) -> Size:
-        """Size that the spec asks for."""
+        """Size that the spec asks for: replicas and standby replicas."""
         return request.full(self.spec)
 
     @cached
     def holding(self) -> int:
-        """Count the pods that use quota."""
+        """Count of the pods that use quota."""
         return workloads.holding(self.observed.pods)

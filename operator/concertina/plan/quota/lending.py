@@ -1,11 +1,13 @@
-"""How many pods a job with a queue may have in this pass, and what is written to its Workloads.
+"""Decide how many pods a job with a Kueue queue may have in this pass, and what to write to its Workloads.
 
-The rules, which hold at every moment (decision "A unit of quota is lent once"):
-  - no pod before a Workload of the job is admitted, and never more pods than Kueue counts quota for;
-  - while a Workload is evicted, no pod is created;
-  - quota is given back only after the pods that used it are gone, which the shell checks in a live list of pods.
-A job asks for all its replicas first. While it waits, the request is walked down to its least size. A job that holds
-less than it wants grows by one pending slice, which preempts nobody.
+These rules hold at every moment (decision "A unit of quota is lent once"):
+  - The job has no pods before one of its Workloads is admitted, and never more pods than Kueue counts quota for.
+  - While a Workload is evicted, the operator creates no pods for the job.
+  - The operator returns quota only after the pods that used it are gone. Before the write, it lists the pods to check
+    this.
+
+A job first requests quota for all its replicas. While Kueue refuses, the job requests less and less, down to its
+minimum. If the job holds less than it wants, one pending slice requests more. The slice preempts no other Workload.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from concertina.plan.quota.workloads import granted_size, key
 
 TRAINING = "Training"
 WALK_SECONDS = 2.0
-"""Age at which a first Workload begins to ask for less: quota may just be coming free."""
+"""Age in seconds at which a refused Workload begins to request less. Until then, quota may become free."""
 GROW_SECONDS = 10.0
-"""Seconds after a preemption before the job asks for more again, so that the preemptor comes first."""
+"""Seconds after a preemption before the job requests more quota again, so that Kueue admits the preemptor first."""
 REPLACED_SECONDS = 5.0
-"""Seconds that Kueue has to finish a Workload that was replaced, before the operator does."""
+"""Seconds for Kueue to finish a Workload that a slice has replaced. After that, the operator finishes it."""
 
 
 def lend(observed: JobObservation, now: float) -> Lending:
-    """Return what the job may use of its queue's quota; without a queue nothing is limited."""
+    """Return how much of its queue's quota the job may use. A job without a queue has no limit."""
     quota, spec = observed.quota, observed.job.spec
     if quota is None:
         return NO_QUEUE
@@ -62,7 +64,7 @@ def _lending(ctx: QuotaContext) -> Lending:
         return Lending(size=None, writes=_finished(ctx))
     holder = ctx.workloads.holder
     if ctx.quota.trouble and holder is None:
-        # Pods that run may have quota that the operator can't see.
+        # Running pods may have quota that the operator can't see.
         size = None if ctx.holding else NOTHING
         return Lending(size=size, reason="QueueUnavailable", message=ctx.quota.trouble, stalled=True)
     if _asks_for_nothing(ctx):
@@ -82,7 +84,7 @@ def _lending(ctx: QuotaContext) -> Lending:
 
 
 def _asks_for_nothing(ctx: QuotaContext) -> bool:
-    """Return whether the job would not use quota: it is suspended, or can't start for another reason."""
+    """Return whether the job needs no quota now, because it is suspended or can't start for another reason."""
     return ctx.spec.suspend or ctx.observed.uri_holder is not None or not ctx.wanted.replicas
 
 
@@ -94,7 +96,7 @@ def _is_outdated(ctx: QuotaContext, workload: WorkloadView) -> bool:
 
 
 def _waiting(ctx: QuotaContext) -> Lending:
-    """Return the lending of a job that asks for quota, and that may have no pods until it is admitted."""
+    """Return the result for a job whose request for quota is not admitted. Such a job may have no pods."""
     queue = ctx.quota.queue
     if failed := ctx.workloads.failed_to_start(ctx.observed.job.generation):
         condition = failed.condition(ConditionName.FINISHED)
@@ -123,7 +125,10 @@ def _first(ctx: QuotaContext) -> CreateWorkload:
 
 
 def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...], float | None]:
-    """Return the edit that makes a pending Workload ask for what the job wants now; it may be edited freely."""
+    """Return the edit that makes a pending Workload request what the job wants now.
+
+    The result also contains the seconds until the next check, or None.
+    """
     if _is_outdated(ctx, first):
         pods = request.request(ctx.spec, ctx.wanted)
         activated = True if first.paused else None
@@ -148,7 +153,10 @@ def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...
 
 
 def _checked(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return the lending while admission checks are pending: the pods of a replaced Workload stay, none is created."""
+    """Return the result while Kueue's admission checks are pending.
+
+    No pods are created meanwhile. If the Workload replaces another one, the pods of the replaced one stay.
+    """
     message = f"Quota is reserved in the queue {ctx.quota.queue}: {messages.why_waiting(holder)}"
     size = _usable(ctx, granted_size(holder)) if holder.replaces and ctx.holding else NOTHING
     return Lending(size=size, reason="AdmissionChecksPending", message=message, writes=_replaced(ctx, holder))
@@ -189,13 +197,16 @@ def _admitted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
 
 
 def _usable(ctx: QuotaContext, granted: Size) -> Size:
-    """Return the largest size within the quota that makes whole blocks, and is no larger than the job wants."""
+    """Return the largest size that the quota allows, in whole blocks, but no more than the job wants."""
     replicas = min(granted.replicas, ctx.wanted.replicas)
     return Size(replicas - replicas % ctx.spec.replica_step, min(granted.spares, ctx.wanted.spares))
 
 
 def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tuple[Action, ...], float | None, str]:
-    """Return the writes that bring the quota to what the job wants, a time to look again, and why it has less."""
+    """Return the writes that adjust the quota to what the job wants.
+
+    The result also contains the seconds until the next check, and why the job has less quota than it wants.
+    """
     wanted = ctx.wanted
     smaller = Size(min(granted.replicas, wanted.replicas), min(granted.spares, wanted.spares))
     pending = ctx.workloads.pending
@@ -226,7 +237,10 @@ def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tu
 
 
 def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorkload:
-    """Return a slice that asks for more, with the lowest priority: the job grows only into quota that is free."""
+    """Return a slice that requests more pods.
+
+    The slice has the lowest priority, so that the job grows only into unused quota.
+    """
     return CreateWorkload(
         ctx.workloads.next_number,
         preemption.counts(holder, size),
@@ -239,7 +253,7 @@ def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorklo
 
 
 def _kept_up(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Return the write that keeps priority and readiness of an admitted Workload up to date."""
+    """Return the write that updates the priority or the PodsReady condition of an admitted Workload, if needed."""
     if holder.priority != ctx.quota.priority:
         return (EditWorkload(key(holder), priority=ctx.quota.priority),)
     status = ctx.observed.job.status
@@ -250,7 +264,7 @@ def _kept_up(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
 
 
 def _replaced(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Return the end of Workloads that the holder has replaced, if Kueue has not finished them itself."""
+    """Return writes that finish the Workloads that a slice has replaced, if Kueue has not finished them itself."""
     since = holder.condition(ConditionName.QUOTA_RESERVED).since
     if not since or ctx.now - unix_seconds(since) < REPLACED_SECONDS:
         return ()
@@ -265,9 +279,10 @@ def _replaced(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
 
 
 def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
-    """Return the writes by which a job that uses no quota keeps its place in the queue: its Workload is inactive.
+    """Return the writes that deactivate the Workload of a job that needs no quota.
 
-    Kueue lends the quota of an inactive Workload at once, before the condition Evicted. So the pods must be gone first.
+    The job keeps its place in the queue. Kueue lends the quota of an inactive Workload to others at once, even before
+    it sets the Evicted condition. The job's pods must therefore be gone first.
     """
     slices = ctx.workloads.pending if ctx.workloads.holders else ctx.workloads.pending[1:]
     writes: list[Action] = [*workloads.drops(slices)]
@@ -282,13 +297,13 @@ def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _reactivated(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return the lending of a Workload that is inactive, but whose eviction is still to come."""
+    """Return the result for a Workload that somebody has deactivated and that Kueue has not evicted yet."""
     message = f"Its Workload {holder.name} is deactivated: the job gives its quota back and asks again"
     return Lending(size=NOTHING, reason="Deactivated", message=message, recheck=1.0)
 
 
 def _finished(ctx: QuotaContext) -> tuple[Action, ...]:
-    """Return the end of all Workloads of a job that has ended, once no pod uses quota."""
+    """Return writes that finish all Workloads of a job that has ended, once no pod uses quota."""
     status = ctx.observed.job.status
     condition = next(filter(None, map(status.true_condition, ENDED)))
     complete = status.is_true(ConditionType.COMPLETE)
@@ -301,7 +316,7 @@ def _finished(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _dropped(observed: JobObservation, quota: QuotaView) -> tuple[Action, ...]:
-    """Return the deletion of the Workloads of a job that is being deleted, once no pod uses quota."""
+    """Return deletions of the Workloads of a job that is being deleted, once no pod uses quota."""
     holding = workloads.holding(observed.pods)
     return tuple(
         DropWorkload(key(workload), pods_left=0 if workload.reserved else None)
@@ -311,7 +326,10 @@ def _dropped(observed: JobObservation, quota: QuotaView) -> tuple[Action, ...]:
 
 
 def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
-    """Return the end of Workloads that have no use any more: finished ones, and those that another client deleted."""
+    """Return the removals of Workloads that are no longer needed.
+
+    These are finished Workloads, and Workloads that another client has deleted.
+    """
     drops = [
         DropWorkload(key(workload), pods_left=None, delete=replaced)
         for workload in ctx.workloads.finished
@@ -329,7 +347,10 @@ def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _one_each(writes: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Return the first write to each Workload: it outdates the version that later writes to this Workload expect."""
+    """Return only the first write to each Workload.
+
+    That write changes the Workload's resourceVersion, so any later write to the same Workload would be refused.
+    """
     first: dict[str, Action] = {}
     for write in writes:
         target = getattr(write, "key", None)

@@ -1,4 +1,4 @@
-"""Kueue's messages as the job's status shows them, without the objects of other tenants."""
+"""Kueue's messages in the form in which a job's status shows them, without names and uids of other tenants."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _UNNAMED_PATH = re.compile(r"(?<![\w.])/[\w.\-]+(?:/[\w.\-]+)+")
 
 
 def public(message: str) -> str:
-    """Return a message of Kueue without uids of other Workloads and paths of queues."""
+    """Return a message of Kueue without the uids of other Workloads and the paths of queues."""
     if match := _PREEMPTION.search(message):
         return f"preempted for another workload ({match['why'].strip()})"
     return _UNNAMED_PATH.sub("", _PATHS.sub("", _UIDS.sub("", message))).strip()[:LONGEST]
 
 
 def why_waiting(workload: WorkloadView) -> str:
-    """Return why a Workload is not admitted, in Kueue's words."""
+    """Return why a Workload is not admitted, mostly in the words of Kueue's conditions."""
     if not workload.active:
         return "its Workload is deactivated"
     if workload.reserved:
@@ -34,7 +34,7 @@ def why_waiting(workload: WorkloadView) -> str:
 
 
 def why_evicted(workload: WorkloadView) -> str:
-    """Return why the quota must be given back, in words that follow a colon."""
+    """Return why Kueue takes the Workload's quota back, as words that follow a colon."""
     condition = workload.condition(ConditionName.EVICTED)
     if condition.reason == EvictionReason.PREEMPTED:
         return public(condition.message)

@@ -1,11 +1,14 @@
-"""Preemption of a job that holds quota: it shrinks if that is enough, and is suspended otherwise.
+"""Preemption of a job that holds Kueue quota: the job shrinks if that frees enough, and is suspended otherwise.
 
-Kueue marks the Workload as evicted and waits. The job gives quota back in this order, and nothing is lent twice at any
-point of it (decision "A preempted job shrinks"):
-  1. the round drains to the members that stay, and the other pods are deleted;
-  2. once these pods are gone, the counts of the evicted Workload are lowered. Kueue admits the preemptor;
-  3. a slice of the lowered size replaces the evicted Workload, so that the pods that stay are counted without a gap.
-If no slice is admitted within REPLACE_SECONDS of its creation, too little was given: the next smaller size is tried.
+Kueue marks the job's Workload as evicted and waits. The operator then takes these steps. No unit of quota is used twice
+at any time (decision "A preempted job shrinks"):
+  1. The round drains, the remaining members continue, and the operator deletes the other pods.
+  2. Once these pods are gone, the operator lowers the pod counts of the evicted Workload. Kueue can then admit the
+     preemptor.
+  3. A slice with the lower counts replaces the evicted Workload, so that Kueue counts the remaining pods at all times.
+
+If no slice is admitted within REPLACE_SECONDS after it was created, the job did not free enough. It then shrinks to the
+next smaller size.
 """
 
 from __future__ import annotations
@@ -30,19 +33,19 @@ from concertina.plan.quota.context import QuotaContext
 from concertina.plan.quota.workloads import drops, granted_size, key, same_flavors
 
 REPLACE_SECONDS = 5.0
-"""Seconds within which the slice that replaces the Workload must be admitted, after it was created.
+"""Seconds after its creation within which a slice must be admitted in place of the evicted Workload.
 
-The time does not begin with the lowering of the counts: the operator may have been restarted in between, and while
-Kueue is down no slice can be created.
+The time does not begin when the counts are lowered, because no slice can be created while Kueue is down. The operator
+may also have been restarted since.
 """
 MESSAGE_SECONDS = 2.0
-"""Seconds after a preemption within which Kueue writes into the preemptor's Workload how much quota it lacks."""
+"""Seconds for Kueue to write into the preemptor's Workload how much quota it lacks, counted from the eviction."""
 
 
 def evicted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return what an evicted job keeps, and the next step of giving back its other quota.
+    """Return the size that a preempted job keeps, and the next write that returns the rest of its quota.
 
-    The job creates no pods meanwhile.
+    The operator creates no pods for the job meanwhile.
     """
     size = _size_to_keep(ctx, holder)
     why = messages.why_evicted(holder)
@@ -63,7 +66,7 @@ def _kept(size: Size, granted: Size, ctx: QuotaContext) -> str:
 
 
 def _size_to_keep(ctx: QuotaContext, holder: WorkloadView) -> Size | None:
-    """Return the size that the job keeps; None if it must give up all of it."""
+    """Return the size that the preempted job keeps; None if it must return all its quota."""
     granted = granted_size(holder)
     if not _may_shrink(ctx, holder):
         return None
@@ -90,16 +93,17 @@ def _may_shrink(ctx: QuotaContext, holder: WorkloadView) -> bool:
 
 
 def is_marked(holder: WorkloadView) -> bool:
-    """Return whether the counts were lowered for the eviction under way."""
+    """Return whether the operator has already lowered the Workload's counts for the present eviction."""
     eviction = holder.condition(ConditionName.EVICTED)
     return bool(holder.shrunk_for) and holder.shrunk_for == eviction.since and holder.shrunk_at is not None
 
 
 def _first_size(ctx: QuotaContext, holder: WorkloadView, options: tuple[Size, ...]) -> Size | None:
-    """Return the largest size that leaves the preemptor enough, as far as that is known.
+    """Return the largest size at which the job frees enough quota for the preemptor.
 
-    Kueue's message in the preemptor's Workload says how much quota the preemptor lacks. Without the message, the
-    preemptor's whole request is the upper bound. Without the Workload, the job gives up one step at a time.
+    Kueue's message in the preemptor's Workload says how much quota the preemptor lacks. Without that message, the
+    function uses the preemptor's whole request. If the operator can't see the preemptor's Workload, the job shrinks by
+    one size at a time.
     """
     granted, preemptor = granted_size(holder), ctx.quota.preemptor
     if preemptor is None:
@@ -115,7 +119,10 @@ def _first_size(ctx: QuotaContext, holder: WorkloadView, options: tuple[Size, ..
 
 
 def _pods_needed(holder: WorkloadView, preemptor: WorkloadView) -> int:
-    """Return how many pods of the job use as much quota as the preemptor lacks, or else as it requests in total."""
+    """Return how many of the job's pods must end to free the quota that the preemptor lacks.
+
+    If Kueue has not said how much it lacks, the function uses the preemptor's whole request.
+    """
     assignment = (holder.admission or {}).get(PodSet.TRAINER)
     if assignment is None:
         return 1
@@ -132,7 +139,7 @@ def _pods_needed(holder: WorkloadView, preemptor: WorkloadView) -> int:
 
 
 def counts(workload: WorkloadView, size: Size) -> Request:
-    """Return the counts of a size in the pod sets that the Workload has."""
+    """Return the pod counts for a size, for the pod sets that the Workload has."""
     by_set = {PodSet.TRAINER: size.replicas, PodSet.SPARES: size.spares}
     return tuple((pod_set, by_set.get(pod_set, 1)) for pod_set in PodSet if pod_set in workload.counts)
 
@@ -145,12 +152,12 @@ def pod_count(pod_counts: Request) -> int:
 
 
 def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Action, ...]:
-    """Return the next write on the way to a smaller size."""
+    """Return the next write that brings the preempted job to a smaller size."""
     wanted = counts(holder, size)
     slices = [w for w in ctx.workloads.pending if w.replaces == holder.name]
     strangers = [w for w in ctx.workloads.pending if w.replaces != holder.name]
     if not is_marked(holder):
-        # A pending slice that would grow the job must not be admitted while the job shrinks.
+        # No pending slice that lets the job grow may be admitted while the job shrinks.
         if slices or strangers:
             return drops((*slices, *strangers))
         return () if _waits_for_message(ctx, holder) else _lowered(ctx, holder, wanted)
@@ -166,14 +173,14 @@ def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Act
 
 
 def _lowered(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> tuple[Action, ...]:
-    """Lower the pod counts of the evicted Workload, if the job holds no more pods than the new counts."""
+    """Lower the pod counts of the evicted Workload, unless the job still has more pods than that."""
     if ctx.holding > pod_count(wanted):
         return ()
     return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)
 
 
 def _waits_for_message(ctx: QuotaContext, holder: WorkloadView) -> bool:
-    """Return whether Kueue has still to say how much the preemptor lacks."""
+    """Return whether Kueue may still write how much quota the preemptor lacks."""
     preemptor = ctx.quota.preemptor
     if preemptor is None or preemptor.reserved or preemptor.finished or preemptor.victims is not None:
         return False
@@ -194,9 +201,9 @@ def _replacement(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> Cr
 
 
 def _release(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Give all quota back once no pod uses it.
+    """Return all quota to Kueue once no pod uses it.
 
-    Pending slices are deleted first: without the Workload that they replace they would ask for quota of their own.
+    Pending slices are deleted first. Without the Workload that they replace, they would request quota of their own.
     """
     if ctx.workloads.pending:
         return drops(ctx.workloads.pending)

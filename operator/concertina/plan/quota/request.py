@@ -1,4 +1,4 @@
-"""Sizes that a job asks its queue for: all of its replicas first, then smaller ones while the queue refuses."""
+"""Sizes for which a job requests quota: all of its replicas first, then fewer while Kueue refuses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from concertina.plan.facts.lending import Size
 from concertina.plan.kueue import ConditionName, Counts, PodSet, Request, WorkloadView, wanted_sets
 
 SHORT_OF_QUOTA = "insufficient"
-"""Word in Kueue's messages ("insufficient unused quota for cpu ...") about a refusal that a smaller request may
-avoid."""
+"""Word in Kueue's message ("insufficient unused quota for cpu ...") if a smaller request might succeed."""
 AWAITS_PREEMPTION = "Pending the preemption"
-"""Words in Kueue's message about a request that fits once other Workloads have been preempted for it."""
+"""Words in Kueue's message if the request will succeed once Kueue has preempted other Workloads."""
 
 
 def full(spec: JobSpec) -> Size:
-    """Return the size that the job wants."""
+    """Return the size that the spec asks for."""
     return Size(sizes.most(spec), spec.standby_replicas)
 
 
 def valid(spec: JobSpec) -> tuple[Size, ...]:
-    """Return all sizes that the job can run at, the largest first. Standby replicas are given up before others."""
+    """Return all sizes at which the job can run, the largest first.
+
+    The job gives up its standby replicas before any other replica.
+    """
     largest = full(spec)
     least, step = sizes.least(spec), spec.replica_step
     steps = range(largest.replicas, least - 1, -step)
@@ -30,7 +32,10 @@ def valid(spec: JobSpec) -> tuple[Size, ...]:
 
 
 def smaller(spec: JobSpec, than: Size) -> tuple[Size, ...]:
-    """Return the valid sizes with fewer pods, and with no more of either kind, the largest first."""
+    """Return the valid sizes with fewer pods than `than`, largest first.
+
+    Sizes with more replicas or more standby replicas than `than` are left out.
+    """
     return tuple(
         size
         for size in valid(spec)
@@ -39,7 +44,10 @@ def smaller(spec: JobSpec, than: Size) -> tuple[Size, ...]:
 
 
 def larger(spec: JobSpec, than: Size) -> tuple[Size, ...]:
-    """Return the valid sizes with more pods, and with no fewer of either kind, the largest first."""
+    """Return the valid sizes with more pods than `than`, largest first.
+
+    Sizes with fewer replicas or fewer standby replicas than `than` are left out.
+    """
     largest = full(spec)
     steps = range(largest.replicas, than.replicas, -spec.replica_step)
     options = (largest, *(Size(replicas, than.spares) for replicas in steps))
@@ -53,7 +61,7 @@ def larger(spec: JobSpec, than: Size) -> tuple[Size, ...]:
 
 
 def request(spec: JobSpec, size: Size) -> Request:
-    """Return the number of pods by set."""
+    """Return the number of pods by pod set that a Workload requests for a size."""
     counts = {PodSet.TRAINER: size.replicas, PodSet.SPARES: size.spares, PodSet.RENDEZVOUS: 1}
     return tuple((pod_set, counts[pod_set]) for pod_set in wanted_sets(spec))
 
@@ -68,10 +76,10 @@ def asked(workload: WorkloadView) -> Size:
 
 
 def is_refused(workload: WorkloadView) -> bool:
-    """Return whether Kueue has found too little quota for the pending Workload as it is now.
+    """Return whether Kueue lacks quota for a pending Workload as it is now.
 
-    The condition names the generation that Kueue looked at, so an answer to an earlier request does not count. A
-    Workload for which others are being preempted is not refused.
+    Kueue's condition names the generation of the Workload that it judged, so a condition about an earlier request does
+    not count. A Workload for which Kueue is preempting others does not count as refused.
     """
     condition = workload.condition(ConditionName.QUOTA_RESERVED)
     return (
@@ -83,9 +91,9 @@ def is_refused(workload: WorkloadView) -> bool:
 
 
 def walked(current: Size, options: Iterable[Size], refused: bool) -> Size | None:
-    """Return the size to ask for next: the current one, or the next smaller option if that is refused.
+    """Return the size to request next: the current size, or the next smaller one if Kueue refused the current size.
 
-    The smallest option stays. None if there are no options.
+    The smallest size is requested again and again. The result is None if `options` is empty.
     """
     ordered = tuple(options)
     if current not in ordered:

@@ -1,4 +1,4 @@
-"""Workloads of one job, by their purpose."""
+"""The Kueue Workloads of one job, sorted by their purpose."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class JobWorkloads:
 
     @cached
     def open(self) -> tuple[WorkloadView, ...]:
-        """Workloads that have not finished and are not being deleted, the oldest first."""
+        """Workloads that are neither finished nor being deleted, the oldest first."""
         live = (w for w in self.quota.workloads if not w.finished and not w.deleting)
         return tuple(sorted(live, key=lambda w: (w.number, w.created, w.name)))
 
@@ -52,12 +52,12 @@ class JobWorkloads:
 
     @cached
     def holders(self) -> tuple[WorkloadView, ...]:
-        """Workloads for which quota is counted. There are two only while the newer Workload replaces the older."""
+        """Workloads with reserved quota. There are two only while a newer Workload replaces an older one."""
         return tuple(w for w in self.open if w.reserved)
 
     @property
     def holder(self) -> WorkloadView | None:
-        """Workload that determines how many pods the job may have."""
+        """The Workload that determines how many pods the job may have."""
         return self.holders[-1] if self.holders else None
 
     @cached
@@ -69,7 +69,10 @@ class JobWorkloads:
         return 1 + max((w.number for w in self.quota.workloads), default=0)
 
     def failed_to_start(self, generation: int) -> WorkloadView | None:
-        """Return the Workload whose admission contradicted the template that the job still has, or None."""
+        """Return the Workload whose admission contradicts the job's pod template, or None.
+
+        A Workload from before the last change of the job's spec does not count.
+        """
         for workload in self.finished:
             reason = workload.condition(ConditionName.FINISHED).reason
             if reason == FinishReason.FAILED_TO_START and workload.job_generation == generation:
@@ -82,7 +85,7 @@ def key(workload: WorkloadView) -> WorkloadKey:
 
 
 def drops(workloads: Iterable[WorkloadView]) -> tuple[DropWorkload, ...]:
-    """Return the deletion of pending Workloads, which no pod uses."""
+    """Return deletions of pending Workloads. No pod uses their quota."""
     return tuple(DropWorkload(key(workload), pods_left=None) for workload in workloads)
 
 
@@ -91,16 +94,16 @@ def granted_size(workload: WorkloadView) -> Size:
 
 
 def lendable(workloads: Iterable[WorkloadView]) -> tuple[str, int]:
-    """Return the name of the Workload that lends pods now, and its total number of pods; empty and 0 if none does.
+    """Return the name of the Workload whose quota new pods use, and its total number of pods; ("", 0) if there is none.
 
-    A write of a pod compares this with what it was planned on.
+    Before a pod is created, the operator compares this value with the one from the time of planning.
     """
     holder = newest(workloads)
     return (holder.name, sum(holder.granted.values())) if holder is not None and holder.admitted else ("", 0)
 
 
 def newest(workloads: Iterable[WorkloadView]) -> WorkloadView | None:
-    """Return the newest Workload for which quota is counted, or None."""
+    """Return the newest Workload with reserved quota, or None."""
     holders = (w for w in workloads if not w.finished and not w.deleting and w.reserved)
     return max(holders, key=lambda w: (w.number, w.created, w.name), default=None)
 
@@ -109,14 +112,14 @@ def newest(workloads: Iterable[WorkloadView]) -> WorkloadView | None:
 
 
 def holding(pods: Iterable[PodView]) -> int:
-    """Return how many pods use quota: all that exist, except those whose containers have all ended."""
+    """Return how many pods use quota: all pods of the job, except those whose containers have all ended."""
     return sum(not pod.released for pod in pods)
 
 
 def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int]:
-    """Return how many pods of each set may be created.
+    """Return how many pods of each pod set may be created.
 
-    A pod of a set that shrank may stay in place of one of another set, so that the total is limited too.
+    After one set has shrunk, its pods may still use quota of another set. The total is therefore limited too.
     """
     using = [pod for pod in pods if not pod.released]
     left = max(0, sum(workload.granted.values()) - len(using))
@@ -128,22 +131,22 @@ def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int
 
 
 def _set_of(pod: PodView) -> PodSet:
-    """Return the set that a pod without a label counts for, such as one that is older than the queue of its job."""
+    """Return the pod set of a pod without a pod set label, for example a pod from before the job had a queue."""
     return PodSet.RENDEZVOUS if pod.index is None else PodSet.TRAINER
 
 
 def same_flavors(workload: WorkloadView) -> bool:
-    """Return whether trainers and spares have the same flavors, so that a spare may take the place of a trainer."""
+    """Return whether standby replicas have the same flavors as other replicas, so that they can replace each other."""
     assignments = workload.admission or {}
     sets = [assignments[name].flavors for name in (PodSet.TRAINER, PodSet.SPARES) if name in assignments]
     return all(flavors == sets[0] for flavors in sets)
 
 
-# --- what an admission adds to pods
+# --- fields that an admission adds to pods
 
 
 def changes(workload: WorkloadView, flavors: Mapping[str, FlavorView]) -> Mapping[PodSet, PodChanges]:
-    """Return what the flavors and the admission checks add to the pods of each set."""
+    """Return the fields that resource flavors and admission checks add to the pods of each set."""
     assignments = workload.admission or {}
     return {
         pod_set: merged(
@@ -157,7 +160,10 @@ def changes(workload: WorkloadView, flavors: Mapping[str, FlavorView]) -> Mappin
 
 
 def missing_flavors(workload: WorkloadView, quota: QuotaView) -> tuple[str, ...]:
-    """Return the assigned flavors that the operator has not seen. Without one, pods could run on other nodes."""
+    """Return the assigned resource flavors that the operator does not know.
+
+    Without a flavor's node labels, pods could run on the wrong nodes.
+    """
     assignments = (workload.admission or {}).values()
     names = {flavor for assignment in assignments for flavor in assignment.flavors.values()}
     return tuple(sorted(names - quota.flavors.keys()))
@@ -182,7 +188,7 @@ def _of_flavors(assignment: Assignment, flavors: Mapping[str, FlavorView]) -> li
 
 
 def _of_queue(workload: WorkloadView, pod_set: PodSet, assignment: Assignment) -> PodChanges:
-    """Return the labels and annotations by which Kueue finds the pods of a set."""
+    """Return the labels and annotations with which Kueue finds the pods of a pod set."""
     queues = {LOCAL_QUEUE_LABEL: workload.queue, CLUSTER_QUEUE_LABEL: workload.cluster_queue}
     labels = {PODSET_LABEL: str(pod_set)} | {
         label: name for label, name in queues.items() if name and len(name) <= LONGEST_LABEL

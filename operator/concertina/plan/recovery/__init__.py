@@ -1,1 +1,1 @@
-"""Failures, and the operator's response to them."""
+"""Failures of a job, and how the operator recovers from them."""

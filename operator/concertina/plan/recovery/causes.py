@@ -1,4 +1,4 @@
-"""Whether the committed round can go on: the table of failures and changes that lead to a new claim."""
+"""Decide whether the committed round can continue, by a table of failures and changes that require a new round."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ OWN_FAULT = frozenset(
         FailureReason.ROLLED_BACK,
     }
 )
-"""Failures that use up the budget. A lost member uses it up only if its pod turns out to have ended by itself."""
+"""Failures that count against `failurePolicy.maxRestarts`.
+
+The loss of a member counts only if it turns out that the member's pod ended by itself.
+"""
 
 NOBODYS = frozenset({FailureReason.LOSS_SPIKE, FailureReason.LOSS_NOT_FINITE, FailureReason.ROLLED_BACK})
-"""Failures that all ranks observe alike: no replica or node is to blame."""
+"""Failures that all ranks observe in the same way, so that no replica or node is the cause."""
 
 
 def recover(ctx: JobContext) -> Decision | None:
-    """Start a new round if the committed one is broken: at once, or after a back-off if it keeps failing."""
+    """Start a new round if the committed one has failed: at once, or after a delay if rounds keep failing."""
     trigger = broken(ctx) if ctx.round.committed else None
     if not isinstance(trigger, Failure):
         return _next_round(ctx, trigger) if trigger else None
@@ -68,7 +71,7 @@ def _next_round(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecisi
 
 
 def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | None) -> Decision | None:
-    """Claim the next round as the recovery decision says."""
+    """Claim the next round, with the recovery action that was chosen for the failure."""
     if recovery is None:
         return claims.claim(ctx, trigger)
     decision = claims.claim(
@@ -80,7 +83,7 @@ def _claim(ctx: JobContext, trigger: RoundTrigger, recovery: RecoveryDecision | 
 
 
 def broken(ctx: JobContext) -> RoundTrigger | None:
-    """Return why the committed round can't continue: the first trigger that applies, or None."""
+    """Return the first reason for which the committed round can't continue, or None."""
     return next((trigger for check in CHECKS if (trigger := check(ctx))), None)
 
 
@@ -108,12 +111,12 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
 
 
 def _by_damage(failure: protocol.Failure) -> bool:
-    """Return whether a checkpoint is damaged: every replica that reads it fails."""
+    """Return whether the failure is due to a damaged checkpoint. Any replica that reads the checkpoint would fail."""
     return failure.rollback is not None and failure.rollback.damaged is not None
 
 
 def first_failure(report: protocol.Report) -> protocol.Failure | None:
-    """Return the cause of the round's end: the first failure that doesn't follow from another."""
+    """Return the cause of the round's end: the first failure that is not a consequence of another failure."""
     primary = (failure for failure in report.failures if not failure.secondary)
     return next(primary, report.failures[0] if report.failures else None)
 
@@ -123,7 +126,7 @@ def _member_gone(ctx: JobContext) -> Failure | None:
     for member in ctx.world.members:
         pod, member_state = pods.get(member.replica), member_states.get(member.replica)
         if member_state is not None and member_state.state == protocol.State.DRAINED:
-            continue  # the member's part in the round was over: it may leave before the others are finished
+            continue  # the member has finished its part of the round, and may leave before the others
         if pod is None or not member.is_pod(pod.uid):
             return Failure(
                 Reason.REPLICA_DELETED, f"replica {member.replica} is gone: its pod was deleted", member.replica
@@ -164,9 +167,9 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 
 
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
-    """Return the failure of an Assign that a member refused, did not get, or does not acknowledge.
+    """Return a failure if a member refused its Assign call, did not receive it or does not acknowledge it.
 
-    If only the answer was lost, the coordinator knows the outcome: a member that has begun got its Assign.
+    If only the acknowledgement was lost, the coordinator's report shows that the member has started.
     """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
@@ -184,11 +187,11 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
 
 
 def _never_assigned(ctx: JobContext) -> Failure | None:
-    """Return a failure if the coordinator never got its Assign, because an operator died between commit and Assign.
+    """Return a failure if the coordinator never received its Assign call, because an operator died after the commit.
 
-    It is not known what that operator would have sent, so the round is made anew (decision "A round whose Assigns may
-    be lost is claimed anew"). A member that got no Assign, although the coordinator got one, is reported by the
-    coordinator as lost.
+    The new operator does not know what the old one would have sent, so it forms the round anew (decision "A round whose
+    Assigns may be lost is claimed anew"). If only another member lacks its Assign call, the coordinator reports that
+    member as lost.
     """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
@@ -215,7 +218,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def recheck(ctx: JobContext) -> float:
-    """Return the seconds until time alone could change whether the round can continue."""
+    """Return the seconds after which the committed round may have failed without any new observation."""
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
         return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6
@@ -227,8 +230,8 @@ def recheck(ctx: JobContext) -> float:
 def _at_work(ctx: JobContext, report: protocol.Report) -> str:
     """Return a phrase that says how many replicas are at work.
 
-    The phrase says that the replicas train only if steps are known: from the bundled trainer, or from a script that
-    reports them.
+    The phrase says "train" only if steps are known, from the bundled trainer or from a script that reports them.
+    Otherwise it says "run".
     """
     size = f"{len(ctx.world.members)} of {ctx.spec.replicas} replicas"
     if ctx.spec.bundled or ctx.status.progress or report.progress:
@@ -242,7 +245,8 @@ def running(ctx: JobContext) -> Decision | None:
         return None
     report, total = ctx.round.report, len(ctx.world.members)
     if report is None or report.state == protocol.State.PREPARED:
-        # The round was just assigned, or the operator has just started: the status stays until something is known.
+        # The round was just assigned, or the operator has just started: leave the status unchanged until there is a
+        # report.
         return replace(
             as_before(ctx.status), recheck=recheck(ctx), watch_all=ctx.health.coordinator.life is Life.SILENT
         )

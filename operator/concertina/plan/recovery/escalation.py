@@ -1,11 +1,12 @@
-"""Escalation: the action that answers a failure, and which failures count.
+"""Escalation: choose the recovery action for a failure, and decide which failures count against the budget.
 
-ACTIONS goes from the least disruptive action to the last resort (decision "The recovery actions are a table"). A
-failure gets the strongest action that is called for; while failures repeat without progress between them, no action is
-weaker than the one before. Each action says in a sentence why it is called for, and has a budget of its own within
-failurePolicy.windowSeconds. When the budget is spent, or the same bug shows again and again, the job has failed.
+ACTIONS lists the recovery actions from the least disruptive to the last resort (decision "The recovery actions are a
+table"). The operator chooses the most disruptive action for which there is a reason. While failures repeat without
+progress, it never chooses a less disruptive action than before. Each action gives its reason in a sentence, and has its
+own budget within `failurePolicy.windowSeconds`. The job fails when the budget is used up, or when the same bug occurs
+again and again.
 
-A failure counts if its cause lies in the job; the death of a node does not count (decision "Failures that count against
+A failure counts if its cause is in the job. The loss of a node does not count (decision "Failures that count against
 maxRestarts").
 """
 
@@ -27,11 +28,11 @@ from concertina_protocol import LONGEST_LAST_LINE, MOST_LAST_LINES, FailureReaso
 
 RESTART_WORKERS, EXCLUDE_REPLICA, RESTART_FROM_CHECKPOINT = "RestartWorkers", "ExcludeReplica", "RestartFromCheckpoint"
 IN_A_ROW = 3
-"""Failures without progress that an action answers before the next action is tried."""
+"""Number of failures without progress after which the operator tries the next, more disruptive action."""
 RESTARTS_FROM_CHECKPOINT = 2
-"""Number of restarts from a checkpoint within a window."""
+"""Largest number of restarts from a checkpoint within `failurePolicy.windowSeconds`."""
 REPLACE_AT_ONCE = frozenset({Reason.HANG, Reason.STRAGGLER, FailureReason.SILENT_CORRUPTION})
-"""Verdicts on a replica that a new round with the same replica would not fix."""
+"""Failures of a replica that would occur again in a new round with the same replica."""
 LOST = frozenset(
     {
         FailureReason.MEMBER_LOST,
@@ -44,21 +45,21 @@ LOST = frozenset(
         Reason.ASSIGN_FAILED,
     }
 )
-"""Reasons that mean that the member itself is gone, or has changed."""
+"""Failure reasons which mean that the member itself is gone or has been restarted."""
 
 
 @dataclass(frozen=True)
 class RecoveryAction:
     name: str
     does: str
-    """Sentence that says what the operator does."""
+    """Sentence that says what the operator does in this action."""
     called_for: Callable[[JobContext, Restart], str]
-    """Function that returns why a failure (its entry) calls for the action, as a sentence without its full stop.
+    """Function that returns why a failure (its entry) calls for this action, as a sentence without its full stop.
 
-    It returns an empty string if the failure does not call for the action.
+    The result is empty if the failure does not call for the action.
     """
     budget: Callable[[JobSpec], int | None]
-    """Function that returns how many failures the action answers within a window; None for any number."""
+    """Function that returns how many failures the action may answer within the window; None for no limit."""
 
 
 def _restart_workers(ctx: JobContext, failed: Restart) -> str:
@@ -102,7 +103,7 @@ def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
 
 
 def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the job's own failures before the current failure, without progress since."""
+    """Return the earlier failures that count and after which the job has made no progress."""
     return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
 
 
@@ -111,9 +112,9 @@ def _uses(action: str, entries: tuple[Restart, ...]) -> int:
 
 
 def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
-    """Return whether a stronger action than a new round could help.
+    """Return whether a more disruptive action than a new round could help.
 
-    No action helps if storage fails to return the state that the round has to start from.
+    No action helps if storage fails to return the state from which the round must start.
     """
     base = ctx.world.base
     from_storage = base is not None and base.source == RestoreSource.STORAGE
@@ -121,10 +122,10 @@ def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
 
 
 def _would_lose_state(ctx: JobContext) -> bool:
-    """Return whether deleting the pod loses the state, because neither another member nor storage holds a copy."""
+    """Return whether deletion of the pod would lose the only copy of the job's state."""
     base = ctx.world.base
     if base is not None and base.source != RestoreSource.MEMORY and ctx.round.step <= base.step:
-        return False  # any pod would begin with as much
+        return False  # any new pod would start from the same state
     return ctx.keeps_state and len(ctx.world.members) == 1 and ctx.status.last_checkpoint is None
 
 
@@ -149,20 +150,22 @@ ACTIONS = (
 
 @dataclass(frozen=True)
 class RecoveryDecision:
-    """Response to a failure."""
+    """The operator's decision on how to recover from a failure."""
 
     action: RecoveryAction | None
-    """Action to take; None if the job has failed, for `reason`."""
+    """Recovery action to take; None if the job has failed (`reason` says why)."""
     reason: str
     message: str
     entry: Restart
-    """Entry in status.restarts, with the action."""
+    """Entry for the failure in `status.restarts`, including the action."""
 
 
 def decide(ctx: JobContext, failed: Restart, failure_message: str) -> RecoveryDecision:
-    """Return what follows from a failure, apart from maxRestarts (`restarts_exhausted`).
+    """Choose the recovery action for a failure. `maxRestarts` is checked elsewhere (`restarts_exhausted`).
 
-    `failed` is its entry without an action; `failure_message` describes it in the condition of a job that it ends.
+    Args:
+        failed: Entry of the failure for `status.restarts`, without an action.
+        failure_message: Description of the failure for the job's condition, if the job fails.
     """
     action, why = next((action, why) for action in reversed(ACTIONS) if (why := action.called_for(ctx, failed)))
     whole, row = action.name == RESTART_FROM_CHECKPOINT, _in_a_row(ctx, failed)
@@ -182,9 +185,9 @@ def _spent(ctx: JobContext, why: str, failure_message: str) -> str:
 
 
 def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse, ...]:
-    """Return how often each action was used within the window, for status.restarts.
+    """Return how often each recovery action was used within the window, for `status.restarts`.
 
-    An action that was not used has no entry.
+    Actions that were not used are left out.
     """
     uses_by_action = {action: _uses(action.name, entries) for action in ACTIONS}
     return tuple(
@@ -195,7 +198,7 @@ def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse
 
 
 def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
-    """Return the remaining budget of the action; failures whose cause lies outside of the job use up none."""
+    """Return the remaining budget of a recovery action; None for no limit. Only failures that count use the budget."""
     budget = action.budget(spec)
     spent = sum(entry.action == action.name and entry.counted for entry in entries)
     return None if budget is None else max(0, budget - spent)
@@ -205,11 +208,11 @@ def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -
 
 MOST_ENTRIES = 1001
 WITH_TEXTS = 50
-"""Number of entries, the newest ones, that keep their message and error."""
+"""Number of entries (the newest) that keep their message and error text."""
 
 
 def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
-    """Return the entry in status.restarts for a failure, without its action."""
+    """Return the entry for a failure in `status.restarts`, without a recovery action."""
     return Restart(
         at=rfc3339(ctx.now),
         replica=failure.replica,
@@ -224,7 +227,7 @@ def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
 
 
 def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
-    """Return status.lastFailure; it stays the same as long as the failure does."""
+    """Return `status.lastFailure`. If the failure is already there, the value with its time stays unchanged."""
     old, round = ctx.status.last_failure, ctx.world.round
     key = (round, failure.replica, failure.reason, failure.sentence)
     if old and (old.round, old.replica, old.reason, old.message) == key:
@@ -243,7 +246,7 @@ def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
 
 
 def restarts_exhausted(ctx: JobContext, failure: Failure | None = None) -> Decision | None:
-    """End the job if its failures, the current failure included, exceed maxRestarts."""
+    """Fail the job if the failures within the window, including the current one, exceed `maxRestarts`."""
     failed = restart_entry(ctx, failure) if failure else None
     new = failed is not None and failed.counted and not _is_counted(ctx, failed)
     count = sum(entry.counted for entry in ctx.recent) + new
@@ -275,10 +278,10 @@ def _last_counted(ctx: JobContext) -> str:
 def restarts_after(
     ctx: JobContext, answered: Restart | None, replaced: tuple[PodView, ...] = (), stuck: tuple[Restart, ...] = ()
 ) -> Restarts:
-    """Return status.restarts after this pass.
+    """Return the new value of `status.restarts`.
 
-    It gains the failure that is answered, pods that ended by themselves (once each, when their index moves on to the
-    next attempt), and replicas that don't get to start.
+    The operator adds the current failure and the replicas that can't start. It also adds pods that ended by themselves,
+    once each, when their index gets its next attempt.
     """
     entries, new = list(ctx.recent), 0
     if answered and not _is_counted(ctx, answered):
@@ -307,7 +310,7 @@ def restarts_after(
 
 
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
-    """Return the fields of a failure's entry that change once the pod of the failed replica has ended."""
+    """Return changes to the entry of a failure that follow from how the failed replica's pod ended."""
     node = ctx.node(pod)
     if pod_backoff.ended_by_itself(pod):
         return {"counted": True}
@@ -315,13 +318,13 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
-    """Return the entries with the texts of the newest failures only."""
+    """Return the entries without messages and error texts, except for the newest entries."""
     old, new = entries[-MOST_ENTRIES:-WITH_TEXTS], entries[-WITH_TEXTS:]
     without = {"error": "", "message": ""}
     return (*(entry.model_copy(update=without) if entry.error or entry.message else entry for entry in old), *new)
 
 
 def _is_counted(ctx: JobContext, answered: Restart) -> bool:
-    """Return whether the end of that replica's pod was counted since the round began: it is the same failure."""
+    """Return whether the current failure already has an entry, made when the replica's pod ended in this round."""
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     return any(entry.replica == answered.replica and unix_seconds(entry.at) > since for entry in ctx.recent)

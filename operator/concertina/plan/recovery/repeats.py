@@ -1,6 +1,6 @@
-"""Failures in a row without progress between them, and those of them that are a bug.
+"""Repeated failures: find failures without progress between them, and recognize bugs in the job's script.
 
-A failure is a bug rather than bad luck if it happens again and again at the same step, on whichever replica.
+A failure counts as a bug if it occurs again and again at the same step, regardless of the replica.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from concertina.plan.facts.decision import Reason
 from concertina_protocol import FailureReason
 
 SLACK = 1
-"""Number of steps that are no progress: ranks end a step one after the other, so the same failure may show at two
-steps."""
+"""Number of steps that do not count as progress.
+
+Ranks finish a step at slightly different times, so the same failure may be reported at two neighbouring steps.
+"""
 EARLY = 120.0
-"""Seconds from the start of a round to a failure up to which a job that reports no steps has made no progress."""
+"""Seconds that a round must have lasted to count as progress, for a job that reports no steps."""
 TRIES = 3
-"""Number of equal failures without progress between them that make a bug."""
+"""Number of equal failures without progress that count as a bug."""
 FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-"""Signals from outside of the worker: they say nothing about the script."""
+"""Signals that usually come from outside of the worker, so that they are no evidence against the script."""
 OF_THE_WORKER = frozenset(
     {
         FailureReason.WORKER_FAILED,
@@ -33,9 +35,9 @@ OF_THE_WORKER = frozenset(
         FailureReason.LOSS_NOT_FINITE,
     }
 )
-"""Failures that the script itself can cause."""
+"""Failures that a bug in the script can cause."""
 LIKE_HARDWARE = frozenset({FailureReason.WORKER_SIGNALED, FailureReason.OUT_OF_MEMORY, Reason.HANG})
-"""Failures that a bad node can cause as well: they are a bug only if several nodes have them."""
+"""Failures that a bad node can cause too. They count as a bug only if they occur on several nodes."""
 LONGEST = 200
 
 _VARYING = (
@@ -44,16 +46,16 @@ _VARYING = (
     (re.compile(r"\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{6,}\b"), "#"),
     (re.compile(r"(?<!exited with code )\d+(?:[.:]\d+)*"), "#"),
 )
-"""Text that differs between two reports of one failure: addresses, uuids, digests, ranks, ports, times.
+"""Patterns of text that differs between two reports of the same failure, such as addresses, uuids, ranks and times.
 
-The exit code is not replaced.
+Exit codes are not replaced.
 """
 
 
 def signature(failure: protocol.Failure) -> str:
-    """Return the part of a failure that stays the same when it happens again.
+    """Return the part of a failure's text that stays the same when the failure occurs again.
 
-    The signature is empty if the failure says nothing about the script, or if the next round has other samples.
+    The result is empty if the script can't be the cause, or if the next round will use other samples.
     """
     if failure.reason not in OF_THE_WORKER or failure.provoked or failure.rollback:
         return ""
@@ -69,7 +71,7 @@ def normalised(text: str) -> str:
 
 
 def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the failures in status.restarts after which no progress was made until `failed`, in order of time."""
+    """Return the earlier failures in `status.restarts` since which the job has made no progress, in order of time."""
     row: list[Restart] = []
     later = failed
     for entry in reversed(ctx.recent):
@@ -81,7 +83,7 @@ def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
 
 
 def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
-    """Return whether the round that ended with `later` got beyond the point where `earlier` failed."""
+    """Return whether the round that ended with `later` got further than the point at which `earlier` failed."""
     progress = ctx.status.progress
     if ctx.spec.bundled or (progress is not None and not progress.optimizer):
         return later.step > earlier.step + SLACK
@@ -89,7 +91,10 @@ def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
 
 
 def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the failures like the current failure, at its step and without progress since, the current one last."""
+    """Return the failures equal to the current one, at the same step and without progress since.
+
+    The current one is last.
+    """
     if not failed.error:
         return (failed,)
     equal_failures = tuple(entry for entry in since_progress(ctx, failed) if _same(entry, failed))
@@ -102,10 +107,10 @@ def _same(entry: Restart, failed: Restart) -> bool:
 
 
 def is_bug(ctx: JobContext, failed: Restart) -> bool:
-    """Return whether a failure has happened often enough to be a bug, and no single node is to blame.
+    """Return whether a failure has occurred often enough to count as a bug in the script.
 
-    No node is to blame if several nodes had the failure, or if there is no other node to try (decision "When the same
-    failure is a bug").
+    If all these failures occurred on one node, the node may be the cause. The failure then counts as a bug only if no
+    other node is available, and only if hardware can't cause it (decision "When the same failure is a bug").
     """
     failures = alike(ctx, failed)
     if len(failures) < TRIES:
@@ -118,12 +123,15 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
 
 
 def reason(failed: Restart) -> str:
-    """Return the reason for a job that ends with this failure: one that alerts and runbooks use, if there is one."""
+    """Return the reason of the Failed condition for a job that ends with this failure.
+
+    A reason to which alerts and runbooks refer is used unchanged.
+    """
     return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "RepeatedFailure"
 
 
 def sentence(ctx: JobContext, failed: Restart, failure_message: str) -> str:
-    """Return the message of the condition; `failure_message` describes the last failure."""
+    """Return the message of the Failed condition. `failure_message` describes the last failure."""
     times = len(alike(ctx, failed))
     where = f"at step {failed.step}" if ctx.status.progress else "soon after its start"
     saved = ctx.status.last_checkpoint

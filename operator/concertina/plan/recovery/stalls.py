@@ -1,8 +1,9 @@
-"""Committed rounds that make no progress, or less than they should.
+"""Committed rounds that hang, train slowly or can't be reached.
 
-The coordinator detects hangs (no rank moves) and stragglers. Agents may fall silent although Kubernetes says nothing
-against their pods, and stores may fail. Most of these are reported as Stalled or Degraded, because a person may have to
-act. A hang leads to a new round, and a straggler is replaced if the spec asks for it.
+The coordinator detects hangs, in which no rank makes a step, and stragglers. Two more problems are found here: agents
+that are silent although Kubernetes reports their pods as running, and storage that fails. The operator reports most of
+these problems as Stalled or Degraded, because a person may have to act. After a hang it starts a new round. It replaces
+a straggler if the spec asks for that.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from concertina.plan.pods.pod_plan import delete, same_replica
 from concertina_protocol import StorageHealth
 
 FRAMES, THREADS = 4, 3
-"""Number of frames of each stack, and number of stacks, in a message."""
+"""Number of stack frames, and of stacks, that a message shows."""
 
 
 def hung(ctx: JobContext) -> Failure | None:
-    """Return the hang that the coordinator found as a failure, unless hangs are only to be reported.
+    """Return a failure for the hang that the coordinator reports; None if `failurePolicy.onHang` is Report.
 
-    The policy may change while the round hangs (decision "The coordinator finds a hang, the operator acts on it").
+    The policy may be changed while the round hangs (decision "The coordinator finds a hang, the operator acts on it").
     """
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
@@ -40,7 +41,7 @@ def hung(ctx: JobContext) -> Failure | None:
 
 
 def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:
-    """Report a round that hangs as Stalled and in an event, if the decision lets the round continue."""
+    """Report a hang in the condition Stalled and in an event, if the hung round is not ended."""
     report = ctx.round.report
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
@@ -55,7 +56,7 @@ def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def hang_sentence(ctx: JobContext, hang: protocol.Hang) -> str:
-    """Describe a hang; the sentence stays the same as long as the round hangs."""
+    """Describe a hang in one sentence, which does not change while the hang lasts."""
     since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
     if not hang.replica:
         return f"{since}: all {hang.suspects} wait alike ({hang.phase or 'at the same place'})" + _stack(hang)
@@ -92,10 +93,10 @@ def _frames(lines: list[str]) -> list[str]:
 
 
 def _frame(line: str) -> str:
-    """Return function, file and line of a line such as `File "/folder/file.py", line 1 in function`.
+    """Return function, file name and line number from a line such as `File "/folder/file.py", line 1 in function`.
 
-    The result is empty for any other line. The function uses no regular expression, because that may take a time that
-    grows with the square of the line's length.
+    The result is empty for any other line. A regular expression could take time that grows with the square of the
+    line's length, so the function uses none.
     """
     _, _, remainder = line.partition('File "')
     path, _, remainder = remainder.partition('", line ')
@@ -107,12 +108,17 @@ def _frame(line: str) -> str:
 
 MOST_STRAGGLERS = 16
 STRAGGLER_REPLACEMENTS = 3
-"""Maximum number of replacements of one replica within failurePolicy.windowSeconds. If it is still slow after that, on
-several nodes, the nodes are not at fault."""
+"""Largest number of times that a straggler's pod is replaced within `failurePolicy.windowSeconds`.
+
+If the replica is still slow after that, on several nodes, the nodes are not the cause.
+"""
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
-    """Return status.stragglers; it stays as it was while the coordinator has not reported to a new operator."""
+    """Return the new value of `status.stragglers`.
+
+    It stays unchanged until the coordinator has reported to this operator.
+    """
     old, report = ctx.status.stragglers, ctx.round.report
     if not ctx.round.committed or report is None:
         return old if ctx.round.committed else ()
@@ -135,7 +141,7 @@ def _mark(
 
 
 def annotate_stragglers(ctx: JobContext, decision: Decision) -> Decision:
-    """Report stragglers of a round that trains, and replace the first of them if the spec asks for it."""
+    """Report the stragglers of a round that trains, and replace the first one if the spec asks for that."""
     marks = straggler_marks(ctx)
     if decision.phase is not Phase.TRAINING or not marks:
         return decision
@@ -155,10 +161,10 @@ def straggler_sentence(mark: StragglerMark) -> str:
 
 
 def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark) -> Decision:
-    """Delete the pod of a straggler, if the spec asks for it and the job can continue without the straggler.
+    """Delete the pod of a straggler, if the spec asks for that and the job can continue without the pod.
 
-    The deletion drains the round, so no step is lost. The entry among the restarts makes new pods avoid the node
-    (decision "Stragglers by own work").
+    The deletion drains the round, so no step is lost. The straggler's entry in `status.restarts` makes new pods avoid
+    the node (decision "Stragglers by own work").
     """
     pod = ctx.replicas.pods.get(mark.replica)
     if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
@@ -200,7 +206,7 @@ UNREACHABLE_REMEDY = (
 
 
 def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
-    """Report agents that have been silent for UNHEARD and that nothing else declares dead."""
+    """Report agents that have been silent for UNHEARD seconds although nothing shows that they are dead."""
     if decision.stalled or decision.pods is not Pods.WANTED or (verdict := _unheard(ctx)) is None:
         return decision
     message = f"{_unreachable_sentence(ctx, verdict)}. {UNREACHABLE_REMEDY}"
@@ -239,11 +245,11 @@ def _unreachable_sentence(ctx: JobContext, verdict: HealthVerdict) -> str:
     return why
 
 
-# --- stores that fail
+# --- storage that fails
 
 
 def annotate_storage(ctx: JobContext, decision: Decision) -> Decision:
-    """Report a round that waits for data as Stalled, and one that can't write a checkpoint as Degraded."""
+    """Report a round that waits for data as Stalled, and a round that can't write checkpoints as Degraded."""
     report = ctx.round.report
     if report is None or decision.stalled:
         return decision

@@ -1,13 +1,13 @@
-"""Replicas that do not start, and containers that are restarted in place.
+"""Replicas that can't start, and containers that are restarted in their pod.
 
-If no replica can start (because of its image, a missing setting, or the Python in the image), the job is Stalled until
-a person fixes that. If a replica can't start while others do, or other replicas can't reach it, this is a separate
-failure, and the replica is replaced on another node. There is no fast loop: each symptom has its own timeout, and a
-node that keeps replicas from starting is avoided afterwards.
+If no replica can start, the job is Stalled until a person fixes the cause: the image, a missing setting, or the Python
+in the image. If only some replicas can't start, or can't reach the others, the operator replaces each of them on
+another node. Each symptom has its own timeout, so that replacements do not follow each other quickly. New pods avoid a
+node on which replicas can't start.
 
-A container may restart in its pod (decision "Containers start again in place"): on cgroup v2 a container that runs out
-of memory also loses its agent. The round has continued without the member by then. This module gives the restart its
-reason and counts it as the job's own failure.
+On cgroup v2, a container that runs out of memory also loses its agent, and the kubelet restarts it in the same pod
+(decision "Containers start again in place"). By then the round has continued without that member. This module gives
+such a restart its reason and counts it as a failure of the job.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ WAITING = {
     "CreateContainerConfigError": "ContainerConfigError",
     "CreateContainerError": "ContainerConfigError",
 }
-"""Reason of the condition Stalled by the reason for which a container waits.
+"""Reason of the Stalled condition, by the reason for which Kubernetes reports a container as waiting.
 
-The job continues by itself after a fix.
+The job continues by itself once the cause is fixed.
 """
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "RunContainerError"})
 NOT_THERE = re.compile(r"executable file not found|no such file or directory|permission denied|exec format error")
-"""Messages of a container runtime that mean that the program is at fault, not the node."""
+"""Error messages of a container runtime which mean that the program to run is at fault, not the node."""
 AGAIN = "Then set spec.suspend to true, change the template, and set it to false"
 
 
 def waiting(ctx: JobContext) -> Decision | None:
-    """Stall the job if no replica can start for a reason that Kubernetes retries."""
+    """Stall the job if no replica can start, for reasons that the kubelet keeps retrying."""
     live = ctx.replicas.live.values()
     reasons = [WAITING.get(pod.waiting, "") for pod in live]
     if not reasons or not all(reasons):
@@ -59,10 +59,10 @@ def waiting(ctx: JobContext) -> Decision | None:
 
 
 def refused(ctx: JobContext) -> Decision | None:
-    """Stall the job if its image can't run what it is asked to run.
+    """Stall the job if its image can't run the agent.
 
-    The next pod would fail in the same way. The pods stay, so that a person can inspect them. A pod that is being
-    deleted, or was created from another template, says nothing about the image that the job has now.
+    A new pod would fail in the same way. The operator keeps the pods, so that a person can inspect them. Pods that are
+    being deleted, or that have an outdated template, are no evidence about the present image.
     """
     if ctx.world.members:
         return None
@@ -88,21 +88,21 @@ def _fault(ctx: JobContext, pod: PodView) -> tuple[str, str] | None:
     return None
 
 
-# --- some replicas that do not start while others do
+# --- replicas that can't start while others can
 
 IMAGE_PATIENCE = 60.0
-"""Seconds for an image that can't be pulled: the kubelet retries by itself."""
+"""Seconds for which an image can't be pulled before the replica is replaced. The kubelet retries in that time."""
 CLAIMS = 3
-"""Number of failed claims, about 7 s in all, before a replica that can't reach the other replicas is replaced."""
+"""Number of failed claims (about 7 seconds) before a replica that can't reach the others is replaced."""
 
 
 @dataclass(frozen=True)
 class Symptom:
     reason: str
     detect: Callable[[JobContext, PodView], str]
-    """Function that returns what has been wrong for long enough; empty if nothing is."""
+    """Function that describes what has been wrong with a pod for long enough to act; empty if nothing is wrong."""
     elsewhere: bool
-    """Whether only another node can help: if there is none to spare, the pod is left to its kubelet."""
+    """Whether only another node can help. If no other node is available, the operator leaves the pod as it is."""
 
 
 def _image(ctx: JobContext, pod: PodView) -> str:
@@ -130,13 +130,14 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 
 
 def _partitioned(ctx: JobContext, pod: PodView) -> str:
-    """Return a sentence if a pod answers the operator but not the other pods, which are too few without it.
+    """Return a sentence if a pod can reach the operator but not the other pods, and the job needs the pod.
 
-    The pod counts as partitioned only after several claims have failed.
+    A pod counts as partitioned only after several claims have failed.
     """
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
-    if ctx.replicas.all_done_at is None or ctx.replicas.uninformed:  # it is not known yet whom the pod can't reach
+    # the operator does not know yet which replicas the pod can't reach
+    if ctx.replicas.all_done_at is None or ctx.replicas.uninformed:
         return ""
     connected = ctx.replicas.connected
     if pod.name not in ctx.replicas.answers or pod.name in connected or sizes.fitting(len(connected), ctx.spec):
@@ -153,9 +154,10 @@ SYMPTOMS = (
 
 
 def stuck(ctx: JobContext) -> tuple[Restart, ...]:
-    """Return entries for status.restarts of replicas that do not start; empty if no replica has started yet.
+    """Return entries for `status.restarts` of replicas that can't start, so that their pods are replaced.
 
-    In that case it is not the replica's fault (decision "Replicas that don't get to start").
+    If no replica has started yet, the result is empty: the cause is then the job rather than a replica (decision
+    "Replicas that don't get to start").
     """
     members = ctx.round.members.keys() if ctx.round.committed else ()
     outside = [pod for name, pod in ctx.replicas.live.items() if name not in members and pod.node]
@@ -192,7 +194,7 @@ def _symptom(ctx: JobContext, pod: PodView, has_spare_node: bool) -> tuple[str, 
 
 
 def missing(ctx: JobContext) -> tuple[str, ...]:
-    """Return the replicas that a round continues without, each with what keeps it from starting."""
+    """Return a sentence for each replica that the round lacks, with what keeps the replica from starting."""
     outside = (
         (name, pod)
         for name, pod in ctx.replicas.live.items()
@@ -205,14 +207,14 @@ def missing(ctx: JobContext) -> tuple[str, ...]:
     )
 
 
-# --- containers that restart
+# --- containers that are restarted in their pod
 
 UNKNOWN_EXIT = 255
-"""Exit code that the kubelet reports for a container whose end it did not observe: its node was restarted."""
+"""Exit code that the kubelet reports for a container whose end it did not see, because its node was restarted."""
 
 
 def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
-    """Return the pods whose container was restarted since the last pass."""
+    """Return the pods with a container that was restarted since the last pass."""
     counts, attempts = ctx.status.internal.container_restarts, ctx.status.internal.attempts
     return tuple(
         pod
@@ -224,7 +226,10 @@ def _restarted(ctx: JobContext) -> tuple[PodView, ...]:
 
 
 def container_restarts(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int, ...]:
-    """Return status.internal.containerRestarts: the restarts by replica index, of the pod of the current attempt."""
+    """Return the new value of `status.internal.containerRestarts`.
+
+    The value contains the number of restarts in the current pod of each replica index.
+    """
     pods = ctx.observed.pods
     return packed(
         {
@@ -236,7 +241,10 @@ def container_restarts(ctx: JobContext, attempts: tuple[int, ...]) -> tuple[int,
 
 
 def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
-    """Add an entry for each container that was restarted, or correct the entry for the loss of its member."""
+    """Add an entry to `status.restarts` for each restarted container.
+
+    If there already is an entry for the loss of that member, the function corrects that entry instead.
+    """
     pods = _restarted(ctx)
     if not pods:
         return restarts
@@ -274,7 +282,7 @@ def with_container_restarts(ctx: JobContext, restarts: Restarts) -> Restarts:
 
 
 LOST_BY_CONTAINER = frozenset({FailureReason.MEMBER_LOST, FailureReason.COORDINATOR_LOST, Reason.AGENT_RESTARTED})
-"""Reasons for which the round reported the loss of a member whose container had ended."""
+"""Reasons with which a round reports the loss of a member whose container has ended."""
 
 
 def _restart_reason(pod: PodView) -> str:

@@ -1,1 +1,1 @@
-"""Changes from one world to the next: claims, commits, drains."""
+"""Transitions from one round to the next: claims, commits and drains."""

@@ -1,4 +1,4 @@
-"""Claims: why a new round is made, which replicas are asked to prepare it, and how long to wait for their answers."""
+"""Claims: begin a new round, choose the replicas to ask, and wait for their answers."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from concertina.plan.state import topology
 from concertina_protocol import Prepared
 
 LEAP = 1000
-"""Maximum distance between the status's round and a round that an agent may have seen, as after etcd was restored from
-a backup.
+"""Largest number of rounds by which a new claim may exceed the round in the status.
 
-If an agent reports a higher round, several claims are made to get beyond it. Without a limit, one report could lead to
-a round that is too high for `agents.bounds`, so that no agent could report it.
+Agents may have seen higher rounds than the status shows, for example after etcd was restored from a backup. If an agent
+reports a round beyond this limit, several claims are made to get past it. Without the limit, one false report could
+lead to a round number that is too high for `agents.bounds`, so that no agent could report the round.
 """
 
 
 def departing(ctx: JobContext) -> tuple[str, ...]:
     """Return the departing members that must take part in the next round.
 
-    A departing member (one with a termination notice, or beyond `spec.replicas`) is included when it holds the only
-    copy of its state: when a neighbour in the ring departs too, or when it has none. A member's snapshots are copied to
-    the next member.
+    A member departs if it has a termination notice, or is beyond `spec.replicas`. Each member's snapshots are copied to
+    the next member of the ring. A departing member must take part if it may hold the only copy of some state: if a
+    neighbour in the ring departs too, or if it has no neighbour.
     """
     names = list(ctx.round.members) if ctx.keeps_state else []
     replicas = ctx.replicas
@@ -55,10 +55,13 @@ def departing(ctx: JobContext) -> tuple[str, ...]:
 def claim(
     ctx: JobContext, trigger: RoundTrigger, restart: Restart | None = None, from_storage: bool = False
 ) -> Decision | None:
-    """Make a new claim, with its Prepares; None if there are too few candidates for a round.
+    """Make a new claim and send Prepare calls to the candidates; None if there are too few candidates for a round.
 
-    `restart` is the entry of the failure that the round answers. With `from_storage` the round starts from durable
-    storage, whatever is in node memory.
+    Args:
+        ctx: Context of this pass.
+        trigger: Reason for the new round.
+        restart: Entry in `status.restarts` of the failure that the round answers, if any.
+        from_storage: Whether the round starts from durable storage even if node memory holds newer state.
     """
     names = ctx.replicas.candidates
     if not sizes.fitting(len(names), ctx.spec):
@@ -73,7 +76,7 @@ def claim(
     )
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
     failed = isinstance(trigger, Failure)
-    is_event = ctx.status.rounds or failed  # conditions report a first round
+    is_event = ctx.status.rounds or failed  # the job's conditions report the first round
     event = Event("Warning" if failed else "Normal", trigger.reason, trigger.sentence)
     return Decision(
         phase,
@@ -88,9 +91,10 @@ def claim(
 
 
 def first_claim(ctx: JobContext) -> Decision | None:
-    """Ask the replicas under the claim that the first status holds; None if there is no such claim.
+    """Send Prepare calls for the claim whose id is in the job's first status; None if there is no such claim.
 
-    An agent that has seen a round may be of an operator whose status is lost: that needs a higher claim.
+    If an agent has already seen a round, the job's status may have been lost. The function returns None in that case
+    too, because a claim with a higher number is needed.
     """
     claim = ctx.round.first_claim
     if claim is None or highest_round(ctx):
@@ -100,12 +104,15 @@ def first_claim(ctx: JobContext) -> Decision | None:
 
 
 def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
-    """Return the decision, or what the status says if that is `Waiting`: the moment is not worth a write."""
+    """Return the decision, or the present status if its phase is Waiting.
+
+    Forming the first round takes so little time that a status write is not worthwhile.
+    """
     return as_before(ctx.status) if ctx.status.phase == Phase.WAITING.value else decision
 
 
 def next_first_claim(ctx: JobContext, decision: Decision) -> str:
-    """Return the id of the claim of the first round for the status, or an empty string once there is a claim."""
+    """Return the id of the first round's claim for the status; empty once the job has a claim."""
     world = decision.world or ctx.world
     if world.round or world.claim is not None or ctx.spec.launcher is Launcher.TORCHRUN:
         return ""
@@ -113,17 +120,17 @@ def next_first_claim(ctx: JobContext, decision: Decision) -> str:
 
 
 def last_claim(ctx: JobContext, reason: str) -> Claim:
-    """Return a claim that no round follows, for the end of the job or of its rounds.
+    """Return a claim that no round follows, for the end of the job or of its current round.
 
-    An operator that does not know the claim then fails the precondition of everything that it writes (decision "A claim
-    says whether it is committed").
+    All status writes of an operator that does not know the claim then fail (decision "A claim says whether it is
+    committed").
     """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
 
 
 def world_after(ctx: JobContext, decision: Decision) -> World:
-    """Return the world from now on; if the job ends, the world has its last claim."""
+    """Return the new value of `status.world`. If the job ends, the value contains the last claim."""
     world = decision.world or ctx.world
     if decision.phase.final and not ctx.status.completion_time:
         return world.model_copy(update={"claim": last_claim(ctx, decision.reason)})
@@ -131,7 +138,10 @@ def world_after(ctx: JobContext, decision: Decision) -> World:
 
 
 def disbanded(ctx: JobContext, reason: str) -> World:
-    """Return the world without its members, so that it has no round; unchanged if it has none already."""
+    """Return `status.world` without members, so that the job has no current round.
+
+    The value is unchanged if the job already has no round.
+    """
     world = ctx.world
     if ctx.round.disbanded:
         return world
@@ -139,7 +149,7 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """Return the highest round that any agent or status is known to have seen, capped at LEAP beyond the status."""
+    """Return the highest round number that the status or an agent has seen, at most LEAP above the status."""
     own_round = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
     rounds = [own_round]
     for view in ctx.observed.agents.values():
@@ -151,7 +161,7 @@ def highest_round(ctx: JobContext) -> int:
 def _prepares(
     ctx: JobContext, open_claim: Claim, names: tuple[str, ...], asked_again: frozenset[str] = frozenset()
 ) -> tuple[Action, ...]:
-    """Return the Prepares for replicas that were not asked yet, whose call failed a while ago, or in `asked_again`."""
+    """Return the Prepare calls that are due: not sent yet, failed a while ago, or to a replica in `asked_again`."""
     message = protocol.Prepare(
         ctx.observed.job.uid,
         open_claim.round,
@@ -163,10 +173,10 @@ def _prepares(
 
 
 def _asked_again(ctx: JobContext) -> frozenset[str]:
-    """Return the replicas that must also look for later candidates, if too few can reach each other without these.
+    """Return the replicas to ask again because their answers do not mention candidates that were added later.
 
-    The replicas are asked only once no answer is outstanding: in a large world each new candidate alone would make all
-    replicas check their peers again.
+    The result is empty if enough replicas can already reach each other, and while an answer is outstanding. Without
+    that delay, each new candidate would make all replicas of a large round check all others again.
     """
     last = ctx.replicas.all_done_at
     if last is None or ctx.now - last < constants.RETRY or sizes.fitting(len(ctx.replicas.connected), ctx.spec):
@@ -179,32 +189,37 @@ def _asked_again(ctx: JobContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Collecting:
-    """State of a claim that waits for more answers."""
+    """Result for a claim that needs more answers."""
 
     seconds_left: float | None = None
-    """Seconds until time alone ends the wait; None if it does not."""
+    """Seconds until the wait ends even without an answer; None if only an answer ends it."""
 
 
 @dataclass(frozen=True)
 class Ready:
     replies: Mapping[str, Prepared]
-    """Answers of the members of the next round."""
+    """Answers of the replicas that become members of the next round."""
     others: Mapping[str, Prepared]
-    """Answers of replicas that all of the members reach but that are not needed: they provide the state that only they
-    hold."""
+    """Answers of replicas that are not needed as members but that all members can reach.
+
+    These replicas provide state that no member holds.
+    """
     departing: Mapping[str, Call | None]
-    """Prepares to the departing members that were asked as well. They may leave now unless they are members."""
+    """Prepare calls to departing members. Those that do not become members may exit now."""
 
 
 @dataclass(frozen=True)
 class InvalidClaim:
-    """State of a claim that can't lead to a round any more: another claim must replace it."""
+    """Result for a claim that can't lead to a round any more, so that a new claim must replace it."""
 
     reason: str
 
 
 def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidClaim:
-    """Evaluate the answers to an open claim."""
+    """Evaluate the answers to an open claim.
+
+    The result says whether the claim can be committed, more answers are needed, or the claim is invalid.
+    """
     calls, replies = ctx.replicas.asked, ctx.replicas.answers
     if _overtaken(calls, open_claim):
         return InvalidClaim("an agent has seen a higher round, or another claim of this one")
@@ -241,7 +256,7 @@ def tally(ctx: JobContext, open_claim: Claim) -> Collecting | Ready | InvalidCla
 
 
 def proceed(ctx: JobContext) -> Decision | None:
-    """Bring an open claim to its end: ask, wait for answers, commit."""
+    """Continue an open claim: send calls, wait for answers, or commit."""
     open_claim = ctx.round.claim
     if open_claim is None or open_claim.committed:
         return None
@@ -252,7 +267,8 @@ def proceed(ctx: JobContext) -> Decision | None:
             new_claim = claim(
                 ctx, RoundTrigger(open_claim.reason, open_claim.message), from_storage=open_claim.from_storage
             )
-            # The event was sent already. Without enough candidates there is no claim: the operator waits for them.
+            # The event was already sent. Without enough candidates there is no new claim, and the operator waits for
+            # them.
             return replace(new_claim, events=()) if new_claim else _collect(ctx, open_claim, None)
         case Collecting(seconds_left):
             return _collect(ctx, open_claim, seconds_left)
@@ -270,7 +286,7 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
         and len(names) < sizes.most(ctx.spec)
         and not _late(ctx, open_claim)
     ):
-        # This operator has just started, and finds the claim of a first round before all of its candidates.
+        # This operator has just started, and has found the claim of a first round before all of its candidates.
         return Decision(Phase.STARTING, open_claim.reason, open_claim.message, recheck=constants.RETRY)
     late = open_claim.at is not None and ctx.elapsed(open_claim.at) > 1.0 + constants.crowd(len(names))
     phase = Phase.RECOVERING if ctx.status.rounds else Phase.STARTING
@@ -292,7 +308,7 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
 
 
 def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
-    """Return whether an agent has seen a higher round, or another claim of the same round."""
+    """Return whether an agent has seen a higher round, or a different claim for the same round."""
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
         refused.round > open_claim.round or (refused.round == open_claim.round and refused.claim != open_claim.claim_id)
@@ -301,10 +317,10 @@ def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
 
 
 def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
-    """Return whether an agent was restarted since it answered.
+    """Return whether an agent was restarted after it answered.
 
-    The agent that runs now has prepared nothing, and what the previous one was about to find out (for example about
-    storage) is never reported.
+    The new agent process has prepared nothing. What the old process was still finding out, for example about storage,
+    will never be reported.
     """
     views = {name: ctx.agent(name) for name in replies}
     reports = {name: view.report for name, view in views.items() if view.connected and view.report}
@@ -315,9 +331,9 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 
 
 def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
-    """Return whether all candidates have answered or failed, and their answers are not enough for a round.
+    """Return whether all candidates have answered or failed, and the answers are not enough for a round.
 
-    Some failed, or can't reach each other. The operator tries again under a new claim, with increasing delays.
+    The operator then makes a new claim, after a delay that increases with each try.
     """
     last = ctx.replicas.all_done_at
     if last is None:
@@ -327,7 +343,7 @@ def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
 
 
 def _patience(ctx: JobContext) -> float | None:
-    """Return the seconds to go on waiting for candidates that haven't answered; None to wait no longer."""
+    """Return the seconds to wait longer for candidates that have not answered; None to stop waiting."""
     names, calls, replies = ctx.replicas.candidates, ctx.replicas.asked, ctx.replicas.answers
     done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
     pending = [name for name in names if name not in done]
@@ -337,7 +353,7 @@ def _patience(ctx: JobContext) -> float | None:
     if not size:
         return constants.RETRY
     if size == sizes.most(ctx.spec) and ctx.round.members.keys().isdisjoint(pending):
-        return None  # the pending ones are standby replicas
+        return None  # the pending candidates are standby replicas
     planned = ctx.round.claim is not None and ctx.round.claim.reason in PLANNED
     patience = constants.PATIENCE_PLANNED if planned else constants.PATIENCE
     patience += min(constants.crowd(len(names)), constants.RELAYED)

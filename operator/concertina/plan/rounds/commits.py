@@ -1,7 +1,7 @@
-"""Commit of a claim: members and coordinator, the source of their state, and the Assigns that follow.
+"""Commit a claim: choose members, coordinator and the state to start from, and send the Assign calls.
 
-A commit changes `status.world.claim`, which every status write tests: of two operators that continue with the same
-claim only one can commit it (decision "A claim says whether it is committed").
+A commit changes `status.world.claim`, and every status write tests that value. If two operators work on the same claim,
+only one of them can commit it (decision "A claim says whether it is committed").
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def commit(
     others: Mapping[str, Prepared],
     leaving: Iterable[str] = (),
 ) -> Decision:
-    """Commit the claim with its members, and send the Assigns; or report why the state to start from isn't known yet.
+    """Commit the claim and send the Assign calls, or report why the state to start from is not known yet.
 
     Args:
         ctx: Context of this pass.
         claim: The open claim.
-        replies: Answers of the members of the round.
-        others: Answers of replicas that the members reach and that are no members.
-        leaving: Replicas that were asked as well, and may leave now if they are no members.
+        replies: Answers of the replicas that become members.
+        others: Answers of other replicas that the members can reach.
+        leaving: Departing replicas that were asked too. Those that do not become members may exit now.
     """
     origin = source(ctx, {**replies, **others}, from_storage=claim.from_storage)
     if isinstance(origin, restore.Unknown):
@@ -69,7 +69,7 @@ def commit(
     message = (
         f"round {claim.round} with {amount(len(members), 'replica')} ({amount(workers, 'worker')}) starts {whence}"
     )
-    # Conditions report the first round.
+    # The job's conditions report the first round.
     round_event = (Event("Normal", "RoundCommitted", message),) if ctx.status.rounds else ()
     return Decision(
         Phase.RECOVERING if ctx.status.rounds else Phase.STARTING,
@@ -87,10 +87,10 @@ def commit(
 
 
 def _reached(ctx: JobContext) -> int:
-    """Return the number of steps finished by the last round.
+    """Return the step that the last round had reached.
 
-    For a round that ended before its first report this is no more than the step that it started from: steps lost before
-    that were counted when the round began.
+    If that round ended before its first report, the result is the step from which it started. Steps that were lost
+    earlier were already counted when it began.
     """
     base = ctx.world.base
     if base is None or ctx.status.internal.round_waits.round == base.round:
@@ -109,7 +109,7 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Return a phrase for a custom command, which decides by itself where it continues from."""
+    """Return a phrase that says that a custom command decides by itself from which state it continues."""
     if not ctx.status.rounds:
         return "the command"
     return "the command anew, which continues from its own checkpoint if it keeps one"
@@ -118,7 +118,7 @@ def _anew(ctx: JobContext) -> str:
 def source(
     ctx: JobContext, replies: Mapping[str, Prepared], from_storage: bool = False
 ) -> protocol.Restore | restore.Unknown:
-    """Return the state that a round with these replies would start from."""
+    """Return the state from which a round of the replicas in `replies` would start."""
     storages = [_storage(ctx, name, reply) for name, reply in replies.items()]
     return restore.choose({} if from_storage else replies, storages, ctx.status, ctx.observed.job.uid, ctx.spec)
 
@@ -126,7 +126,7 @@ def source(
 def holders(
     source: protocol.Restore, replies_of_others: Mapping[str, Prepared], member_replies: Mapping[str, Prepared]
 ) -> dict[str, Prepared]:
-    """Return the smallest set of other replicas that together hold the shards that the members lack."""
+    """Return a small set of replicas outside of the round that together hold the shards that the members lack."""
     needed: dict[str, Prepared] = {}
     for names in source.holders.values():
         if not any(name in member_replies or name in needed for name in names):
@@ -135,7 +135,7 @@ def holders(
 
 
 def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Restore:
-    """Return the source as if no other replicas held anything."""
+    """Return the restore source with only the given replicas listed as holders of shards."""
     holders_by_shard = {
         shard: tuple(name for name in holders if name in names) for shard, holders in source.holders.items()
     }
@@ -143,7 +143,7 @@ def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Resto
 
 
 def _crossing_event(ctx: JobContext, crossing: str | None) -> tuple[Event, ...]:
-    """Return an event if groups cross domains in a new way: once, not in every round."""
+    """Return an event if process groups span network domains in a way that was not reported before."""
     if crossing is None or crossing == ctx.world.cross_domain_groups:
         return ()
     advice = (
@@ -169,14 +169,17 @@ def storage_unknown(why: restore.Unknown) -> Decision:
 
 
 def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | None:
-    """Return the storage that the agent last reported: on its stream, if that is open, or when it was prepared."""
+    """Return the state of durable storage that the agent reported last.
+
+    An open stream has the newest report. Otherwise the function uses the agent's answer to the Prepare call.
+    """
     view = ctx.agent(name)
     fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
     return fresh or reply.storage
 
 
 def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[Member, ...]:
-    """Return the members in order of rank."""
+    """Return the members of the round in order of rank."""
     return tuple(
         Member(
             replica=name,
@@ -192,8 +195,9 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
 def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[str, ...]:
     """Return the names of the members in order of rank.
 
-    In a world of blocks it matters most which member has which rank. In other worlds the copies of snapshots matter
-    most, and the old coordinator comes first if it takes part (its store and links are warm).
+    With parallel groups of fixed size, the ranks follow the network topology. In other rounds, the placement of
+    snapshot copies decides. The old coordinator keeps rank 0 if it takes part, because its store and connections
+    already exist.
     """
     names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)
     if ctx.spec.group_sizes:
@@ -228,7 +232,7 @@ def _assigns(
 
 
 def release(ctx: JobContext, claim: Claim, names: Iterable[str]) -> tuple[Action, ...]:
-    """Return the messages that let leaving replicas exit: the round of this claim does not need their state."""
+    """Return the Release calls that let departing replicas exit. The round of this claim does not need their state."""
     message = protocol.Release(ctx.observed.job.uid, claim.round, claim.claim_id)
     return tuple(Send(name, ctx.replicas.address(name), message) for name in names)
 
@@ -245,7 +249,7 @@ def _history(ctx: JobContext) -> protocol.JobHistory:
 
 
 def _limits(spec: JobSpec) -> protocol.Limits:
-    """Return the limits by which the coordinator detects hangs and stragglers."""
+    """Return the limits with which the coordinator detects hangs and stragglers."""
     policy = spec.failure_policy
     seconds = policy.hang_timeout_seconds
     return protocol.Limits(None if seconds is None else float(seconds), constants.STRAGGLER_FACTOR)

@@ -1,4 +1,4 @@
-"""Planned changes: the round stops after a step, then a round with other members starts; no step is lost."""
+"""Planned changes of members: the round stops after a step, and a round with other members starts. No step is lost."""
 
 from __future__ import annotations
 
@@ -54,20 +54,23 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     if report.state == protocol.State.DRAINED:
         return RoundTrigger(Reason.DRAINED, "the round has been drained")
     if report.state == protocol.State.DRAINING:
-        # The drain is sent even if another operator, or the coordinator itself, began it, so that its time limit
+        # The drain is sent even if another operator or the coordinator itself has begun it, so that its time limit
         # applies here too (decision "No wait for a part that went with its member").
         return RoundTrigger("Draining", "members change")
     return None
 
 
 def _sentence(ctx: JobContext, names: list[str]) -> str:
-    """Return why the first of the members leaves, and how many more do."""
+    """Return a sentence on why the first of the given members leaves. It also says how many more members leave."""
     suffix = f", and {len(names) - 1} more will go" if len(names) > 1 else ""
     return f"replica {names[0]} {ctx.replicas.notices[names[0]].message}{suffix}"
 
 
 def _moving(ctx: JobContext) -> list[str]:
-    """Return the members on cordoned nodes whose successors are ready, once no other successor is expected."""
+    """Return the members on cordoned nodes whose successors are ready.
+
+    Empty while more successors may soon be ready.
+    """
     cordoned = [name for name in ctx.round.members if name in ctx.replicas.notices and name in ctx.replicas.pods]
     seats, pods = ctx.replicas.pod_by_index, ctx.replicas.pods
     ready = [name for name in cordoned if (index := pods[name].index) is not None and seats.get(index, name) != name]
@@ -75,10 +78,11 @@ def _moving(ctx: JobContext) -> list[str]:
 
 
 def must_be_saved(ctx: JobContext) -> bool:
-    """Return whether the round must end with a checkpoint in storage, because the remaining members can't go on.
+    """Return whether the round must end with a durable checkpoint.
 
-    The state then waits in storage until successors fetch it. The same holds for a round of one member that leaves or
-    moves, even if a standby replica is ready: no neighbour has a copy of its state.
+    There are two cases. In the first case, the remaining members can't continue alone, so the state waits in storage
+    for their successors. In the second case, the round has one member, and that member leaves or moves. No neighbour
+    then has a copy of its state, even if a standby replica is ready.
     """
     leave, alone = any(ctx.replicas.leaves(name) for name in ctx.round.members), len(ctx.round.members) == 1
     if not ctx.keeps_state or not (leave or (alone and _moving(ctx))):
@@ -89,9 +93,9 @@ def must_be_saved(ctx: JobContext) -> bool:
 def limit(ctx: JobContext, durable: bool) -> float:
     """Return the seconds that the round has to stop.
 
-    This is the smallest grace of the leaving members, less the time that a save takes.
-
-    If members only move, the limit for a checkpoint is shorter: the state can be handed over as well.
+    The limit is the smallest grace period of the departing members, minus the time for a snapshot. If no member is
+    about to be terminated, a durable checkpoint gets no extra time, because the state can also be handed over in
+    memory.
     """
     progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else None) or constants.SAVE
@@ -115,13 +119,13 @@ def drain(ctx: JobContext, reason: str, durable: bool, grace: float) -> tuple[Ac
 
 
 def expired(ctx: JobContext, seconds: float) -> bool:
-    """Return whether the coordinator was asked to drain this round more than `seconds` ago."""
+    """Return whether this operator asked the coordinator to drain this round at least `seconds` ago."""
     call = ctx.agent(ctx.round.coordinator.replica).drain
     return call is not None and _ours(ctx, call) and call.waited_for(ctx.now) >= seconds
 
 
 def saved_as_asked(ctx: JobContext, seconds: float) -> bool:
-    """Return whether the coordinator accepted, at least `seconds` ago, to end this round with a durable checkpoint."""
+    """Return whether the coordinator accepted a Drain call with a durable checkpoint at least `seconds` ago."""
     call = ctx.agent(ctx.round.coordinator.replica).drain
     if call is None or not (_ours(ctx, call) and call.durable and isinstance(call.reply, protocol.Accepted)):
         return False

@@ -1,7 +1,7 @@
-"""Growth: replicas that are ready join the running round together, after a quiet time.
+"""Growth: ready replicas join the running round together, after a time in which no further replica becomes ready.
 
-If replicas that joined are soon lost again, growth is tried less and less often. The failures are recorded in
-status.internal.growth, so a new operator waits as long as the old one (decision "Growing that fails is tried less
+If replicas are lost soon after they joined, the operator grows the round less and less often. The failures are recorded
+in `status.internal.growth`, so that a new operator continues the backoff (decision "Growing that fails is tried less
 often").
 """
 
@@ -16,17 +16,20 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Reason, RoundTrigger
 
 SETTLED, SETTLED_SCRIPT = 30.0, 120.0
-"""Seconds after which the loss of replicas that joined is unrelated to their joining, which has paid off by then.
+"""Seconds after which the loss of a replica is no longer attributed to its joining the round.
 
-The second value is for a script, whose world takes longer to begin.
+SETTLED_SCRIPT applies to jobs with a user's script, whose rounds take longer to begin.
 """
 SHORTEST, LONGEST = 5.0, 600.0
-"""Bounds of the delay in seconds. The first (or stabilizationWindowSeconds, if that is more) is doubled at each failure
-in a row, up to the second."""
+"""Shortest and longest delay of growth after a failure, in seconds.
+
+The delay starts at SHORTEST, or at `stabilizationWindowSeconds` if that is longer. It doubles with each failure in a
+row, up to LONGEST.
+"""
 
 
 def joining(ctx: JobContext) -> tuple[str, ...]:
-    """Return the replicas that would join: ready, not a member, and not on standby."""
+    """Return the replicas that can join the round: ready, not a member, and not a standby replica."""
     return tuple(
         sorted(
             ctx.replicas.ready.intersection(ctx.replicas.pod_by_index.values())
@@ -37,9 +40,10 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 
 
 def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
-    """Return the trigger of a larger round.
+    """Return the trigger for a larger round, or None.
 
-    The trigger is None unless a larger valid size is available, training is under way, and no reason to wait is left.
+    A larger round needs enough ready replicas for a larger valid size. The present round must also be training, and no
+    delay may be left.
     """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):
@@ -53,7 +57,7 @@ def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until ready replicas may join; 0 if they may, or if there are none."""
+    """Return the seconds until ready replicas may join; 0 if they may join now, or if there are none."""
     names = joining(ctx) if ctx.round.committed else ()
     if not names:
         return 0.0
@@ -62,9 +66,9 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def sentence(ctx: JobContext) -> str:
-    """Return why a world that is too small does not grow though it could; empty otherwise.
+    """Return why a round that is too small does not grow now; empty if nothing delays its growth.
 
-    The sentence stays the same during the wait.
+    The sentence does not change during the delay.
     """
     growth = ctx.status.internal.growth
     if _backoff_left(ctx) <= 0 or len(ctx.round.members) >= sizes.most(ctx.spec):
@@ -74,7 +78,7 @@ def sentence(ctx: JobContext) -> str:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> Growth:
-    """Return status.internal.growth after this pass."""
+    """Return the new value of `status.internal.growth`."""
     old, world = ctx.status.internal.growth, decision.world
     if world is None or world.claim is None:
         return old
@@ -94,7 +98,7 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return how new replicas ended the round that they joined, as far as is known; empty if they did not end it."""
+    """Return how replicas that had just joined ended the round; empty if they did not."""
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):
@@ -115,7 +119,7 @@ def _failed(ctx: JobContext, why: str) -> Growth:
 
 
 def trains(ctx: JobContext, report: protocol.Report) -> bool:
-    """Return whether training is under way in the round."""
+    """Return whether training has begun in the round."""
     return not ctx.spec.bundled or (report.progress is not None and report.progress.first_step_at is not None)
 
 
@@ -128,7 +132,7 @@ def _quiet(ctx: JobContext) -> float:
 
 
 def _backoff_left(ctx: JobContext) -> float:
-    """Return the seconds to wait because of earlier failures."""
+    """Return the seconds for which earlier failed attempts still delay growth."""
     growth = ctx.status.internal.growth
     if not growth.failures or growth.at is None:
         return 0.0

@@ -1,14 +1,14 @@
-"""Members that hold state which the next round would lose without them: late ones and departing ones.
+"""Wait for members that hold state which the next round needs: members that answer late and members that depart.
 
-The usual timeout is short, so that one slow candidate does not delay a recovery. On a busy machine it ends before
-healthy members that hold the newest snapshot have answered, and the round would start from an older state though
-nothing was lost. The operator waits longer for such members if there is evidence that they hold it (decision "A late
-member is waited for where state would be lost").
+The usual time to wait for answers is short, so that one slow candidate does not delay a recovery. On a busy machine
+this time can end before healthy members with the newest snapshot have answered. The round would then start from an
+older state although nothing was lost. The operator therefore waits longer for members that may hold the newest state
+(decision "A late member is waited for where state would be lost").
 
-A shard is in the memory of its member and of the next one, so neighbours that leave together would take it with them.
-They take part in one more round, whose snapshots the others then hold. If a departing member would be alone in that
-round, its successors fetch the state from it (decision "Departing members that hold the only copy"). It is released
-once the round has a snapshot of its own.
+Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
+copies are lost. They therefore take part in one more round, whose snapshots other members then hold. If that round had
+only one member, the successors fetch the state from it instead (decision "Departing members that hold the only copy").
+The departing member may exit once the new round has a snapshot of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from concertina_protocol import Prepared, Restore, SnapshotId
 
 
 def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepared]) -> float | None:
-    """Return the seconds to wait for late members whose state the round would lose; None if it would lose none.
+    """Return the seconds for which the round must still wait for members that have not answered.
 
-    `answers` are those of the replicas that the round can get state from.
+    The round waits for such members only if they may hold newer state, which a round without them would lose. The
+    result is None if it need not wait. `answers` are the answers of the replicas from which the round can get state.
     """
     seconds_by_member = {
         name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, claim).items()
@@ -46,7 +47,7 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
-    """Return whether all answers together hold a newer state than those that the round can use."""
+    """Return whether a replica that the round can't use holds newer state than the replicas that the round can use."""
     if answers.keys() >= all_answers.keys():
         return False
     age = _age(ctx, answers)
@@ -55,7 +56,7 @@ def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Ma
 
 
 def _pending(ctx: JobContext, claim: Claim) -> dict[str, Call]:
-    """Return the Prepares of this claim to members of the last round that are under way."""
+    """Return the unanswered Prepare calls of this claim to members of the last round."""
     replicas = ctx.replicas
     calls = {name: ctx.agent(name).prepare_of(claim) for name in ctx.round.members if name in replicas.pods}
     return {
@@ -70,21 +71,24 @@ def _may_hold_newer(ctx: JobContext, late: Collection[str], answers: Mapping[str
     if age is None:
         return False
     if ctx.keeps_state and ctx.round.members.keys().isdisjoint(answers):
-        return True  # no replica that answered knows what the last round has saved
+        return True  # none of the replicas that answered knows what the last round has saved
     newer = {id: parts for id, parts in restore.held(answers, ctx.status).items() if (id.round, id.step) > age}
     return any(set(range(id.shards)) - set(map(int, parts)) <= _shards_of(ctx, late, id) for id, parts in newer.items())
 
 
 def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | None:
-    """Return (round, step) of the state that a round with these answers starts from; None if it is not known yet."""
+    """Return (round, step) of the state from which a round of the replicas in `answers` would start.
+
+    The result is None if that state is not known yet.
+    """
     origin = commits.source(ctx, answers)
     return None if isinstance(origin, restore.Unknown) else restore.age(origin, ctx.observed.job.uid)
 
 
 def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[int]:
-    """Return the shards of a snapshot that these members may hold: their own and those of the members before them.
+    """Return the shards of a snapshot that the given members may hold: their own and those of the previous member.
 
-    The result is all shards if the snapshot is of an earlier round, whose members the status no longer lists.
+    If the snapshot is of an earlier round, whose members the status no longer lists, the result is all shards.
     """
     members = ctx.world.members
     if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):
@@ -99,19 +103,19 @@ def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[in
     return shards
 
 
-# --- members that leave
+# --- departing members
 
 
 @dataclass(frozen=True)
 class Included:
-    """A round with the departing members that it needs."""
+    """Result of `include_departing`: the answers of a round's members, which may include departing members."""
 
     replies: Mapping[str, Prepared]
     """Answers of the members of the round."""
     others: Mapping[str, Prepared]
-    """Answers of the replicas that stay and are no members."""
+    """Answers of the other replicas, which can provide state to the members."""
     wait: float | None = None
-    """Seconds to wait first for an answer that may bring newer state."""
+    """Seconds to wait for an answer that may bring newer state; None to commit now."""
 
 
 def include_departing(
@@ -120,10 +124,13 @@ def include_departing(
     other_replies: Mapping[str, Prepared],
     departing: Mapping[str, Call | None],
 ) -> Included:
-    """Return the round's members, with departing ones if they hold newer state than those that stay.
+    """Return the members of the round, with departing members if they hold newer state than the others.
 
-    `stay` are the members so far, `others` the replicas that the round does not need, and `departing` the Prepares to
-    members with an urgent notice.
+    Args:
+        ctx: Context of this pass.
+        stay: Answers of the members chosen so far.
+        other_replies: Answers of replicas that the round does not need.
+        departing: Prepare calls to members with an urgent notice.
     """
     remaining = {**stay, **other_replies}
     restored_step = _restored_step(ctx, remaining)
@@ -136,7 +143,8 @@ def include_departing(
         mutual = sizes.mutually_reachable(joined, ctx.round.members)
         chosen = {name: joined[name] for name in topology.chosen(ctx, mutual)}
         if chosen.keys().isdisjoint(stay) and stay.keys() <= set(mutual):
-            # A departing member would be alone: it stays outside, and its successors fetch the state from it.
+            # The departing member would be the only member. It stays outside, and its successors fetch the state from
+            # it.
             chosen, remaining = dict(stay), {name: joined[name] for name in mutual} | remaining
         outside = {name: reply for name, reply in remaining.items() if name not in chosen}
         if _restored_step(ctx, {**chosen, **outside}) > restored_step:
@@ -146,26 +154,26 @@ def include_departing(
 
 
 def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
-    """Return the step of the state that a round with these replies would start from; -1 if it is not known yet."""
+    """Return the step of the state from which a round of the replicas in `replies` would start; -1 if unknown."""
     source = commits.source(ctx, replies)
     return source.step if isinstance(source, Restore) else -1
 
 
 def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
-    """Return the seconds to wait for departing members: as for any candidate, from the first Prepare on."""
+    """Return the seconds to wait for departing members, counted from the first Prepare call as for other candidates."""
     waiting = [call.waited_for(ctx.now) for call in departing.values() if call and call.done_at is None]
     return constants.PATIENCE_PLANNED - max(waiting) if waiting else 0.0
 
 
-# --- replicas that have handed over
+# --- replicas that have handed over their state
 
 
 def release(ctx: JobContext) -> tuple[Action, ...]:
-    """Return the messages to leaving replicas outside of the round, once it has a snapshot of its own.
+    """Return the Release calls to departing replicas outside of the round, once the round has a snapshot of its own.
 
-    Such a replica may provide state that no member holds. Until the snapshot, the round could not be repeated without
-    it. All leaving replicas are asked, since this operator may not be the one that prepared them: a replica that was
-    not prepared for the round refuses.
+    A departing replica may provide state that no member holds. Before that snapshot, the round could not be repeated
+    without this replica. The operator calls all departing replicas, because another operator may have prepared them. A
+    replica that was not prepared for the round refuses the call.
     """
     report, claim = ctx.round.report, ctx.round.claim
     if report is None or claim is None or report.progress is None or report.progress.snapshot_step is None:

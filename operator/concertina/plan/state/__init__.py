@@ -1,1 +1,1 @@
-"""Locations of training state, and the choice of the state that a round starts from."""
+"""Where training state is stored, and from which state a round starts."""

@@ -1,6 +1,6 @@
-"""Order of members in the ring in which each copies the snapshots of the one before it.
+"""Order the members of a round in a ring. Each member holds a copy of the previous member's snapshots.
 
-Neighbours should be in different zones, or else on different nodes, as far as possible.
+Neighbours should be in different zones, or at least on different nodes, so that no failure takes both copies.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Level = Callable[["MemberPlace"], str]
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Location of a member."""
+    """Node and zone of a member."""
 
     node: str
     zone: str = ""
-    """Zone of the node; empty if unknown: all unknown zones may be the same one."""
+    """Zone of the node; empty if unknown. All unknown zones count as the same zone."""
 
 
 LEVELS: tuple[Level, ...] = (lambda place: place.zone, lambda place: f"{place.zone}/{place.node}")
-"""Units that a failure may take at once, the widest first: a zone, then a node in it."""
+"""Units that can fail as a whole, the largest first: a zone, then a node."""
 
 
 def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return a permutation of `places` that begins with the coordinator.
+    """Return the members in an order that begins with the coordinator.
 
-    As few neighbours as possible share a zone, and of such orders as few as possible share a node. `last_order`, the
-    order of the previous round, stays if it is as good: a member that keeps its rank has that rank's state (decision
-    "Ranks stand in a ring of zones and nodes").
+    In this order as few neighbours as possible share a zone. Among such orders, as few as possible share a node. The
+    order of the previous round (`last_order`) is used if it is equally good, because a member that keeps its rank
+    already has that rank's state (decision "Ranks stand in a ring of zones and nodes").
     """
     unchanged, best = _unchanged_order(list(places), last_order), _spread(list(places), places, LEVELS)
     ring = unchanged if shared(unchanged, places) <= shared(best, places) else best
@@ -39,17 +39,20 @@ def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Seque
 
 
 def shared(ring: Sequence[str], places: Mapping[str, MemberPlace]) -> tuple[int, ...]:
-    """Return how many members have their copy in the same zone, and how many on the same node."""
+    """Return how many members have their copy in the same zone, and how many have it on the same node."""
     return tuple(sum(_same(ring, position, places, level) for position in range(len(ring))) for level in LEVELS)
 
 
 def _same(ring: Sequence[str], position: int, places: Mapping[str, MemberPlace], level: Level) -> bool:
-    """Return whether the member at a position and the one before it share the unit of a level."""
+    """Return whether the member at a position and the previous member are in the same zone, or on the same node."""
     return level(places[ring[position - 1]]) == level(places[ring[position]])
 
 
 def _unchanged_order(names: Sequence[str], last_order: Sequence[str]) -> list[str]:
-    """Return the previous order, with newcomers in the positions of members that are gone, and then at the end."""
+    """Return the previous order.
+
+    New members take the positions of members that are gone; others are added at the end.
+    """
     last_members, stays = set(last_order), set(names)
     newcomers = iter([name for name in names if name not in last_members])
     seats = (name if name in stays else next(newcomers, None) for name in last_order)
@@ -57,7 +60,7 @@ def _unchanged_order(names: Sequence[str], last_order: Sequence[str]) -> list[st
 
 
 def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequence[Level]) -> list[str]:
-    """Return a ring in which as few neighbours as possible share the unit of the first level, then of the next."""
+    """Return a ring in which as few neighbours as possible share a zone, and then a node."""
     if not levels:
         return names
     groups: dict[str, list[str]] = {}
@@ -74,13 +77,16 @@ def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequenc
 
 
 def _every_other(names: Iterable[str], count: int) -> list[str]:
-    """Return a ring in which neighbours in `names` are apart. No group has more than half of the members."""
+    """Return a ring in which names that follow each other in `names` are apart.
+
+    No group may contain more than half of the members.
+    """
     seats = [*range(0, count, 2), *range(1, count, 2)]
     return [name for _, name in sorted(zip(seats, names, strict=True))]
 
 
 def _into_gaps(inner: list[str], fillers: list[str], bad: Callable[[int], bool]) -> list[str]:
-    """Return the ring with one of `fillers` in each gap, first where neighbours are badly placed."""
+    """Return the ring with one of `fillers` in each gap. Gaps between badly placed neighbours are filled first."""
     gaps = sorted(range(len(inner)), key=lambda position: not bad(position))[: len(fillers)]
     filling = dict(zip(sorted(gaps), fillers, strict=True))
     return [

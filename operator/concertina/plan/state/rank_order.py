@@ -1,8 +1,8 @@
-"""Assignment of ranks to the replicas of a world in blocks.
+"""Assign ranks to replicas so that ranks which communicate most are close in the network.
 
-Ranks of a tensor group are neighbours, and so are those of a context group, of a pipeline and of a block, each of which
-consists of whole groups of the previous kind. So the order decides which groups cross a domain of the nodes (a zone, an
-NVLink domain, a host). Pure (decision "Blocks keep their ranks").
+The ranks of a tensor group are consecutive. So are the ranks of a context group, of a pipeline and of a block, each of
+which consists of whole groups of the previous kind. The order of the replicas therefore decides which groups span
+several network domains (zones, NVLink domains, hosts). All functions are pure (decision "Blocks keep their ranks").
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Path = tuple[str, ...]
-"""Domains of a member, each within the one before; for a group, the domains that all its members share."""
+"""Network domains of a replica, from the widest to the narrowest.
+
+For a group: the domains that all its members share.
+"""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of groups and domains of replicas, by which orders are compared."""
+    """Sizes of the parallel groups and network domains of the replicas, by which orders of replicas are compared."""
 
     sizes: tuple[int, ...]
-    """Number of members of a group, for the groups that communicate most first; each size is a multiple of the one
-    before. The last is a block, and a world is a whole number of blocks."""
+    """Number of replicas in a group, for each kind of group. Groups that communicate most come first.
+
+    Each size is a multiple of the previous one. The last size is that of a block, and a round is a whole number of
+    blocks.
+    """
     domains: Mapping[str, Path]
-    """Domains of each replica that may be a member."""
+    """Network domains of each replica that may be a member."""
 
     def split(self, order: Sequence[str]) -> tuple[int, ...]:
-        """Return how many groups are not within one domain, for each size and each depth of domains, the widest first.
+        """Return how many groups span several domains, by group size and by level of domains.
 
-        Of two orders the better one has the smaller tuple.
+        The widest level of domains comes first. Of two orders, the one with the smaller tuple is better.
         """
         depth = max((len(path) for path in self.domains.values()), default=0)
         counts: list[int] = []
@@ -41,10 +47,10 @@ class Blocks:
 
 
 def order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return a permutation of `names`, which are a whole number of blocks.
+    """Return `names` in the best order of ranks. `names` must be a whole number of blocks.
 
-    As few tensor groups as possible are not within the innermost domain, then as few context groups, and so on.
-    `last_order`, the order of the previous round, stays if it is as good.
+    As few tensor groups as possible span several innermost domains, then as few context groups, and so on. The order of
+    the previous round (`last_order`) is used if it is equally good.
     """
     seat = {name: rank for rank, name in enumerate(last_order)}
     fresh = _placed(_carved(_intact_first(names, blocks, last_order), blocks), max(1, len(last_order)), seat)
@@ -53,9 +59,9 @@ def order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str] = ()) 
 
 
 def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return `count` of `names`, in their order: a whole number of blocks that cross as few domains as possible.
+    """Return `count` of `names`, in the same order, as whole blocks that span as few domains as possible.
 
-    Whole blocks of the previous round stay before others, and its members before replicas that join.
+    Whole blocks of the previous round are preferred over new blocks, and its members over replicas that join.
     """
     if count >= len(names):
         return tuple(names)
@@ -67,7 +73,7 @@ def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequenc
 
 
 def common(paths: Iterable[Path]) -> Path:
-    """Return the longest common beginning of the paths."""
+    """Return the longest prefix that all paths share."""
     first, *other_paths = paths
     shared = len(first)
     for path in other_paths:
@@ -83,10 +89,10 @@ class _Group:
 
 
 def _carved(names: Sequence[str], blocks: Blocks) -> list[_Group]:
-    """Return the whole blocks.
+    """Return the whole blocks that can be formed from the replicas.
 
-    Members that are left over in a domain are combined with those of the next wider one. So at each depth as many
-    groups as possible are within one domain, tensor groups first.
+    Members that remain in one domain are combined with members that remain in the same wider domain. At each level, as
+    many groups as possible are therefore within one domain. Tensor groups are formed first.
     """
     groups, inner = [_Group((name,), blocks.domains[name]) for name in names], 1
     for size in blocks.sizes:
@@ -112,10 +118,10 @@ def _joined(groups: Sequence[_Group], count: int) -> list[_Group]:
 
 
 def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str]) -> list[str]:
-    """Return the names by what remains of the groups of the previous round.
+    """Return the names sorted by how much remains of their groups from the previous round.
 
-    Members of whole blocks come first, then those of whole groups in broken blocks, in order of rank; then replicas
-    that join.
+    Members of complete blocks come first, then members of complete groups in incomplete blocks, each in order of rank.
+    Replicas that join come last.
     """
     current_names, seat = frozenset(names), {name: rank for rank, name in enumerate(last_order)}
 
@@ -132,14 +138,14 @@ def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str
     return sorted(names, key=key)
 
 
-# --- the previous order, where it can stay
+# --- the previous order, as far as it can be kept
 
 
 def _unchanged_order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str]) -> list[str]:
-    """Return an order in which members that stay keep their rank.
+    """Return an order in which the remaining members keep their ranks.
 
-    The fullest blocks stay, in their places as far as there are still that many. Their gaps are filled by members of
-    other blocks and by replicas that join, from the domain of the gap if possible.
+    The fullest blocks keep their positions, as far as there are still that many blocks. Their gaps are filled with
+    members of other blocks and with replicas that join, from the same domain if possible.
     """
     size, current_names = blocks.sizes[-1], frozenset(names)
     count = len(names) // size
@@ -165,9 +171,9 @@ def _unchanged_order(names: Sequence[str], blocks: Blocks, last_order: Sequence[
 
 
 def _fill(seats: list[str | None], gaps: Sequence[int], waiting: Sequence[str], blocks: Blocks) -> list[str]:
-    """Fill the gaps, and return the names that are still waiting.
+    """Fill the gaps in the order, and return the names that did not get a position.
 
-    Replicas that share the innermost domain with the members around a gap come first.
+    Replicas in the same innermost domain as the members around a gap are used first.
     """
     wanted_paths = {index: _path_around(seats, index, blocks) for index in gaps}
     unseated = dict.fromkeys(waiting)
@@ -187,7 +193,7 @@ def _fill(seats: list[str | None], gaps: Sequence[int], waiting: Sequence[str], 
 
 
 def _path_around(seats: Sequence[str | None], index: int, blocks: Blocks) -> Path:
-    """Return the domain of the smallest group around a gap that has any members."""
+    """Return the shared domain of the smallest group around a gap that has any members."""
     for size in blocks.sizes:
         group = seats[index - index % size : index - index % size + size]
         if present := [blocks.domains[name] for name in group if name]:
@@ -195,19 +201,17 @@ def _path_around(seats: Sequence[str | None], index: int, blocks: Blocks) -> Pat
     return ()
 
 
-# --- another order, close to the previous one
+# --- a new order, close to the previous one
 
 
 def _placed(groups: Sequence[_Group], within: int, seat: Mapping[str, int]) -> list[str]:
-    """Return the members in order, with each group in the place where most of its members were.
+    """Return the members in order, with each group at the position where most of its members were before.
 
-    The other groups take the free places in order.
-
-    The same holds for the parts within each group.
+    Groups without such a position take the free positions in order. Parts within a group are placed in the same way.
 
     Args:
         groups: Groups to place.
-        within: Number of previous ranks of which these groups are a part.
+        within: Number of previous ranks that are available for the groups.
         seat: Previous rank of each member.
     """
     if not groups:

@@ -1,8 +1,9 @@
-"""The state that a round starts from, and the states that rollbacks made void.
+"""Choose the state from which a round starts, and record the states that rollbacks made invalid.
 
-A round starts from the newest snapshot of which every shard is held somewhere; shards of two snapshots are never mixed.
-A rollback is a new round from an older state (decision "A rollback is a new round from an older state"): states beyond
-that one are void from then on, and the samples that were skipped stay skipped.
+A round starts from the newest snapshot for which some replica holds each shard. Shards of two snapshots are never
+mixed. A rollback is a new round that starts from an older state (decision "A rollback is a new round from an older
+state"). All states after that one are then void, which means that no round may start from them. Samples that were
+skipped remain skipped.
 """
 
 from __future__ import annotations
@@ -41,27 +42,35 @@ from concertina_protocol.messages.undone import joined
 
 @dataclass(frozen=True)
 class Unknown:
-    """Result if storage must be asked first; `error` is its error message, if it is not just slow."""
+    """Result if the state to start from is not known before storage has answered.
+
+    `error` is the error message of storage; empty if storage is only slow.
+    """
 
     error: str
 
 
 @dataclass(frozen=True)
 class RestoreCandidate:
-    """A state that a round could start from."""
+    """A state from which a round could start."""
 
     restore: Restore
     rank: tuple[bool, int, int]
-    """Sort key: whether the state is not void, its round and its step; the highest is the best. A void checkpoint is
-    used only if there is nothing else: it is a state of the same samples."""
+    """Sort key: whether the state is valid, then its round, then its step. The candidate with the highest key is used.
+
+    A void checkpoint is used only if there is no other candidate. Even such a checkpoint is a state of the same run.
+    """
     unusable: Unknown | None = None
-    """Reason why the candidate can't be used though it is the best."""
+    """Reason why the candidate can't be used although it is the best one; None if it can be used."""
 
 
 def choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
-    """Return the best candidate, with what was undone or is damaged, and the samples to leave out."""
+    """Return the state from which the round starts, or that it is not known yet.
+
+    The result also lists the states that were undone, the damaged checkpoints, and the samples to leave out.
+    """
     best = max(candidates(replies, storages, status, uid, spec), key=lambda candidate: candidate.rank)
     if best.unusable:
         return best.unusable
@@ -74,9 +83,16 @@ def choose(
 def candidates(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> list[RestoreCandidate]:
-    """Return the candidates in memory and in storage, and the beginning; of equal ones the first is nearer.
+    """Return the possible states: the newest one in memory, the newest one in storage, and the beginning of the run.
 
-    `replies` are those of the future members, and `storages` the agents' last views of durable storage.
+    Of equal candidates, the first one is faster to load.
+
+    Args:
+        replies: Answers of the future members.
+        storages: Last state of durable storage that each agent reported.
+        status: Status of the job.
+        uid: Uid of the job.
+        spec: Spec of the job.
     """
     options = []
     whole = complete(replies, status)
@@ -102,7 +118,10 @@ def candidates(
 
 
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
-    """Return the restore from a stored checkpoint, or from an earlier one if it was undone or is damaged."""
+    """Return the restore from a checkpoint in storage.
+
+    If the checkpoint was undone or is damaged, an earlier one is used.
+    """
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
     damaged = next((bad for bad in status.damaged_checkpoints or () if bad.uri == durable.uri), None)
     step = back.step if back else damaged.previous_step if damaged else durable.step
@@ -110,26 +129,32 @@ def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
 
 
 def _outdated(storage: Storage, status: JobStatus) -> bool:
-    """Return whether an agent was not in the last round and has not looked at storage since.
+    """Return whether an agent's view of storage may be outdated, because the agent missed the last round.
 
-    That round may have gone far beyond what the agent knows, with nobody left to report it (decision "Agents that
-    missed a round read LATEST again"). A Prepare has asked the agent to look again.
+    That round may have written later checkpoints, and its members may all be gone (decision "Agents that missed a round
+    read LATEST again"). The Prepare call has asked the agent to read storage again.
     """
     return storage.state == StorageHealth.READY and storage.round is not None and storage.round < status.world.round
 
 
 def uses_storage(spec: JobSpec) -> bool:
-    """Return whether the job's own agents write durable checkpoints."""
+    """Return whether concertina's agents write durable checkpoints of the bundled trainer."""
     return spec.checkpoint is not None and spec.bundled
 
 
 def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots, except void ones, of which these replicas hold every shard, with each shard's holders."""
+    """Return the snapshots of which the given replicas have every shard, and for each shard the replicas that have it.
+
+    Void snapshots, from which no round may start, are left out.
+    """
     return {id: shards for id, shards in held(replies, status).items() if len(shards) == id.shards}
 
 
 def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots that are not void and of which these replicas hold a shard, with each shard's holders."""
+    """Return the snapshots of which the given replicas have any shard, and for each shard the replicas that have it.
+
+    Void snapshots, from which no round may start, are left out.
+    """
     holders: dict[SnapshotId, dict[str, list[str]]] = {}
     for name, reply in replies.items():
         for snapshot in reply.snapshots:
@@ -144,7 +169,7 @@ def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId,
 
 
 def age(restore: Restore, uid: str) -> tuple[int, int]:
-    """Return (round, step) of the state, comparable with a snapshot's: the higher, the newer."""
+    """Return (round, step) of the state. A higher value means a newer state, also compared with snapshots."""
     if restore.id is not None:
         return restore.id.round, restore.id.step
     if restore.durable is None or restore.voids(restore.durable):
@@ -153,16 +178,17 @@ def age(restore: Restore, uid: str) -> tuple[int, int]:
 
 
 def void(round: int, step: int, status: JobStatus) -> bool:
-    """Return whether a state of a lower round lies beyond the step that the current one started from, or was undone."""
+    """Return whether no round may start from a state of the given round and step.
+
+    There are two cases. Either a rollback undid the state, or the state is of an earlier round than the current one and
+    of a later step than the one from which the current round started.
+    """
     base = status.world.base
     return (base is not None and round < base.round and step > base.step) or is_undone(round, step, status)
 
 
 def newest(durables_seen: Iterable[Durable | None], status: JobStatus, uid: str) -> Durable | None:
-    """Return the checkpoint that LATEST names, as far as known.
-
-    Agents may not have looked at storage for a while, and the status has a record too.
-    """
+    """Return the newest checkpoint that storage names in LATEST, as far as known from agents and from the status."""
     durables = [durable for durable in durables_seen if durable is not None]
     if mark := status.last_checkpoint:
         saved_at = unix_seconds(mark.at)
@@ -171,9 +197,9 @@ def newest(durables_seen: Iterable[Durable | None], status: JobStatus, uid: str)
 
 
 def _age(durable: Durable, uid: str) -> tuple[int, int]:
-    """Return (round, step), comparable with a snapshot's.
+    """Return (round, step) of a checkpoint, comparable with that of a snapshot.
 
-    Rounds of another job are not comparable: its checkpoint counts as older than any of this job's.
+    Round numbers of another job can't be compared, so a checkpoint of another job counts as older than any of this job.
     """
     return (durable.round if durable.uid == uid else -1, durable.step)
 
@@ -186,9 +212,9 @@ def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
 
 
 def last_rollback(ctx: JobContext) -> RollbackMark | None:
-    """Return status.rollback: the last rollback, or the one that the report of this round requests.
+    """Return the new value of `status.rollback`: the rollback that this round requests, or else the last one.
 
-    All ranks that request a rollback name the same step; some may request none.
+    All ranks that request a rollback name the same step. Some ranks may not request one.
     """
     old = ctx.status.rollback
     failures = [failure for failure, back in _requested_rollbacks(ctx) if back.undoes(ctx.observed.job.uid)]
@@ -212,9 +238,9 @@ def _requested_rollbacks(ctx: JobContext) -> list[tuple[Failure, protocol.Rollba
 
 
 def damaged_checkpoints(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None:
-    """Return status.damagedCheckpoints: the known ones, and those that the report of this round finds damaged.
+    """Return the new value of `status.damagedCheckpoints`, with checkpoints that this round reports as damaged.
 
-    If ranks name several steps to return to for one checkpoint, the lowest one counts.
+    If ranks name different steps to return to for the same checkpoint, the lowest step is used.
     """
     old = ctx.status.damaged_checkpoints
     known_uris = {bad.uri for bad in old or ()}
@@ -228,7 +254,7 @@ def damaged_checkpoints(ctx: JobContext) -> tuple[DamagedCheckpoint, ...] | None
 
 
 def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
-    """Return the states that all rollbacks made void, including the requested rollback."""
+    """Return the states that all rollbacks so far have made void, including a rollback that this round requests."""
     old, back = ctx.status, last_rollback(ctx)
     if back is None or (old.internal.invalidated_checkpoints and back is old.rollback):
         return old.internal.invalidated_checkpoints
@@ -237,19 +263,19 @@ def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
 
 
 def skipped_samples(ctx: JobContext) -> tuple[SampleRange, ...]:
-    """Return status.skipped: the samples that any round has skipped. It only grows."""
+    """Return the new value of `status.skipped`: the samples that any round has skipped. No sample is ever removed."""
     report = ctx.round.report
     reported = [report.progress.skipped] if report and report.progress else []
     reported += [back.skipped for _, back in _requested_rollbacks(ctx)]
     if not any(reported):
         return ctx.status.skipped
     together = united(((sample_range.begin, sample_range.end) for sample_range in ctx.status.skipped), *reported)
-    # There are never more: workers end with an error (`anomalies`) before they skip that many.
+    # There are never more ranges: workers fail (`anomalies`) before they skip that many.
     return tuple(SampleRange(begin=begin, end=end) for begin, end in together[:MOST_RANGES])
 
 
 def rollback_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Return the events for a rollback, for damaged checkpoints and for samples that are skipped from now on."""
+    """Return events for a new rollback, for newly damaged checkpoints and for newly skipped samples."""
     back, events = new.rollback, []
     if new.damaged_checkpoints != old.damaged_checkpoints:
         known_uris = {bad.uri for bad in old.damaged_checkpoints or ()}
@@ -269,10 +295,10 @@ def _damage_event(bad: DamagedCheckpoint) -> Event:
 
 
 def undone(status: JobStatus) -> tuple[Undone, ...]:
-    """Return what rollbacks have made void, with the last rollback at the end.
+    """Return the states that rollbacks have made void, the last rollback at the end.
 
-    Of two rollbacks the later one is not enough: if it returned to a later step, it does not cover what the earlier one
-    undid (decision "All rollbacks are remembered").
+    The last rollback alone is not enough. If it returned to a later step than an earlier rollback, it does not cover
+    what the earlier one undid (decision "All rollbacks are remembered").
     """
     if status.rollback is None and not status.internal.invalidated_checkpoints:
         return ()
@@ -284,5 +310,5 @@ def undone(status: JobStatus) -> tuple[Undone, ...]:
 
 
 def is_undone(round: int, step: int, status: JobStatus) -> bool:
-    """Return whether a state of this job was trained beyond a step that the world returned to."""
+    """Return whether a rollback has undone a state of the given round and step."""
     return any(void.covers(round, step) for void in undone(status))

@@ -1,14 +1,18 @@
-"""Check that the snapshots of a job fit into the memory of its pods, before anything starts.
+"""Check that a job's snapshots fit into the memory of its pods, before any pod is created.
 
-The reason is in decision "Memory for snapshots is checked first".
+Decision "Memory for snapshots is checked first" gives the reason.
 
-A rank's snapshot holds its part of the weights, and the two moments of AdamW for the weights that are trained, all in
-float32. For each of its workers, a replica keeps three snapshots, one more while a snapshot is being copied to storage,
-and two copies of the previous replica's snapshots. With one replica there is no previous replica. Snapshots may use
-nine tenths of the container's memory (`room`). When a round starts from memory, a replica holds two of its own
-snapshots and two of the previous replica's (`concertina_agent.core.snapshot_index`), and one of each as soon as all
-ranks have restored. The agent's own files (PROGRAM) and the header of each shard (HEADER) use the same memory, and so
-does the spool of a tracked job, with the data that its tracker has not accepted yet.
+A rank's snapshot contains its part of the weights, and AdamW's two moments for each trained weight, all in float32. For
+each of its workers, a replica holds these snapshots:
+  - three of its own;
+  - one more while a snapshot is being copied to storage;
+  - two copies of the previous replica's snapshots, unless there is only one replica.
+
+When a round starts from memory, a replica holds two of its own snapshots and two of the previous replica's
+(`concertina_agent.core.snapshot_index`). Once all ranks have restored, it holds one of each.
+
+Snapshots may use nine tenths of the container's memory (`room`). The same memory also holds the agent's own files
+(PROGRAM), the header of each shard (HEADER) and, for a tracked job, the data that its tracker has not accepted yet.
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
-"""Bytes for each weight, and for each one that is trained."""
+"""Bytes for each weight; the gradient and the moments are only needed for each trained weight."""
 PROGRAM = 4 << 20
-"""Bytes of the files that the init container writes (1.6 MiB), and of the agent's marks and lists."""
+"""Bytes of the files that the init container writes (1.6 MiB), and of the agent's own small files."""
 HEADER = 1 << 20
-"""Bytes of the header of each shard's file: 0.3 KiB for each tensor that the rank has a part of."""
+"""Bytes for the header of each shard's file. The header needs 0.3 KiB for each tensor of the rank."""
 
 
 class Weights(NamedTuple):
@@ -40,9 +44,9 @@ class Weights(NamedTuple):
 
 
 def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
-    """Return the bytes of its memory volume that each of `replicas` replicas uses.
+    """Return the bytes that each of `replicas` replicas uses in its memory volume.
 
-    `weights` are those of a custom model.
+    For a custom model, pass its numbers of weights as `weights`.
     """
     copies = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
     shards = copies * _bytes(spec, MOMENTS_BYTES, weights) // replicas + copies * spec.workers * HEADER
@@ -50,9 +54,9 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
-    """Return the bytes for the weights, plus `trained` bytes for each weight that is trained.
+    """Return the bytes for all weights, plus `trained` bytes for each trained weight.
 
-    The result is 0 for a custom model without `weights`: only its image knows how many it has.
+    For a custom model without `weights` the result is 0, because only its image knows the number of weights.
     """
     model = spec.trainer and spec.trainer.model
     if weights is None and model and not model.entrypoint:
@@ -61,9 +65,9 @@ def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
 
 
 def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
-    """Return the bytes of the state itself that each replica has in host memory (`trainer.memory.offload`).
+    """Return the bytes of training state that each replica keeps in host memory (`trainer.memory.offload`).
 
-    `weights` are those of a custom model.
+    For a custom model, pass its numbers of weights as `weights`.
     """
     if spec.trainer is None or spec.trainer.memory.offload is None:
         return 0
@@ -72,19 +76,19 @@ def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> i
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:
-    if not replicas:  # no size is valid: `start.no_size` reports that
+    if not replicas:  # no size is valid, which `start.no_size` reports
         return True
     return needed(spec, replicas) + offloaded(spec, replicas) <= has
 
 
 def room(spec: JobSpec) -> int | None:
-    """Return the bytes that a replica has for snapshots and for an offloaded state; None if there is no limit."""
+    """Return the bytes that a replica has for snapshots and offloaded state; None if its memory is not limited."""
     limits = amounts_of(spec.template.trainer.model_extra or {}, "limits")
     return bytes_of(limits.get("memory")) * 9 // 10 or None
 
 
 def too_small(ctx: JobContext) -> Decision | None:
-    """Stall the job if no size of it has room for its snapshots."""
+    """Stall the job if its snapshots do not fit into its pods even at full size."""
     spec = ctx.spec
     if not spec.bundled or ctx.world.members or not (has := room(spec)) or _fits(spec, sizes.most(spec), has):
         return None
@@ -92,7 +96,7 @@ def too_small(ctx: JobContext) -> Decision | None:
 
 
 def events(ctx: JobContext) -> tuple[Event, ...]:
-    """Return a warning, once when the job starts, if the snapshots fit now but would not after the job has shrunk."""
+    """Return a warning when the job starts, if its snapshots fit at full size but not at the smallest size."""
     spec = ctx.spec
     if not spec.bundled or ctx.status.start_time or not (has := room(spec)) or _fits(spec, sizes.least(spec), has):
         return ()

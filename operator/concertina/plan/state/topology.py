@@ -1,7 +1,7 @@
-"""Locations of the replicas of a world: members and ranks of a world in blocks, and groups that cross a domain.
+"""Network topology of a job: choose members and ranks by domain, and find groups that span several domains.
 
-A failure may take a member together with the copy of its snapshots, so this module also computes the distance between
-the two.
+A failure can take a member together with the copy of its snapshots. This module therefore also computes the distance
+between a member and its copy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from concertina.plan.state.rank_order import Blocks, Path, choose, common, order
 
 HOSTNAME = "kubernetes.io/hostname"
 ANY = ("topology.kubernetes.io/zone", HOSTNAME)
-"""Domains of a job whose spec names none."""
+"""Node labels that define the network domains of a job whose spec has no `topology`."""
 
 
 def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the members of the next round among mutually reachable replicas; none if they are too few.
+    """Return the members of the next round from replicas that can all reach each other; empty if there are too few.
 
-    `names` has old members first. If there are too many, replicas that join are dropped before members, and later ones
-    before earlier ones. In a world of blocks, replicas whose block is broken anyway are dropped first.
+    `names` lists old members first. If there are too many names, later ones are left out first. For a job with parallel
+    groups, replicas of incomplete blocks are left out first.
     """
     size = sizes.fitting(len(names), ctx.spec)
     if not ctx.spec.group_sizes or not size:
@@ -36,17 +36,20 @@ def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def ranked(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the members of a world in blocks, in order of rank."""
+    """Return the members of a round with parallel groups, in order of rank."""
     return order(names, _blocks(ctx, names), tuple(ctx.round.members))
 
 
 def layout(spec: JobSpec, ranks: int) -> str | None:
-    """Return the degrees of a world of `ranks` ranks, in a line; None if the spec does not mention parallelism."""
+    """Return the parallel layout of `ranks` ranks as text, such as "shard 4 x tensor 2".
+
+    The result is None if the spec sets no parallelism.
+    """
     degrees = spec.parallelism
     if degrees.block == 1 and degrees.shard is None:
         return None
     data = ranks // degrees.group
-    # A custom command decides by itself what to do with the ranks beside its groups.
+    # A custom command decides by itself how to use the ranks beyond its groups.
     outer = {"shard" if spec.bundled else "data": data}
     if degrees.shard is not None:
         outer = {"replicate": data // degrees.shard, "shard": degrees.shard}
@@ -57,9 +60,10 @@ def layout(spec: JobSpec, ranks: int) -> str | None:
 
 
 def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
-    """Return a sentence on groups that communicate in every layer and cross a domain of spec.topology.
+    """Return a sentence about groups that span several domains of `spec.topology`; None if no group does.
 
-    The result is None if no group does. `members` are in order of rank, with the number of workers of each.
+    Only groups that communicate in every layer count. `members` maps each member, in order of rank, to its number of
+    workers.
     """
     topology = ctx.spec.topology
     if topology is None:
@@ -78,14 +82,14 @@ def crossing(ctx: JobContext, members: Mapping[str, int]) -> str | None:
 
 
 def groups_of(degrees: Parallelism, ranks: int) -> Iterator[tuple[str, Sequence[Sequence[int]]]]:
-    """Yield the groups of ranks that communicate in every layer, by kind."""
+    """Yield the groups of ranks that communicate in every layer, with the name of their kind."""
     sequence = degrees.context * degrees.tensor
     if degrees.tensor > 1:
         yield "tensor", [range(start, start + degrees.tensor) for start in range(0, ranks, degrees.tensor)]
     if degrees.context > 1:
         yield "context", [range(start, start + sequence) for start in range(0, ranks, sequence)]
     if degrees.expert > 1:
-        # As in the trainer's mesh: groups of neighbours in `shard`, and of one stage.
+        # As in the trainer's mesh: neighbours in `shard`, of one pipeline stage.
         within, span = degrees.expert // degrees.expert_shards, degrees.expert_shards * degrees.group
         yield (
             "expert",
@@ -102,9 +106,9 @@ def _blocks(ctx: JobContext, names: Collection[str]) -> Blocks:
 
 
 def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
-    """Return the domains of each replica.
+    """Return the network domains of each replica.
 
-    Nodes without a label share one domain; but each node is a separate host.
+    Nodes without a label share one domain. For the hostname label, each node is a domain of its own.
     """
     labels: tuple[str, ...] = ctx.spec.topology.labels if ctx.spec.topology else ANY
     domains: dict[str, Path] = {}
@@ -115,14 +119,14 @@ def _domains(ctx: JobContext, names: Iterable[str]) -> dict[str, Path]:
     return domains
 
 
-# --- how far copies of snapshots are from their members
+# --- distance between members and the copies of their snapshots
 
 _SPREAD_ADVICE = "spread the replicas with topologySpreadConstraints in spec.template to keep them apart"
 _BLOCKS_ADVICE = "ranks of a block stay together, so keep checkpoints frequent"
 
 
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
-    """Return the place of each replica; they are all the same if the job saves no snapshots."""
+    """Return node and zone of each replica. If the job saves no snapshots, all places are equal."""
     if not ctx.keeps_state:
         return dict.fromkeys(replicas, MemberPlace(""))
     pods = (ctx.replicas.pods[name] for name in replicas)
@@ -130,7 +134,7 @@ def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
 
 
 def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace]) -> Distance:
-    """Return the least distance between a member and the copy of its snapshots."""
+    """Return the smallest distance between a member and the copy of its snapshots."""
     if not ctx.keeps_state:
         return Distance.NO_SNAPSHOTS
     if len(members) < 2:
@@ -142,7 +146,7 @@ def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, 
 def copy_events(
     ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace], copies: Distance
 ) -> tuple[Event, ...]:
-    """Return an event if copies are closer than they could be: once, not in every round."""
+    """Return an event if a member's copy is closer than it could be, unless the last round had the same distance."""
     zones = {place.zone for place in places.values() if place.zone}
     if (
         copies == ctx.world.copies

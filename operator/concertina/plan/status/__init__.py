@@ -1,1 +1,1 @@
-"""The status that a pass writes."""
+"""Compute the status that a planning pass writes."""

@@ -1,4 +1,7 @@
-"""Conditions of a decision, by a table of phases. Ready's reason is the phase itself, the word that kubectl shows."""
+"""Derive the job's conditions from a decision, by a table of phases.
+
+The reason of the Ready condition is the phase itself, which kubectl shows in a column.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ Status = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True)
 class ConditionRow:
-    """Truth of each condition in a phase."""
+    """Whether each condition is true in a phase."""
 
     ready: bool = False
     reconciling: bool = False
-    """Whether the operator is still bringing the job to what the spec asks for."""
+    """Whether the operator is still changing the job towards its spec."""
     running: bool = False
     suspended: bool = False
     complete: bool = False
@@ -34,7 +37,7 @@ TABLE = {
     Phase.RECOVERING: ConditionRow(reconciling=True),
     Phase.SUSPENDING: ConditionRow(reconciling=True, running=True),
     Phase.SUSPENDED: ConditionRow(ready=True, suspended=True),
-    # As for a suspended Job: tools that wait for a job (kstatus) must not wait for a queue.
+    # As for a suspended Job: tools that wait for readiness (kstatus) must not wait for a queue.
     Phase.QUEUED: ConditionRow(ready=True, suspended=True),
     Phase.DELETING: ConditionRow(reconciling=True, running=True),
     Phase.STALLED: ConditionRow(stalled=True),
@@ -42,36 +45,36 @@ TABLE = {
     Phase.FAILED: ConditionRow(failed=True, stalled=True),
 }
 STOPPING = (Phase.DRAINING, Phase.SUSPENDING, Phase.DELETING)
-"""Phases in which the workers of a round are to stop."""
+"""Phases in which the workers of a round are stopping."""
 OURS = frozenset(ConditionType)
 ALWAYS_PRESENT = frozenset((ConditionType.READY, ConditionType.RECONCILING, ConditionType.RUNNING))
 MOST = 32
-"""Maximum number of conditions in a status, as in the CRD."""
+"""Largest number of conditions in a status, as in the CRD."""
 LONGEST = 1024
-"""Maximum length of a message: a sentence or two. The output of a worker is in status.lastFailure."""
+"""Maximum length of a condition's message. The output of a failed worker is in `status.lastFailure` instead."""
 
 
 @dataclass(frozen=True)
 class AtWork:
-    """The round and its workers, compared with what the spec asks for."""
+    """Number of replicas in the round, and number that the spec asks for."""
 
     replicas: int = 0
     """Number of replicas in the round."""
     wanted: int = 0
-    """Number of replicas in the largest valid world that the spec allows."""
+    """Number of replicas in the largest valid round that the spec allows."""
     stopped: bool = True
-    """Whether no worker runs any more; used in the phases STOPPING."""
+    """Whether no worker runs any more. Used only in the phases of STOPPING."""
 
 
 def conditions(
     decision: Decision, old: JobStatus, generation: int, now: float, at_work: AtWork, template_outdated: str = ""
 ) -> tuple[Condition, ...]:
-    """Return the job's conditions in a fixed order, then those of other controllers.
+    """Return the job's conditions in a fixed order, followed by the conditions of other controllers.
 
-    Ready, Reconciling and Running are always present. The other conditions appear when they first become true, as
-    Complete and Failed of a Kubernetes Job do, and stay from then on. The conditions of other controllers stay as they
-    are (decision "Conditions of other controllers are carried over"). A transition time changes only with the
-    condition's status.
+    Ready, Reconciling and Running are always present. Any other condition is added when it first becomes true, and
+    stays from then on, as Complete and Failed of a Kubernetes Job do. Conditions of other controllers are not changed
+    (decision "Conditions of other controllers are carried over"). The transition time changes only with the status of
+    the condition.
     """
     row, reason, message = TABLE[decision.phase], decision.reason, decision.message
     trouble, trouble_message = decision.stalled or reason, decision.stalled_message or message
@@ -79,7 +82,7 @@ def conditions(
     stalled = row.stalled or (bool(decision.stalled) and not decision.goes_on)
     running = row.running and not (decision.phase in STOPPING and at_work.stopped)
     missing = decision.phase is Phase.TRAINING and at_work.replicas != at_work.wanted
-    # Tools keep waiting while Reconciling is true: if nothing continues, Stalled alone is true.
+    # Tools wait while Reconciling is true. If a person must act, only Stalled is true.
     reconciling = (row.reconciling or missing) and not stalled
     ready = row.ready and not (missing or stalled)
     named = (
@@ -120,7 +123,7 @@ def _scaling(at_work: AtWork) -> str:
 
 
 def only_reworded(last_conditions: tuple[Condition, ...], new_conditions: tuple[Condition, ...]) -> bool:
-    """Return whether at most the messages have changed."""
+    """Return whether the conditions differ only in their messages, or not at all."""
     return _without_messages(last_conditions) == _without_messages(new_conditions)
 
 
@@ -143,15 +146,15 @@ ANNOUNCED = frozenset(
         Phase.TRAINING,
     )
 )
-"""Phases that someone may wait for."""
+"""Phases that get an event when the job enters them, because a user may wait for them."""
 STARTS = frozenset((Phase.STARTING.value, Phase.RECOVERING.value))
-"""Phases that a round's event has reported by the time the round trains."""
+"""Phases after which Training gets no event, because the event of the round has already reported the start."""
 
 
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return an event if the job enters one of the ANNOUNCED phases.
 
-    The reason is in decision "An event tells what the status would not".
+    Decision "An event tells what the status would not" gives the reason.
     """
     last_ready, ready, running = (
         old.condition(ConditionType.READY),

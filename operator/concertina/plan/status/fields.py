@@ -1,4 +1,4 @@
-"""FIELDS: each field of the status, and the function that computes it. Nothing is decided here."""
+"""Compute each field of the status with a function from a table (FIELDS). Nothing is decided here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from concertina.plan.status.time_accounting import Account
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass, with what its status follows from."""
+    """One planning pass: the context, the decision and the pod plan from which the status is computed."""
 
     ctx: JobContext
     decision: Decision
@@ -94,16 +94,16 @@ NODES_NOT_WATCHED = (
 
 
 def replicas(ctx: JobContext) -> int:
-    """Return the number of replicas, which an HPA uses.
+    """Return the number of replicas, which a HorizontalPodAutoscaler reads from the status.
 
-    A pod that is being deleted on a node that does not answer, so that its end can't be confirmed, does not count.
+    A pod does not count if it is being deleted on a node that does not answer, because nothing can confirm its end.
     """
     unended_pods = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
     return sum(ctx.node(pod).ready or not pod.deleting for pod in unended_pods) - len(ctx.replicas.standby)
 
 
 def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
-    """Count the job's replicas at work; under torchrun only pods are known."""
+    """Count the replicas in the round. For torchrun, running and successful pods are counted instead."""
     wanted_count, report = sizes.most(ctx.wanted_spec), ctx.round.report
     if ctx.spec.launcher is Launcher.TORCHRUN:
         pods = [pod for pod in ctx.observed.pods if pod.index is not None]
@@ -115,7 +115,7 @@ def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
 
 
 def quota_status(ctx: JobContext) -> QueueStatus | None:
-    """Return status.queue; None if the job has no queue."""
+    """Return the new value of `status.queue`; None if the job has no Kueue queue."""
     lending = ctx.lending
     if not lending.queue:
         return None
@@ -177,7 +177,7 @@ INTERNAL: Mapping[str, Row] = {
     "growth": lambda p: growth.next_status(p.ctx, p.decision),
     "invalidated_checkpoints": lambda p: restore.undone_states(p.ctx),
 }
-"""Fields of status.internal."""
+"""Fields of `status.internal`, each with the function that computes it."""
 COUNTS: Mapping[str, Row] = {
     "replicas": lambda p: replicas(p.ctx),
 }
@@ -189,9 +189,11 @@ PROGRESS: Mapping[str, Row] = {
     "checkpoint_interval": lambda p: progress.interval(p.ctx),
     "batch_assignment": lambda p: progress.shares(p.ctx),
 }
-"""Fields that change with every pod and every step. If nothing else changes, they are written only at intervals
-(`progress.seconds_left`). The same holds for conditions of which only the messages have changed, because these contain
-counts too."""
+"""Fields that change with every pod and every step.
+
+If nothing else changes, these fields are written only at intervals (`progress.seconds_left`). The same applies to
+conditions of which only the messages have changed, because messages contain counts too.
+"""
 CLOCK: Mapping[str, Row] = {
     "goodput": lambda p: p.account.goodput,
     "incidents": lambda p: p.account.incidents,
@@ -202,20 +204,23 @@ INTERNAL_CLOCK: Mapping[str, Row] = {
     "incident": lambda p: p.account.incident,
     "tokens_before": lambda p: p.account.tokens_before,
 }
-"""Fields that change with time alone. They are written along with other changes, and otherwise once in COUNT_TIME."""
+"""Fields of `status.internal` that change with time alone.
+
+These fields are written along with other changes. If there are none, they are written every COUNT_TIME seconds.
+"""
 AT_ONCE: Mapping[str, Row] = {**CONDITIONS, **PODS, **ROUNDS, **RECOVERY, **CHECKPOINTS}
 FIELDS: Mapping[str, Row] = {**AT_ONCE, **COUNTS, **PROGRESS, **CLOCK}
 
 
 class StatusAfter(NamedTuple):
     status: JobStatus
-    """Status after the pass; the same object as before if there is nothing to write now."""
+    """Status after the pass. If there is nothing to write now, it is the same object as before."""
     held_back: float | None = None
-    """Seconds after which there may be something to write."""
+    """Seconds after which a postponed change of the status may be written; None if no change is postponed."""
     only_numbers: bool = False
-    """Whether nothing has changed that a decision depends on."""
+    """Whether only values have changed on which no decision depends."""
     only_conditions: bool = False
-    """Whether nothing has changed except conditions and what `only_numbers` covers."""
+    """Whether only conditions, and values on which no decision depends, have changed."""
 
 
 def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAfter:
@@ -244,7 +249,7 @@ def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAf
 def _differ(old: JobStatus | Internal, values: Mapping[str, object]) -> bool:
     for name, value in values.items():
         old_value = getattr(old, name)
-        # Most values are the same object; pydantic would compare them field by field.
+        # Most values are the same object. pydantic would compare two equal objects field by field.
         if old_value is not value and old_value != value:
             return True
     return False

@@ -1,8 +1,8 @@
-"""Parts of the status that follow from the coordinator's report: progress, saved state, and sentences.
+"""Status fields that come from the coordinator's report: progress, saved state, and explanatory sentences.
 
-The status shows a sentence as long as it holds, and an event reports each change of it. The sentences say why workers
-do not start warm (all replicas have one image and command), why the tracker accepts nothing, and that workers train in
-worlds of their own.
+The sentences explain why workers do not start warm, why the tracker accepts no data, and that replicas train separately
+instead of together. The status shows a sentence while it applies, and an event reports each change of it. The first two
+are the same for all replicas, because all have the same image and command.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ MOST_SHARES = 16
 
 
 def progress(ctx: JobContext) -> JobProgress | None:
-    """Return the progress in rank 0's last report, or the one in the status if there is none."""
+    """Return the progress that rank 0 reported last; the progress in the status if it has reported none."""
     reported = ctx.round.report.progress if ctx.round.report else None
     if reported is None or reported.step < 0 or not reported.at:
         return ctx.status.progress
     steps = reported.steps
-    steps_left = max(0, steps - reported.step) if steps else 0  # a script may continue beyond the steps that it planned
+    # a script may continue beyond its planned number of steps
+    steps_left = max(0, steps - reported.step) if steps else 0
     percent, reported_at = (
         round(100 * min(1.0, reported.step / steps), 2) if steps else None,
         rfc3339(round(reported.at, 3)),
     )
-    if reported.first_step_at is None:  # The round has measured nothing yet: keep the numbers of the last one.
+    if reported.first_step_at is None:  # This round has measured nothing yet: keep the numbers of the last round.
         last_progress = ctx.status.progress or JobProgress(step=reported.step, at=reported_at)
         return last_progress.model_copy(
             update={"step": reported.step, "steps": steps, "percent": percent, "at": reported_at}
@@ -62,7 +63,7 @@ def progress(ctx: JobContext) -> JobProgress | None:
         loss=round(reported.loss, 6) if math.isfinite(reported.loss) else None,
         step_seconds=round(reported.step_seconds, 6) or None,
         tokens=reported.tokens,
-        tokens_per_second=round(reported.tokens_per_second, 1) or None,  # a custom script may not know this
+        tokens_per_second=round(reported.tokens_per_second, 1) or None,  # a custom script may not report this
         mfu=_share(reported.mfu),
         mfu_full_attention=_share(reported.mfu_full_attention),
         evaluation=_evaluation(ctx, reported),
@@ -75,7 +76,10 @@ def _share(value: float | None) -> float | None:
 
 
 def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark | None:
-    """Return the last evaluation; one of an earlier round if this round had none yet, but not one of undone steps."""
+    """Return the last evaluation of the model, unless its step was undone.
+
+    If this round has not evaluated yet, that is the evaluation of an earlier round.
+    """
     old = ctx.status.progress.evaluation if ctx.status.progress else None
     if reported.evaluated is not None:
         loss = round(reported.evaluated.loss, 6) if math.isfinite(reported.evaluated.loss) else None
@@ -84,9 +88,10 @@ def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark 
 
 
 def history(ctx: JobContext, now: JobProgress | None) -> str | None:
-    """Return the packed loss history, with a point of this progress if that is new and a point is due."""
+    """Return the packed loss history, with a new point if there is new progress and a point is due."""
     packed = ctx.status.history
-    if now is None or now == ctx.status.progress or now.optimizer:  # a step of the process has no place on the curve
+    # steps counted in the process have no place on the curve
+    if now is None or now == ctx.status.progress or now.optimizer:
         return packed
     last_history = unpacked(packed) if packed else LossHistory()
     new_history = last_history.with_point(Point(int(ctx.now), now.step, _short(now.loss), ctx.world.replicas))
@@ -94,12 +99,15 @@ def history(ctx: JobContext, now: JobProgress | None) -> str | None:
 
 
 def _short(loss: float | None) -> float | None:
-    """Return a loss with four digits: a curve shows no more."""
+    """Return a loss rounded to four digits, which is enough for a curve."""
     return None if loss is None else float(f"{loss:.4g}")
 
 
 def shares(ctx: JobContext) -> tuple[ShareMark, ...]:
-    """Return status.batchAssignment, the smallest share first; it stays as it was without a coordinator's report."""
+    """Return the new value of `status.batchAssignment`: the share of the batch for each replica, the smallest first.
+
+    Without a report of the coordinator, the value stays unchanged.
+    """
     if ctx.round.report is None:
         return ctx.status.batch_assignment if ctx.round.committed else ()
     reported = ctx.round.report.progress.shares if ctx.round.report.progress else ()
@@ -129,7 +137,7 @@ def interval(ctx: JobContext) -> CheckpointEvery | None:
 
 
 def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
-    """Return how often rank 0 takes snapshots, or what the status says if rank 0 reports nothing."""
+    """Return how often rank 0 takes snapshots; the value in the status if rank 0 has not reported it."""
     reported = ctx.round.report.progress.snapshots if ctx.round.report and ctx.round.report.progress else None
     if reported is None:
         return ctx.status.snapshot_interval
@@ -137,10 +145,10 @@ def snapshot_interval(ctx: JobContext) -> SnapshotEvery | None:
 
 
 def replayed(ctx: JobContext) -> int:
-    """Return the steps that a custom command trains again, as far as it reports them.
+    """Return the number of steps that a custom command trains again, as far as it reports them.
 
-    The number is known once, with the first report of a round, because the command decides by itself where it starts
-    from.
+    A custom command decides by itself from which state it continues. The number is therefore taken from the first
+    report of a round, and is 0 for later reports.
     """
     reported, old = ctx.round.report.progress if ctx.round.report else None, ctx.status
     if ctx.spec.bundled or reported is None or ctx.round.report is None:
@@ -163,7 +171,7 @@ def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
 
 
 def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
-    """Return the newest checkpoint of this job that any connected agent has seen under LATEST."""
+    """Return the newest checkpoint of this job that an agent has found in LATEST, or that the status already names."""
     old, uid = ctx.status.last_checkpoint, ctx.observed.job.uid
     if old and restore.is_undone(old.round, old.step, ctx.status):
         old = None
@@ -182,16 +190,16 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until a status write is allowed that changes only numbers and sentences."""
-    written_at = ctx.status.goodput.at or ctx.status.start_time  # the first write sets it
+    """Return the seconds until the status may be written if only numbers and sentences have changed."""
+    written_at = ctx.status.goodput.at or ctx.status.start_time  # the first status write sets the start time
     every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
     return 0.0 if written_at is None else max(0.0, every - ctx.elapsed(written_at))
 
 
 def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
-    """Return the seconds until the time of a running job is counted although its status has no other news.
+    """Return the seconds until the time of a running job must be counted although its status has no other change.
 
-    The result is None for a job that does not run: its next event brings a count.
+    The result is None for a job that does not train, because its time is counted at its next event.
     """
     if phase is not Phase.TRAINING or ctx.status.goodput.at is None:
         return None
@@ -199,12 +207,12 @@ def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
     return max(0.0, every - ctx.elapsed(ctx.status.goodput.at))
 
 
-# --- sentences of the coordinator
+# --- sentences from the coordinator's report
 
 
 @dataclass(frozen=True)
 class SentenceEvent:
-    """Event for a sentence, with the words before and after the sentence."""
+    """Event that reports a sentence, with the text before and after that sentence."""
 
     type: str
     reason: str
@@ -224,16 +232,16 @@ SENTENCES: Mapping[str, SentenceEvent] = {
         "Warning", "TrackerUnreachable", "training continues; what is to be tracked is kept on the node"
     ),
 }
-"""Events by the field's name in the report and in the status."""
+"""Events that report a sentence, by the name of the field in the report and in the status."""
 LONGEST_EVENT = 1000
 """Maximum length of an event's message, in characters."""
 WORLD_MISMATCH = "world_mismatch"
 UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
-"""Phases in which the replicas of such a job train alone, or are about to train alone again."""
+"""Phases in which a job whose replicas train separately is reported as Degraded."""
 
 
 def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
-    """Return the sentence of the coordinator's last report; None under torchrun, which has no coordinator."""
+    """Return the sentence from the coordinator's last report; None with torchrun, which has no coordinator."""
     if ctx.spec.launcher is Launcher.TORCHRUN:
         return None
     report = ctx.round.report
@@ -252,7 +260,7 @@ def sentence_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
 
 
 def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
-    """Report that each replica trains alone, as Degraded and when the job completes."""
+    """Report that each replica trains separately: as Degraded, and in the message when the job completes."""
     mismatch = coordinator_sentence(ctx, WORLD_MISMATCH)
     if mismatch is None:
         return decision
@@ -265,6 +273,6 @@ def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def _event_message(field: str, now: str) -> str:
-    """Return the message of an event for a sentence."""
+    """Return the message of an event that reports a sentence."""
     prefix, suffix = f"{SENTENCES[field].before}: ", SENTENCES[field].after
     return prefix + now[: LONGEST_EVENT - len(prefix) - len(suffix)] + suffix

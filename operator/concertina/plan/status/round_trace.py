@@ -1,9 +1,9 @@
-"""Trace of a round: where its time went, from the end of training to the next round's first step.
+"""Build the trace of a round: how long each phase took, from the end of training to the next round's first step.
 
-A trace is reported once, in the pass in which the round gets under way or is given up. All times are by this operator's
-clock. Agents report durations, which are placed one after the other behind the answer of the coordinator's agent. The
-time of a worker's failure is the one in status.incidents, never after the operator knew of it (decision "A trace has
-one clock").
+A trace is reported once, in the pass in which the round begins to train or is aborted. All times are by this operator's
+clock. Agents report durations, which are placed one after the other, beginning at the answer of the coordinator's
+agent. The time of a worker's failure is taken from `status.incidents`. It is never later than the time at which the
+operator noticed the failure (decision "A trace has one clock").
 """
 
 from __future__ import annotations
@@ -24,26 +24,29 @@ from concertina.plan.facts.decision import PLANNED, Phase
 from concertina.plan.observed import Call
 
 MOST_MEMBERS = 32
-"""Maximum number of members with a span in one trace: those that took longest."""
+"""Largest number of members with a span of their own in one trace. The slowest members are used."""
 NOT_YET = (Phase.STARTING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
-"""Phases of a job whose round is not under way."""
+"""Phases of a job whose round does not train yet."""
 UNDER_WAY = (Phase.TRAINING, Phase.DRAINING, Phase.COMPLETE)
-"""Phases that follow once a round was under way."""
+"""Phases of a job whose round trains or has trained."""
 DRAINS = (*PLANNED, Phase.DRAINING.value)
-"""Causes of incidents that a drain answered; the last one is for a drain that the coordinator began by itself."""
+"""Causes of incidents in which the round was drained.
+
+The last one is for drains that the coordinator began by itself.
+"""
 START = (SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.FIRST_STEP)
-"""Spans of a start, in this order."""
+"""Names of the spans of a round's start, in order."""
 
 
 def round_trace(ctx: JobContext, status: JobStatus) -> RoundTrace | None:
-    """Return the trace of a round that got under way or was given up in this pass, or None.
+    """Return the trace of a round that began to train or was aborted in this pass, or None.
 
-    The pass leads from the status before it to `status`.
+    `status` is the status after the pass.
     """
     claim, next_claim = ctx.round.claim, status.world.claim
     if status is ctx.status or claim is None or next_claim is None or ctx.round.disbanded:
         return None
-    if ctx.spec.launcher is Launcher.TORCHRUN:  # torchrun makes its rounds, and nobody reports on them
+    if ctx.spec.launcher is Launcher.TORCHRUN:  # torchrun forms its rounds itself, and nothing reports on them
         return None
     history = _RoundHistory(ctx, claim)
     if not _is_in(ctx.status, NOT_YET) or history.trained:
@@ -63,30 +66,30 @@ def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _RoundHistory:
-    """Knowledge about a round up to now."""
+    """What is known about the current round so far."""
 
     ctx: JobContext
     claim: Claim
 
     @cached
     def incident(self) -> Incident | None:
-        """Incident that the round answers."""
+        """Incident (a time without training) that ends with this round, or None."""
         return self.ctx.status.internal.incident
 
     @cached
     def trained(self) -> bool:
-        """Whether the round has been under way before."""
+        """Whether the round has already trained."""
         return self.incident is not None and self.incident.round >= self.claim.round
 
     @cached
     def failure(self) -> LastFailure | None:
-        """Failure that the round answers, if that ended a round under way."""
+        """Failure that led to this round, if it ended a round that trained."""
         failure, incident = self.ctx.status.last_failure, self.incident
         if failure is None or incident is None:
             return None
         return failure if (failure.round, failure.reason) == (incident.round, incident.cause) else None
 
-    # --- when ---------------------------------------------------------------------------------------------------------
+    # --- times --------------------------------------------------------------------------------------------------------
 
     @cached
     def claimed(self) -> float:
@@ -94,12 +97,12 @@ class _RoundHistory:
 
     @cached
     def begin(self) -> float:
-        """Time at which the round began: the first Prepare of a job is sent before the status holds its claim."""
+        """Unix time at which the round began. The first Prepare call can precede the status that shows the claim."""
         return min(unix_seconds(self.incident.at) if self.incident else self.claimed, self.asked)
 
     @cached
     def asked(self) -> float:
-        """When the first member was asked; if another operator did that, when it claimed the round."""
+        """Unix time of the first Prepare call; if another operator made that call, the time of the claim."""
         return min((call.sent_at for _, call in self.prepares if call.sent_at is not None), default=self.claimed)
 
     @cached
@@ -109,13 +112,13 @@ class _RoundHistory:
 
     @cached
     def prepares(self) -> tuple[tuple[str, Call], ...]:
-        """All Prepares of this operator, by replica."""
+        """Prepare calls of this operator for the round, by replica."""
         calls = ((name, view.prepare_of(self.claim)) for name, view in self.ctx.observed.agents.items())
         return tuple((name, call) for name, call in calls if call is not None)
 
     @cached
     def accepted(self) -> dict[str, float]:
-        """When this operator learned that each member had accepted its rank, by replica."""
+        """Unix time at which each member acknowledged its rank, by replica."""
         accepted_at = {}
         for name in self.ctx.round.members:
             call = self.ctx.agent(name).assign
@@ -166,7 +169,7 @@ class _RoundHistory:
         return {name: value for name, value in named.items() if value}
 
     def _members(self, until: float) -> Iterator[Span]:
-        """Yield a span for each member that was asked, limited to the slowest ones."""
+        """Yield a span for each member that was called, limited to the MOST_MEMBERS slowest ones."""
         spans = [span for name, call in self.prepares if (span := self._member(name, call, until)) is not None]
         yield from sorted(spans, key=lambda span: span.begin - span.end)[:MOST_MEMBERS]
 
@@ -185,7 +188,10 @@ class _RoundHistory:
         return _span(SpanName.PREPARE_MEMBER, call.sent_at, end, attributes, error=error)
 
     def _start(self, committed: float) -> Iterator[Span]:
-        """Yield the spans of the start that rank 0 reported; one span for a custom command, which reports nothing."""
+        """Yield the spans of the start that rank 0 reported.
+
+        A custom command reports none, so it gets a single span.
+        """
         begin, now = self.accepted.get(self.ctx.world.coordinator or "", committed), self.ctx.now
         progress = self.ctx.round.report.progress if self.ctx.round.report else None
         timeline = [(name, progress.timeline[name]) for name in START if name in progress.timeline] if progress else []
@@ -206,5 +212,5 @@ def _span(
     children: tuple[Span, ...] = (),
     error: str = "",
 ) -> Span:
-    """Return a span that ends no earlier than it begins, even if clocks were set meanwhile."""
+    """Return a span that ends no earlier than it begins, even if a clock was set back meanwhile."""
     return Span(name, begin, max(begin, end), attributes or {}, children, error)

@@ -1,11 +1,11 @@
-"""Accounting of a job's time (status.goodput), of the cost of each incident (incidents), and of the total cost (cost).
+"""Accounting of a job's time (`status.goodput`), of its incidents (`incidents`) and of its cost (`cost`).
 
-There is one clock: the seconds since the last count go to the class of the phase that the job was in. Seconds that the
-workers report for another class are then moved to that class, but no more than were counted. So the classes add up to
-the time since the job was created, whatever workers report.
+All time is counted with one clock. The seconds since the last count are added to the class of the phase that the job
+was in. Then the waiting times that the workers report are moved to classes of their own, but never more seconds than
+were counted. The classes therefore always add up to the time since the job was created, whatever workers report.
 
-A script may or may not report its steps. Time in which its workers run is productive only if a step of the round was
-reported (decision "Time without known steps is a class of its own").
+A script may report its steps or not. The time in which its workers run counts as productive only if the script has
+reported a step in that round (decision "Time without known steps is a class of its own").
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from concertina_protocol import StepPart
 OTHER = "Other"
 HOUR = 3600.0
 STOPPED = (Phase.DRAINING, Phase.RECOVERING, Phase.WAITING, Phase.STALLED)
-"""Phases of a job that has trained and should train, but does not."""
+"""Phases of a job that has trained before, should be training, and is not."""
 BUCKETS: Mapping[Phase, str] = {
     Phase.WAITING: "waiting_seconds",
     Phase.STARTING: "startup_seconds",
@@ -46,12 +46,12 @@ BUCKETS: Mapping[Phase, str] = {
     Phase.DELETING: "suspended_seconds",
     Phase.STALLED: "stalled_seconds",
 }
-"""Class of the time spent in each phase; the time of a job that has ended is not counted."""
+"""Class of the time that a job spends in each phase. The time after a job's end is not counted."""
 
 
 @dataclass(frozen=True)
 class CoordinatorTimes:
-    """Times in the coordinator's report, by which the seconds of training are divided."""
+    """Times from the coordinator's report, with which training time is divided into classes."""
 
     progress: protocol.Progress
     busy: protocol.Busy | None
@@ -61,18 +61,18 @@ class CoordinatorTimes:
 
     @property
     def communication(self) -> float:
-        """Seconds that rank 0 waits for the network.
+        """Seconds in which rank 0 waited for the network.
 
-        In collectives rank 0 also waits for ranks that are slower than itself; that time is not counted here.
+        In collectives, rank 0 also waits for slower ranks. That time is not included.
         """
         waited = sum(map(self.part, protocol.COMMUNICATION))
         return max(0.0, waited - (self.busy.most - self.busy.coordinator)) if self.busy else waited
 
     @property
     def straggler(self) -> float:
-        """Seconds that all ranks wait for the slowest one.
+        """Seconds in which all ranks waited for the slowest one.
 
-        The time that a usual rank would have taken is productive, whichever rank is rank 0.
+        This is the time of the slowest rank minus the time of a median rank, which counts as productive.
         """
         return max(0.0, self.busy.most - self.busy.median) if self.busy else 0.0
 
@@ -85,25 +85,25 @@ WAITS: Mapping[str, tuple[str, Callable[[CoordinatorTimes], float]]] = {
     "communication_seconds": ("communication_seconds", lambda times: times.communication),
     "straggler_seconds": ("straggler_seconds", lambda times: times.straggler),
 }
-"""Class in goodput and the seconds reported since the round began, by the field of RoundWaits."""
+"""Class of goodput and reported seconds since the round began, for each field of RoundWaits."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """One count of time."""
+    """Calculation of how a job spent the time since the last calculation."""
 
     ctx: JobContext
     decision: Decision
     progress: JobProgress | None
-    """Progress in the status after this pass."""
+    """Training progress in the status after this pass."""
     replayed: int
-    """Number of steps of which this pass learns that they are trained again."""
+    """Number of steps that will be trained again, as far as this pass has found out."""
 
-    # --- what is counted ----------------------------------------------------------------------------------------------
+    # --- the seconds of this count ------------------------------------------------------------------------------------
 
     @cached
     def elapsed(self) -> float:
-        """Seconds since the last count, by this operator's monotonic clock if it made that count itself."""
+        """Seconds since the last calculation, by a monotonic clock if this operator made it."""
         counted, observed = self.ctx.status.goodput.at, self.ctx.observed
         if counted is not None and observed.counted_for is not None:
             return observed.counted_for
@@ -111,48 +111,54 @@ class Account:
 
     @cached
     def phase(self) -> Phase:
-        """Phase in which the seconds were spent."""
+        """Phase in which the counted seconds were spent."""
         phase_name = self.ctx.status.phase
         return Phase(phase_name) if phase_name in Phase._value2member_map_ else Phase.WAITING
 
     @cached
     def late(self) -> float:
-        """Seconds of this count between the failure that broke the round and the operator's knowledge of it."""
+        """Seconds of this count between the failure of the round and the time at which the operator noticed it."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
         failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
         return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0
 
     @cached
     def bucket(self) -> str | None:
-        """Class of the phase, or None for a job that has ended."""
+        """Class of the time in this phase; None for a job that has ended."""
         phase_bucket = BUCKETS.get(self.phase)
         return self._start if phase_bucket == "recovery_seconds" else phase_bucket
 
     @property
     def _start(self) -> str:
-        """Class of a start: only one that follows a failure or a change of members is a recovery."""
+        """Class of the time that a start takes.
+
+        A start after a failure or a change of members counts as recovery; any other start counts as startup.
+        """
         return "recovery_seconds" if self._incident_before else "startup_seconds"
 
-    # --- whether steps are made ---------------------------------------------------------------------------------------
+    # --- whether the workers make steps -------------------------------------------------------------------------------
 
     @cached
     def _reports_steps(self) -> bool:
-        """Whether the workers are known to report each step: a script is once it has reported one."""
+        """Whether the workers are known to report each step.
+
+        A script is known to do so after it has reported one step.
+        """
         return self.ctx.keeps_state or self.ctx.status.progress is not None
 
     @cached
     def _reported(self) -> protocol.Progress | None:
-        """Progress of the committed round, as rank 0 reported it last."""
+        """Progress of the committed round that rank 0 reported last."""
         return self.ctx.round.report.progress if self.ctx.round.report else None
 
     @cached
     def _first_step_at(self) -> float | None:
-        """When rank 0 reported the first step of the committed round, by its own clock."""
+        """Unix time at which rank 0 reported the first step of the committed round, by the clock of rank 0."""
         return self._reported.first_step_at if self._reported else None
 
     @cached
     def _counted_as_stepping(self) -> bool:
-        """Whether a step of the committed round was known when time was last counted."""
+        """Whether a step of the committed round was already known at the last count."""
         if self._reported and self._first_step_at is None:
             return False
         round = self.ctx.world.round
@@ -160,7 +166,7 @@ class Account:
 
     @cached
     def before_first_step(self) -> float:
-        """Seconds of this count in which the workers of a script ran before the first reported step of their round."""
+        """Seconds of this count in which a script's workers ran before the first reported step of their round."""
         ran = self.elapsed - self.late
         if self.phase is not Phase.TRAINING or self.ctx.spec.bundled or self._counted_as_stepping:
             return 0.0
@@ -174,10 +180,11 @@ class Account:
 
     @cached
     def _unknown_was_startup(self) -> bool:
-        """Whether the first report of the job proves that no step came before it.
+        """Whether the job's first report proves that the workers made no step before it.
 
-        This is so if the report is of the first step of the run, if the script commits each step, or if its optimizer
-        steps are counted. After the first round the unknown time of earlier rounds remains in doubt.
+        This is possible only in the job's first round. There, the report proves it if it is about the first step of the
+        run, if the script commits each step, or if optimizer steps are counted. In later rounds, the unknown time of
+        earlier rounds stays unknown.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
@@ -186,7 +193,7 @@ class Account:
 
     @cached
     def waits(self) -> RoundWaits:
-        """Seconds that the workers of this round report to have waited since it began."""
+        """Seconds that the workers of this round report to have waited since it began, by kind of wait."""
         report, old = self.ctx.round.report, self.ctx.status.internal.round_waits
         if report is None or report.progress is None:
             return old
@@ -194,7 +201,7 @@ class Account:
         seconds = {name: round(count(times), 3) for name, (_, count) in WAITS.items()}
         return RoundWaits(round=report.round, **seconds)
 
-    # --- where the time went ------------------------------------------------------------------------------------------
+    # --- classes of time ----------------------------------------------------------------------------------------------
 
     @cached
     def goodput(self) -> Goodput:
@@ -224,10 +231,10 @@ class Account:
         )
 
     def _percent(self, spent: Mapping[str, float]) -> float | None:
-        """Return the goodput of the time in which it is known whether steps were made.
+        """Return the goodput in percent of the time for which it is known whether steps were made.
 
-        The result is None while no step is known though workers run or have run: waiting and recovery alone would make
-        it 0.
+        The result is None while a script's workers run or have run but no step is known. Waiting and recovery alone
+        would otherwise give a goodput of 0.
         """
         ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
         if ran and self.progress is None and not self.ctx.spec.bundled:
@@ -238,9 +245,9 @@ class Account:
 
     @cached
     def tokens_before(self) -> int | None:
-        """Tokens before this job's own; known with the first report of tokens.
+        """Count of the tokens on which earlier jobs trained the model; None until a first report.
 
-        The tokens of the steps up to that report are counted along with them.
+        If the job continued another job's checkpoint, the tokens in its first report are taken as the earlier ones.
         """
         report, old = self.ctx.round.report, self.ctx.status
         progress = report.progress if report else None
@@ -251,15 +258,15 @@ class Account:
 
     @cached
     def _tokens(self) -> int | None:
-        """Tokens that this job has trained on; None if unknown."""
+        """Count of the tokens on which this job has trained; None if unknown."""
         tokens = self.progress.tokens if self.progress else None
         return None if tokens is None else max(0, tokens - (self.tokens_before or 0))
 
     def _move_waits(self, spent: dict[str, float], source: str, counted: float) -> None:
-        """Move newly reported waits out of the class that the time was counted in.
+        """Move newly reported waiting time out of the class in which the time was counted.
 
-        At most the seconds of this count are taken from `source`. If a report has more, the rest belongs to steps that
-        were counted as productive before.
+        At most the seconds of this count are taken from `source`. Further waiting time belongs to steps that were
+        counted as productive before.
         """
         old, new = self.ctx.status.internal.round_waits, self.waits
         for name, (bucket, _) in WAITS.items():
@@ -272,7 +279,7 @@ class Account:
 
     @cached
     def replayed_seconds(self) -> float:
-        """Seconds that the steps that are trained again took before."""
+        """Seconds that the lost steps, which are trained again, had taken."""
         last_progress, reported = (
             self.ctx.status.progress,
             self.ctx.round.report.progress if self.ctx.round.report else None,
@@ -283,7 +290,7 @@ class Account:
         return min(self.replayed * seconds, self.ctx.status.goodput.productive_seconds)
 
     def _recovery(self, seconds: float) -> tuple[RecoveryTime, ...]:
-        """Return the recovery time by cause, with these seconds and with the incident that has ended."""
+        """Return the recovery time by cause, including the given seconds and an incident that has just ended."""
         time_by_cause = {entry.cause: entry for entry in self.ctx.status.goodput.recovery}
         incident, ended = self._with_this, self._ended
         if incident is None or (seconds <= 0 and ended is None):
@@ -303,7 +310,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Incident that was under way or begins now, with this count."""
+        """Incident in progress, or one that begins now, with the seconds of this count."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None
@@ -321,7 +328,10 @@ class Account:
 
     @cached
     def _goes_on(self) -> bool:
-        """Whether the incident lasts: until the next step, or until workers run if no step will be reported."""
+        """Whether the incident continues.
+
+        An incident ends with the next step. If the script reports no steps, it ends when the workers run.
+        """
         if self.decision.phase is Phase.TRAINING and not self.ctx.spec.bundled and self._incident_before:
             return self._reports_steps and self._first_step_at is None and not self._counted_as_stepping
         return self.decision.phase in STOPPED or self.decision.phase is Phase.STARTING
@@ -346,7 +356,7 @@ class Account:
         decision, ctx = self.decision, self.ctx
         stops = self.phase is Phase.TRAINING and decision.phase in STOPPED
         if not stops and (decision.restart is None or decision.phase is Phase.TRAINING):
-            return None  # when a straggler is replaced, training continues; the drain is the incident
+            return None  # a straggler is being replaced while training continues; the incident begins with the drain
         failure = decision.last_failure
         return Incident(
             at=rfc3339(round(ctx.now - self.late, 3)),
@@ -356,17 +366,17 @@ class Account:
             node=failure.node if failure else "",
         )
 
-    # --- money --------------------------------------------------------------------------------------------------------
+    # --- cost ---------------------------------------------------------------------------------------------------------
 
     @cached
     def _replicas(self) -> tuple[int, int]:
-        """Replicas that have a node, and so are paid for: the numbers on demand and on spot."""
+        """Replicas that cost money because they have a node: the numbers on on-demand nodes and on spot nodes."""
         is_spot = [self.ctx.node(pod).spot for pod in self.ctx.observed.pods if pod.node and not pod.released]
         return len(is_spot) - sum(is_spot), sum(is_spot)
 
     @cached
     def rate(self) -> float | None:
-        """Price of all existing replicas per second."""
+        """Price per second of all existing replicas; None if the spec has no price."""
         price = self.ctx.spec.price
         if price is None:
             return None
@@ -391,7 +401,10 @@ class Account:
 
 
 def _move(spent: dict[str, float], source: str, target: str, seconds: float) -> None:
-    """Move seconds between classes, never more than there are, so that the sum stays the same."""
+    """Move seconds from one class to another.
+
+    At most the seconds in the source class are moved, so the sum stays the same.
+    """
     moved = min(max(0.0, seconds), spent[source])
     spent[source] -= moved
     spent[target] += moved

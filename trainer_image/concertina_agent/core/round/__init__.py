@@ -1,1 +1,1 @@
-"""State of one round as its members know it: its members, the workers, failures and stragglers. No side effects."""
+"""What an agent knows about its round: members, workers, failures and stragglers. The package has no side effects."""

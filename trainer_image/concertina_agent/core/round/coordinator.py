@@ -1,4 +1,4 @@
-"""Knowledge of the coordinator about the members of its round. The module has no side effects."""
+"""What the coordinator knows about the members of its round. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from concertina_protocol import (
 
 OVER = (State.SUCCEEDED, State.DRAINED, State.FAILED)
 AT_ONCE, JOIN_GAP_SECONDS = 32, 0.002
-"""Number of members from which they join the coordinator one after another, and the average time in seconds between two
-of them.
+"""Number of members above which joins are spread over time, and the mean seconds between two joins.
 
-A handshake takes the coordinator about that long.
+A TLS handshake takes the coordinator about that long.
 """
 SETTLE_SECONDS = 0.2
-"""Seconds that a failure that looks like a lost peer waits for its cause.
+"""Seconds that the coordinator waits for further failures if a failure looks like the loss of a peer.
 
-On a busy node, a survivor may end before the news of the dead worker arrives, and the wrong replica would be blamed.
+When a worker dies, the workers that lose their peer fail too. On a busy node, such a failure may arrive before that of
+the dead worker. Without the wait, the wrong replica would be named as the cause.
 """
 
 
 def join_seconds(members: int) -> float:
-    """Return the seconds after the coordinator's own Assign from which a member that has not joined is lost."""
+    """Return the seconds from the coordinator's Assign after which a member that has not joined counts as lost."""
     return 10.0 + 2 * JOIN_GAP_SECONDS * max(0, members - AT_ONCE)
 
 
 class Coordinator:
-    """States of the members, failures of the round in order of arrival, and parts that are in storage."""
+    """States of the members of a round, the round's failures in order of arrival, and its shards in storage."""
 
     def __init__(self, assign: Assign, now: float) -> None:
         self.members = {
@@ -49,10 +49,9 @@ class Coordinator:
         }
         self._workers = {m.replica: m.workers for m in assign.members}
         self.told = dict(self.members)
-        """Members' states as the operator gets them. They change less often than the members' steps, because steps
-        change too fast to report each one.
+        """States of the members for the operator's report, without the members' steps.
 
-        The object is replaced whenever its content has changed.
+        Steps change too often to report each change. The object is replaced whenever its contents have changed.
         """
         self._failures: dict[str, Failure] = {}
         self._join_seconds = join_seconds(len(assign.members))
@@ -60,19 +59,22 @@ class Coordinator:
         self._joined: set[str] = set()
         self._settled_at: Optional[float] = None
         self.settled = False
-        """Whether the cause of the failures is clear. Until then, the coordinator does not report them."""
+        """Whether the cause of the failures is known. Until then, the coordinator does not report them."""
         self._published: set[SnapshotId] = set()
         self._parts_changed = False
-        """Whether parts have changed since the last call of `publishable`."""
+        """Whether a member has reported new shards in storage since the last call of `publishable`."""
         self.ends_at: Optional[int] = None
-        """Step as in MemberState, which does not change once it is set."""
+        """Newest step that all members have saved completely, or None before a script has finished on all members.
+
+        Once set, the value does not change (see `MemberState.ends_at`).
+        """
         self._differ_since: Optional[float] = None
         """Time since which the members are known to have different last snapshots."""
         self._noticed: dict[str, float] = {}
         self.watchdog = Watchdog(assign.limits)
 
     def join(self, message: Join, now: float) -> Optional[str]:
-        """Return the reason why this member may not join, or None if it has joined."""
+        """Accept a member that joins and return None, or return the reason why the member may not join."""
         state = self.members.get(message.replica)
         if state is None or state.instance != message.instance:
             return f"{message.replica} ({message.instance}) is no member of round {message.round}"
@@ -83,7 +85,7 @@ class Coordinator:
         return None
 
     def on_member_state(self, state: MemberState, now: float) -> bool:
-        """Handle a member's line; return False if it contains nothing new."""
+        """Handle a line of a member, and return whether the operator's report has changed."""
         previous = self.members.get(state.replica)
         if previous is None or (previous.instance, previous.round, previous.claim) != (
             state.instance,
@@ -94,9 +96,9 @@ class Coordinator:
         if state.replica in self._give_up_at:
             self._give_up_at[state.replica] = now + SILENCE_SECONDS
         if previous.failure is not None and state.failure is None:
-            return False  # a lost member stays lost, because its round is over
+            return False  # a member that was lost stays lost, because its round is over
         self.watchdog.on_heartbeats(state.replica, () if state.state in OVER else state.heartbeats, now)
-        # Pass on only what the operator needs.
+        # The operator does not need these fields.
         state = dataclasses.replace(state, snapshot_step=None, heartbeats=(), hung=False, leaving=(), ends_at=None)
         self._set(state)
         if state.failure is None:
@@ -105,7 +107,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Return whether it has just become clear what the round's failure is."""
+        """Return whether the cause of the round's failures is known since this call."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -115,7 +117,12 @@ class Coordinator:
         return self.settled
 
     def lost(self, replica: str, detail: str, at: float) -> bool:
-        """Record that a member's stream broke or is silent; return False if this is known already, or does no harm."""
+        """Record that a member is lost, because its stream broke or it is silent.
+
+        Return whether the member was still needed.
+
+        A member that has ended its part of the round is no longer needed.
+        """
         member = self.members.get(replica)
         if member is None or member.state in OVER:
             return False
@@ -123,18 +130,18 @@ class Coordinator:
         return True
 
     def lost_part(self, replica: str, at: float) -> None:
-        """Record that a member is gone, after its last step, with a part that the end of the run requires.
+        """Record that a member is gone whose shard of the run's last checkpoint was not in storage yet.
 
-        See decision "No wait for a part that went with its member".
+        The round does not wait for such a shard (decision "No wait for a part that went with its member").
         """
         if self.members[replica].failure is None:
             self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
 
     def agree_on_the_end(self, now: float, at: float) -> None:
-        """Determine the last step of a script that has finished on all members.
+        """Determine the last step of a script that has finished on all members, and store it in `ends_at`.
 
-        See decision "A script ends with what all ranks have whole". A member without any snapshot that all members have
-        has failed.
+        It is the newest step of which all members have a snapshot (decision "A script ends with what all ranks have
+        whole"). If there is no such step, the members that lack the newest snapshot have failed.
         """
         saved_steps = [member.saved for member in self.members.values() if member.saved is not None]
         if self.ends_at is not None or len(saved_steps) < len(self.members):
@@ -142,7 +149,7 @@ class Coordinator:
         lacking = self.lacking_the_end()
         self._differ_since = (self._differ_since or now) if lacking else None
         if self._differ_since is not None and now < self._differ_since + SILENCE_SECONDS:
-            return  # the last message of a worker may be read a little after its end
+            return  # the last message of a worker may be read a little after the worker's exit
         self.ends_at = max(set.intersection(*map(set, saved_steps)), default=None)
         for replica, step in lacking.items() if self.ends_at is None else ():
             detail = f"ended before its snapshot of step {step} was whole: end with commit(step, durable=True)"
@@ -150,7 +157,7 @@ class Coordinator:
                 self._fail(self.members[replica], detail, at, FailureReason.WORKER_EXITED_EARLY)
 
     def lacking_the_end(self) -> dict[str, int]:
-        """Return the finished members that lack the newest snapshot of any member, with the step of that snapshot."""
+        """Return the finished members that lack the newest snapshot of any member, with that snapshot's step."""
         steps_by_replica = {
             replica: member.saved for replica, member in self.members.items() if member.saved is not None
         }
@@ -167,10 +174,10 @@ class Coordinator:
         self.settled = True
 
     def _set(self, state: MemberState) -> None:
-        """Store a member's state.
+        """Store the state of a member.
 
-        Each of thousands of members sends a line twice a second, so dependent values are updated only if they may
-        change.
+        Thousands of members send a line twice per second each. So what is derived from the states is computed again
+        only if it can have changed.
         """
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
@@ -191,7 +198,7 @@ class Coordinator:
             self._differ_since += seconds
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
-        """Return the members that have missed a deadline, each with what it failed to do."""
+        """Return the members that have missed a deadline, each with a clause that says what it failed to do."""
         never = f"did not join within {self._join_seconds:g} s"
         reasons = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: never}
         late = [replica for replica, deadline in self._give_up_at.items() if now >= deadline]
@@ -200,9 +207,9 @@ class Coordinator:
         return [(replica, reasons[replica in self._joined]) for replica in late]
 
     def check(self, now: float) -> bool:
-        """Return whether there is news of a hang or a straggler.
+        """Return whether a hang or a straggler was found or has ended.
 
-        A round that has failed is over, and its workers wait for that reason.
+        After a failure, the result is False: the round is over, and its workers wait because of the failure.
         """
         return not self._failures and self.watchdog.check(now)
 
@@ -214,9 +221,9 @@ class Coordinator:
         return all(member.state == state for member in self.members.values())
 
     def gone_unshipped(self, step: Optional[int]) -> list[str]:
-        """Return the members that are gone and may not have shipped all their parts of the snapshot at `step`.
+        """Return the members that are gone and may not have uploaded all their shards of the snapshot at `step`.
 
-        Such a member has not reported that a part of each of its workers is in storage.
+        If a member has as many shards in storage as it has workers, it has uploaded all of them.
         """
         other_members = list(self.members.values())[1:]
         return [
@@ -239,7 +246,10 @@ class Coordinator:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return snapshots whose parts are all in storage, with whether each completes the run; return each once."""
+        """Return snapshots whose shards are all in storage, each with whether it is of the run's last step.
+
+        Each snapshot is returned only once.
+        """
         if not self._parts_changed:
             return []
         self._parts_changed = False
@@ -257,6 +267,6 @@ class Coordinator:
 
 
 def _are_all(parts: set[Part], shards: int) -> bool:
-    """Return whether there is one part of each shard. A member may name any number as a shard."""
+    """Return whether `parts` has each shard from 0 to `shards` - 1. A member could report any number as a shard."""
     numbers = {part.shard for part in parts}
     return len(numbers) == shards and numbers == set(range(len(numbers)))

@@ -1,4 +1,4 @@
-"""Conversion of a worker's end to a Failure with a sentence, and selection of the cause among a round's failures.
+"""Descriptions of the failures of a round, and selection of the failure that is the cause.
 
 The module has no side effects.
 """
@@ -33,13 +33,13 @@ UNPROVOKED = frozenset(
         FailureReason.SILENT_CORRUPTION,
     }
 )
-"""Reasons that do not follow from the loss of a peer."""
+"""Reasons that are never a consequence of the loss of a peer."""
 
 LONGEST, LONGEST_BRIEF, TOGETHER = 1000, 200, 60_000
-"""Maximum number of characters of a failure's sentence with and without output, and of all sentences of a round.
+"""Maximum characters of one failure's sentence with output, of one without output, and of all sentences in a round.
 
-A Report contains each sentence twice: in its member, and among the failures. The operator limits the lines of an agent
-by these numbers in any encoding (`concertina.agents.bounds`).
+A Report contains each sentence twice, in the state of its member and among the failures. The operator derives its limit
+on the lines of an agent from these numbers, for any encoding (`concertina.agents.bounds`).
 """
 
 
@@ -51,14 +51,14 @@ def signal_name(number: int) -> str:
 
 
 def _last_exception(lines: Sequence[str]) -> str:
-    """Return the last line of the last traceback, or an empty string without one.
+    """Return the last line of the last traceback in some output, or "" if there is no traceback.
 
-    Libraries may have written further lines to stderr after it.
+    The traceback need not be at the end: libraries may have written more lines to stderr.
     """
     begins = [i for i, line in enumerate(lines) if TRACEBACK in line]
     if not begins:
         return ""
-    prefix = lines[begins[-1]].partition(TRACEBACK)[0]  # torch.distributed prefixes each line with the rank
+    prefix = lines[begins[-1]].partition(TRACEBACK)[0]  # torch.distributed writes the rank before each line
     rest = (line[len(prefix) :] for line in lines[begins[-1] + 1 :] if line.startswith(prefix))
     return next((line for line in rest if EXCEPTION.match(line)), "")
 
@@ -66,7 +66,7 @@ def _last_exception(lines: Sequence[str]) -> str:
 def worker_failure(
     replica: str, ended: WorkerExited, fault: Optional[Fault], step: Optional[int], at: float
 ) -> Failure:
-    """Return the failure of a worker that did not end successfully."""
+    """Return the failure for a worker that exited without success."""
     rank, code, last_lines, permanent = ended.rank, ended.code, ended.last_lines, False
     if fault is not None:
         reason, message = fault.reason, f"Rank {rank} (exit code {code}): {fault.message[:LONGEST]}"
@@ -89,13 +89,16 @@ def worker_failure(
 
 
 def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
-    """Return the failure of a worker that exists but is stopped, which no other process reports."""
+    """Return the failure for a worker that exists but is stopped. Only its agent notices this."""
     message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
     return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
 
 
 def looks_provoked(failure: Failure) -> bool:
-    """Return whether the output is that of a rank that lost a peer, or the worker was aborted by its own watchdog."""
+    """Return whether a failure looks like the consequence of a lost peer.
+
+    That is the case if the worker's output names a lost connection, or if a watchdog in the worker aborted it.
+    """
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
     if failure.reason in UNPROVOKED:
@@ -104,11 +107,12 @@ def looks_provoked(failure: Failure) -> bool:
 
 
 def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Mark the failures of a round, given in order of arrival.
+    """Return the failures of a round with `secondary` set for those that are consequences of the cause.
 
-    When one rank dies, the others fail too, and often report it first (decision "The failure that is the cause"). The
-    cause is the first failure that cannot be provoked, else the first that does not look provoked, else the first of
-    all. `secondary` is set for those that may follow from it.
+    The failures are given in order of arrival. When one rank dies, the others fail too, and often report their failures
+    first (decision "The failure that is the cause"). The cause is the first failure that can't be a consequence of a
+    lost peer. Without such a failure, it is the first one that does not look like a consequence, or else the first of
+    all.
     """
     ordered = tuple(failures)
     cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
@@ -123,15 +127,15 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def better(previous: Optional[Failure], new: Failure) -> Failure:
-    """Return the failure that says more about why this replica failed."""
+    """Return the failure that says more about why its replica failed."""
     return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 
 def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
-    """Return the marked failures for the operator.
+    """Return the failures of a round as the coordinator reports them to the operator.
 
-    The failures include the output of the cause, or of a failure that no new round can repair. The remaining output is
-    in the pods' logs, and would not fit into a Report (decision "Reports are whole").
+    Only two kinds of failures include the workers' output: the cause, and failures that no new round can repair. The
+    output of all failures would not fit into a Report (decision "Reports are whole"). It is in the pods' logs.
     """
     marked = mark(failures)
     cause = next(failure for failure in marked if not failure.secondary)
@@ -143,13 +147,16 @@ def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
 
 
 def whole(failure: Failure) -> Failure:
-    """Return the failure with its output, as far as the operator keeps it."""
+    """Return the failure with its output, limited to what the operator stores."""
     lines = [line.rstrip()[:LONGEST_LAST_LINE] for line in failure.last_lines if line.strip()]
     return dataclasses.replace(failure, message=failure.message[:LONGEST], last_lines=tuple(lines[-MOST_LAST_LINES:]))
 
 
 def brief(failure: Failure, members: int) -> Failure:
-    """Return the failure without its output, and with its share of the length of all sentences."""
+    """Return the failure without its output, and with a shortened sentence.
+
+    The sentences of all `members` failures must fit into a Report.
+    """
     return dataclasses.replace(
         failure, message=failure.message[: min(LONGEST_BRIEF, TOGETHER // members)], last_lines=()
     )

@@ -1,4 +1,4 @@
-"""One agent's part in a round: its preparation and its membership. The module has no side effects."""
+"""An agent's part in a round: its preparation, and its membership. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from concertina_protocol.worker_channel import Committed
 
 @dataclasses.dataclass
 class Preparation:
-    """Conditions for the answer Prepared, and the requests that wait for it."""
+    """Preparation of this agent for a round.
+
+    It records what must happen before the agent answers Prepared, and which requests wait for that answer.
+    """
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]
-    """Candidates that are pinged (see `probes`)."""
+    """Candidates that get a Ping (see `probes`)."""
     waiting: list[int]
     released: bool = False
-    """Whether this replica is not a member of the round, which does not need its state either (`p.Release`)."""
+    """Whether the operator has sent Release: the replica is not a member, and the round does not need its state."""
     gone: bool = False
     replaced: tuple[p.Replaced, ...] = ()
-    """Reasons why workers are new processes, as in Prepared."""
+    """Reasons why the workers of the round are new processes (see `Prepared.replaced`)."""
     store: Optional[str] = None
     reachable: Optional[tuple[str, ...]] = None
     answer: Optional[p.Prepared] = None
 
     @property
     def quiet(self) -> bool:
-        """Whether no worker of an older round is left and the store is bound, so that an Assign is accepted."""
+        """Whether this agent can begin the round: no worker of an older round is left and the store's port is bound."""
         return self.gone and self.store is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-    """SIGTERM: this replica must end."""
+    """Termination notice: this replica has received SIGTERM and must end."""
 
     at: float
     grace: float
@@ -51,58 +54,61 @@ class Notice:
 
     @property
     def patient_until(self) -> float:
-        """Time until which this agent waits for the coordinator to begin a drain."""
+        """Time until which this agent waits for the coordinator to begin a drain.
+
+        Then it stops its workers by itself.
+        """
         return self.at + min(1.0, self.grace / 4)
 
 
 @dataclasses.dataclass
 class ActiveDrain:
-    """Drain that has begun."""
+    """Drain that is in progress."""
 
     order: p.Drain
     until: float
-    """Time at which its grace period is over."""
+    """Time at which the grace period of the drain ends."""
     grace_over: bool = False
 
 
 @dataclasses.dataclass
 class Membership:
-    """Round that this agent was assigned to."""
+    """Membership of this agent in a round that it was assigned to."""
 
     assign: p.Assign
     me: int
     workers: Workers
     coordinator: Optional[Coordinator]
-    """State of the coordinator, or None on other members."""
+    """State of the coordinator if this agent is the coordinator, otherwise None."""
     silent_at: float
-    """Time at which the coordinator counts as lost, unless it sends a line."""
+    """Time at which the coordinator counts as lost if it sends no further line."""
     drain: Optional[ActiveDrain] = None
     failure: Optional[p.Failure] = None
     stopping: Stopping = dataclasses.field(default_factory=Stopping)
-    """State of a drain of a user's own command."""
+    """State of the agreement on the call of should_checkpoint() at which a user's own command stops."""
     succeeded_at: Optional[float] = None
-    """Time at which the whole round was known to have succeeded, including its last checkpoint."""
+    """Time at which the whole round, including its last checkpoint, was known to have succeeded, or None."""
     leaving: tuple[str, ...] = ()
-    """Members that have to leave, as the coordinator says."""
+    """Members that must depart, as the coordinator has reported."""
     coordinator_gone: bool = False
     copying: bool = False
-    """Whether the neighbour's snapshots are copied here."""
+    """Whether this agent copies the snapshots of its neighbour."""
     restored: bool = False
-    """Whether all ranks have restored the state that the round begins with."""
+    """Whether all ranks have restored the state with which the round began."""
     saved: dict[int, tuple[Committed, ...]] = dataclasses.field(default_factory=dict)
-    """The two newest snapshots of this round by own shard, the newest first."""
+    """The two newest snapshots of this round for each shard of this agent's workers, the newest first."""
     ends_at: Optional[int] = None
-    """Newest step that all ranks have completely, as the coordinator says.
+    """Newest step that all ranks have completely, as the coordinator has reported.
 
-    This step is set once a script has finished on all members.
+    It is set when a script has finished on all members.
     """
     published: Optional[p.Durable] = None
-    """Checkpoint that LATEST names because of this round; set on the coordinator."""
+    """Checkpoint that LATEST names because this round has published it, or None. Only the coordinator sets this."""
     copied: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Newest step that the peer holds, by own shard."""
+    """Newest step of which another replica has a copy, for each shard of this agent's workers."""
     hearts: Heartbeats = dataclasses.field(default_factory=Heartbeats)
     world_mismatch: str = ""
-    """Clause that says how each own worker trains in a world of its own, or empty if one worker does not."""
+    """Clause that says how each worker of this agent trains in a world of its own, or "" if some worker does not."""
 
     @property
     def lonely(self) -> bool:
@@ -110,19 +116,22 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Newest snapshot of this round by own shard."""
+        """Newest snapshot of this round for each shard of this agent's workers."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
         self.saved[message.shard] = (message, *self.saved.get(message.shard, ()))[:2]
 
     def saved_by_all(self) -> tuple[int, ...]:
-        """Return the steps of the newest snapshots that each of the own workers has."""
+        """Return the steps of the newest snapshots that every worker of this agent has."""
         saved = [{committed.id.step for committed in self.saved.get(rank, ())} for rank in self.workers.ranks]
         return tuple(sorted(set.intersection(*saved)))
 
     def discount_pause(self, seconds: float) -> None:
-        """Extend deadlines by a time in which this agent did not run, and so could not receive messages."""
+        """Move deadlines back by `seconds`.
+
+        This agent was suspended for that time, and could not receive messages.
+        """
         self.silent_at += seconds
         if self.coordinator is not None:
             self.coordinator.discount_pause(seconds)
@@ -131,14 +140,14 @@ class Membership:
         self.failure = better(self.failure, failure)
 
     def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
-        """Return whether the peer holds the newest snapshot of each own shard.
+        """Return whether another replica has a copy of the newest snapshot of each shard of this agent's workers.
 
-        The result is True if there is no peer, or no snapshot.
+        The result is also True if there is no replica that keeps copies, or no snapshot.
         """
         newest = {rank: snapshots.newest(self.assign.round, rank) for rank in self.workers.ranks}
         return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())
 
     def has_copied(self, shard: int, step: int) -> bool:
-        """Return whether the peer holds this own shard of that step, or a newer one."""
+        """Return whether another replica has a copy of this agent's shard `shard`, of this step or a later one."""
         copied = self.copied.get(shard)
         return copied is not None and copied >= step

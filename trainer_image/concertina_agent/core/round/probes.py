@@ -1,7 +1,7 @@
-"""Candidates that an agent pings before a round.
+"""Selection of the candidates to which an agent sends a Ping before a round.
 
-If each of a thousand agents pinged all others, there would be a million handshakes (decision "A large world is probed
-in part").
+If each of a thousand agents sent a Ping to all others, there would be a million TLS handshakes (decision "A large world
+is probed in part").
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from collections.abc import Sequence
 from concertina_protocol import Candidate
 
 ALL_PAIRS = 32
-"""Number of candidates up to which every agent pings all others."""
+"""Maximum number of candidates for which every agent sends a Ping to all others."""
 SAMPLE = 3
-"""Number of further candidates that an agent pings in a larger world.
+"""Number of candidates, chosen by a hash, to which an agent sends a Ping if there are more than ALL_PAIRS.
 
-An agent also pings its neighbours in the ring, which exchange copies of snapshots, and the first candidate, which may
-be the coordinator. It selects the same candidates each time, as far as they exist, so that connections to them can be
-kept.
+It also sends one to its neighbours in the ring of copies, and to the first candidate, which may become the coordinator.
+An agent chooses the same candidates each time if they exist, so that it can reuse connections.
 """
 
 
 def chosen(candidates: Sequence[Candidate], replica: str) -> tuple[Candidate, ...]:
-    """Return the candidates to ping, in their order, including this agent."""
+    """Return the candidates that get a Ping from this agent, in their order. The agent itself is included."""
     count = len(candidates)
     own_index = next((i for i, candidate in enumerate(candidates) if candidate.replica == replica), None)
     if count <= ALL_PAIRS or own_index is None:

@@ -1,14 +1,15 @@
-"""Call at which the workers of a user's own command stop, if its script calls `trainingjob.should_checkpoint()`.
+"""Agreement of all ranks at which call of `trainingjob.should_checkpoint()` they stop. For a user's own command.
 
-Every rank calls the function once a step, so the number of its calls is a clock that all ranks share. When a drain
-begins, each agent asks its workers how many calls they have finished. After its answer, a worker waits at its next
-call. The coordinator names the highest number plus one: no worker has passed that call, every worker reaches it, and
-the call returns true. No collective is needed, so no collective can hang (decision "A script's ranks agree by counting
-calls").
+Every rank calls the function once per step, so the number of calls is a clock that all ranks share. When a drain
+begins, each agent asks its workers how many calls they have finished. A worker that has answered waits at its next
+call. The coordinator then chooses the highest number plus one. No worker has gone beyond that call, and every worker
+reaches it. There the function returns True. This needs no collective, which could hang (decision "A script's ranks
+agree by counting calls").
 
-If no worker calls the function at all (call 0), the command gets SIGTERM and its grace period. The exception is a drain
-whose state must be saved and is only in node memory: then the agent waits for the first call. The module has no side
-effects.
+If no worker calls the function at all (call 0), the workers receive SIGTERM and have their grace period to exit. There
+is one exception: if the drain must save a state that is only in node memory, the agent waits for the first call.
+
+The module has no side effects.
 """
 
 from __future__ import annotations
@@ -22,37 +23,40 @@ from concertina_protocol import MemberState
 from concertina_protocol import worker_channel as w
 
 ANSWER_SECONDS = 5.0
-"""Seconds that workers have to answer. If one does not (it is stopped or busy), there is no agreement on a call."""
+"""Seconds that workers have to answer. If a worker is stopped or busy and does not answer, no call is agreed on."""
 
 
 class Stopping:
-    """State of the agreement in one agent for one round."""
+    """State of the agreement at which call to stop, in one agent and for one round."""
 
     def __init__(self) -> None:
         self.attending: set[int] = set()
         """Ranks that have called should_checkpoint()."""
         self.next_call: Optional[int] = None
-        """Earliest call at which all of this agent's workers can stop, or 0 if none calls should_checkpoint().
+        """First call at which all workers of this agent can stop, or 0 if no worker calls should_checkpoint().
 
-        The call is None if the workers were not asked, or not all have answered.
+        The value is None until the workers have been asked and all have answered.
         """
         self.call: Optional[int] = None
-        """Call that the coordinator has decided on."""
+        """Call of should_checkpoint() that the coordinator has chosen, or None."""
         self._asked_at: Optional[float] = None
         self._passed_unasked = -1
-        """Number of calls that counts as finished if no worker has called the function yet."""
+        """Number of finished calls that is assumed for the workers of this agent if none has called the function yet.
+
+        It is 0 if they are going to call the function, otherwise -1.
+        """
         self._waiting: set[int] = set()
         self._passed: dict[int, int] = {}
 
     @property
     def agreed(self) -> bool:
-        """Whether the workers stop by themselves, without a signal."""
+        """Whether the workers stop by themselves at an agreed call of should_checkpoint(), without a signal."""
         return bool(self.call)
 
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
-        """Ask the workers for their number of calls, because a drain has begun.
+        """Ask the workers how many calls of should_checkpoint() they have finished, because a drain has begun.
 
-        `will_attend` is set if workers that have not called the function yet will call it.
+        Set `will_attend` if workers that have not called the function yet are going to call it.
         """
         if self._asked_at is None:
             self._asked_at, self._waiting = now, set(self.attending)
@@ -62,7 +66,7 @@ class Stopping:
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
-        """Handle the first call of a worker, which waits for the answer."""
+        """Handle the first call of should_checkpoint() by a worker. The worker waits for the answer."""
         self.attending.add(rank)
         if self.call:
             return [e.SendToWorker(rank, w.StopAtCall(self.call))]
@@ -75,12 +79,15 @@ class Stopping:
         self._settle()
 
     def ended(self, rank: int) -> None:
-        """Stop waiting for a worker that has ended."""
+        """Do not wait any longer for the answer of a worker, because it has ended."""
         self._waiting.discard(rank)
         self._settle()
 
     def stop_at(self, call: int) -> list[e.Effect]:
-        """Handle the coordinator's decision."""
+        """Make this agent's workers stop at a call of should_checkpoint(), which the coordinator has chosen.
+
+        If the call is 0, the workers receive SIGTERM.
+        """
         if self.call is not None:
             return []
         self.call = call
@@ -89,9 +96,10 @@ class Stopping:
         return [e.SendToWorker(rank, w.StopAtCall(call)) for rank in sorted(self.attending)]
 
     def decide(self, members: Iterable[MemberState], now: float) -> Optional[int]:
-        """Return the call on the coordinator, or None if it is not decided yet.
+        """Return the call of should_checkpoint() at which all workers stop, or None if it can't be decided yet.
 
-        The call is decided once every member has answered, or their time is up; it is 0 then.
+        Only the coordinator decides this, when every member has answered. If a member has not answered in time, the
+        result is 0.
         """
         if self._asked_at is None or self.call is not None:
             return None

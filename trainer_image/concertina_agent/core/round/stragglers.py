@@ -1,9 +1,10 @@
 """Stragglers: ranks that the other ranks wait for in every step.
 
-Synchronous steps take the same time on all ranks, so this time says nothing (decision "Stragglers by own work"). The
-time that a rank spends in a step without waiting in collectives (`Heartbeat.busy`) is longer on a straggler. It is
-compared over windows, because single steps vary, and with the median of the other ranks, because one of two ranks would
-otherwise influence its own reference. The module has no side effects.
+In synchronous training, a step takes the same time on all ranks, so its duration does not show which rank is slow
+(decision "Stragglers by own work"). What differs is the time in which a rank does not wait in collectives
+(`Heartbeat.busy`): it is longest on a straggler. This time is summed over several steps, because single steps vary. It
+is compared with the median of the other ranks, because with two ranks, the median of all ranks would depend on the
+straggler itself. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from typing import Optional
 from concertina_protocol import Busy, Heartbeat, Straggler
 
 WINDOW_SECONDS, WINDOW_STEPS = 5.0, 10
-"""Minimum duration of a window in seconds, and its minimum number of steps."""
+"""Minimum duration in seconds, and minimum number of steps, of a window over which work is summed."""
 IN_A_ROW = 2
-"""Number of consecutive windows after which a straggler is named. One window without it clears it."""
+"""Number of consecutive windows in which a rank must be slow to be reported. One window without it ends the report."""
 LEAST_SHARE = 0.2
-"""Minimum share of a step that would be saved without the straggler. Smaller differences are not relevant."""
+"""Minimum share of a step's time that would be saved without the straggler. Smaller differences are ignored."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Work of one rank in a window."""
+    """Work of one rank within a window."""
 
     steps: int
     busy: float
-    """Seconds of own work."""
+    """Seconds in which the rank did not wait for others, summed over the window."""
 
     @property
     def per_step(self) -> float:
@@ -41,7 +42,7 @@ class Stragglers:
     """Search for stragglers in one round."""
 
     def __init__(self, factor: Optional[float]) -> None:
-        """Initialize the search; if `factor` is None, none is looked for."""
+        """Initialize the search. If `factor` is None, there is no search."""
         self._factor = factor
         self._begun: dict[int, Heartbeat] = {}
         self._begun_at = 0.0
@@ -51,7 +52,7 @@ class Stragglers:
     def check(self, rank_heartbeats: Mapping[int, tuple[str, Heartbeat]], now: float) -> bool:
         """Update `found`, and return whether it has changed.
 
-        `rank_heartbeats` contains the replica and the heartbeat of each rank.
+        `rank_heartbeats` has the replica and the heartbeat of each rank.
         """
         heartbeats = {rank: heartbeat for rank, (_, heartbeat) in rank_heartbeats.items() if heartbeat.busy > 0}
         if self._factor is None or len(heartbeats) < 2 or len(heartbeats) < len(rank_heartbeats):
@@ -75,7 +76,10 @@ class Stragglers:
 
 
 def late(work: Mapping[int, Work], seconds: float, factor: float) -> list[int]:
-    """Return the ranks whose work takes `factor` times the work of the other ranks, and a relevant part of a step."""
+    """Return the ranks whose work takes at least `factor` times as long as that of others.
+
+    A rank is left out if its work exceeds that of the others by less than LEAST_SHARE of a step's time.
+    """
     ordered = sorted(rank_work.per_step for rank_work in work.values())
     return [
         rank
@@ -86,7 +90,7 @@ def late(work: Mapping[int, Work], seconds: float, factor: float) -> list[int]:
 
 
 def _median_of_others(rank_work: Work, ordered: Sequence[float]) -> float:
-    """Return the median of the other ranks' work; `ordered` is the work of all ranks."""
+    """Return the median of the other ranks' work. `ordered` has the work of all ranks, sorted."""
     index = bisect.bisect_left(ordered, rank_work.per_step)
     lower, odd = divmod(len(ordered) - 2, 2)
     pair = (lower, lower + odd)
@@ -103,7 +107,7 @@ def _straggler(rank: int, replica: str, work: Mapping[int, Work]) -> Straggler:
 
 
 def busy(seconds: Mapping[int, float]) -> Optional[Busy]:
-    """Return a summary of the seconds of own work by rank, or None if some rank does not measure them."""
+    """Return a summary of the ranks' seconds of work, or None if some rank does not measure them."""
     if 0 not in seconds or min(seconds.values()) <= 0:
         return None
     return Busy(round(seconds[0], 3), round(statistics.median(seconds.values()), 3), round(max(seconds.values()), 3))

@@ -1,7 +1,8 @@
-"""Observation of all workers by the coordinator: whether the round hangs, and which ranks are behind.
+"""Watchdog of the coordinator: it detects that the round hangs, and finds the ranks that are behind.
 
-The module compares no clocks of different machines: agents send ages, and each side adds the time of its own clock
-(decision "The coordinator finds a hang, the operator acts on it"). The module has no side effects.
+Clocks of different machines are never compared. Agents send the time since the last progress, and the coordinator
+subtracts it from its own clock (decision "The coordinator finds a hang, the operator acts on it"). The module has no
+side effects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ STEP_PHASES = tuple(
     for phase in WorkerPhase
     if phase not in (WorkerPhase.TRAINING, WorkerPhase.COMPILING, WorkerPhase.BETWEEN_STEPS)
 )
-"""Phases in the order in which a worker passes them. Any other phase, including unknown ones, counts as computing."""
+"""Phases of a step, in the order in which a worker goes through them. A phase that is not listed counts as
+computing."""
 LASTING: Mapping[str, float] = {
     WorkerPhase.STARTING: 900.0,
     WorkerPhase.RESTORING: 1800.0,
@@ -31,40 +33,45 @@ LASTING: Mapping[str, float] = {
     WorkerPhase.CHECKPOINTING: 1800.0,
     WorkerPhase.EVALUATING: 7200.0,
 }
-"""Seconds that these phases may take, if the limit of a step is lower."""
+"""Seconds without progress that these phases may take. They replace the limit for a step if that is lower."""
 UNSEEN = 7200.0
-"""Default limit between two optimizer steps of a script that does not report: it may evaluate, save or compile then."""
+"""Default limit in seconds between two optimizer steps of a script that does not report phases.
+
+Between two steps, such a script may evaluate, save or compile.
+"""
 FIRST_STEP = 900.0
-"""Seconds that a round's first step may take, which may compile and warm up."""
+"""Seconds that the first step of a round may take. It may include compilation and warm-up."""
 LEAST, TIMES = 60.0, 20.0
-"""Default limit of a step: at least this many seconds, and this many times the usual duration of a step."""
+"""Default limit for a step: LEAST seconds, or TIMES times the usual duration of a step if that is longer."""
 STOPPED_SECONDS = 0.5
-"""Seconds without progress after which a stopped worker that writes heartbeats counts as stopped."""
+"""Seconds without progress before a worker that is stopped (SIGSTOP) is reported. Only for workers with heartbeats."""
 STACKS_SECONDS = 3.0
-"""Seconds to wait for the stacks of all workers."""
+"""Seconds to wait for the stacks of all workers before the hang is reported."""
 COLLECTIVE = ("torch/distributed/", "torch/_ops.py", "deepspeed/comm", "megatron/core/parallel_state")
-"""Code in which a rank waits for others."""
+"""Parts of file paths which show that a stack frame is in a collective."""
 INNERMOST = 4
 BUSY_SECONDS = 2.0
-"""Interval in seconds at which the ranks' own work is summarized."""
+"""Seconds between two summaries of the ranks' own work."""
 
 
 class Heartbeats:
-    """Phases of the own workers, and their ages."""
+    """Phases of this agent's workers, and the time since the last progress of each."""
 
     def __init__(self) -> None:
         self.heartbeats: tuple[Heartbeat, ...] = ()
-        """Heartbeats of the running workers as of the last look; the phase is "" if a worker reports nothing."""
+        """Heartbeats of the running workers at the last update. The phase is "" if a worker has not reported any."""
         self._beats: dict[int, tuple[int, str, float]] = {}
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
         self.collecting = False
-        """Whether stacks were requested, or are there, since the round was last reported to hang."""
+        """Whether stacks have been requested or collected for the present hang of the round."""
 
     def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
-        """Record a line on the worker channel; a heartbeat file, if there is one, is more precise.
+        """Record the phase in a worker's message.
 
-        A worker that waits for data repeats its line, and each line counts as progress.
+        A heartbeat file, if there is one, is more precise and has precedence.
+
+        A worker that waits for data repeats its message, and each message counts as progress.
         """
         if phase == WorkerPhase.LOADING_DATA or self._beats.get(rank, (None, ""))[:2] != (step, phase):
             self._beats[rank] = (step, phase, now)
@@ -72,7 +79,10 @@ class Heartbeats:
     def update(
         self, read: Iterable[Heartbeat], running: Iterable[int], now: float, counts: Iterable[StepCount] = ()
     ) -> None:
-        """Record the phases of the running workers. A worker's own reports have precedence over its counted steps."""
+        """Record the phases of the running workers.
+
+        If a worker reports its phase itself, its counted optimizer steps are ignored.
+        """
         by_rank = {heartbeat.rank: heartbeat for heartbeat in read}
         for rank, (step, phase, since) in self._beats.items():
             by_rank.setdefault(rank, Heartbeat(rank, step, phase, now - since))
@@ -84,13 +94,11 @@ class Heartbeats:
         self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in heartbeats)
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that were stopped (SIGSTOP) at the last look and still are, without progress in between.
+        """Return the ranks that were stopped (SIGSTOP) at the last call and still are, without any progress in between.
 
-        A rank without progress has neither computed nor moved.
-
-
-        A worker that is stopped repeatedly for moments is only slow (decision "A worker stopped for moments is slow").
-        `ranks` contains each rank with the CPU time that it has used.
+        `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed, the
+        rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A worker
+        stopped for moments is slow").
         """
         moved = {
             heartbeat.rank for heartbeat in self.heartbeats if heartbeat.phase and heartbeat.still < STOPPED_SECONDS
@@ -99,7 +107,10 @@ class Heartbeats:
         return frozenset(rank for rank, _ in before & self._stopped) - moved
 
     def hung(self, hung: bool) -> bool:
-        """Record whether the round hangs, as the coordinator says; return whether stacks must be collected now."""
+        """Record whether the round hangs, and return whether to collect stacks now.
+
+        The coordinator says whether the round hangs. Stacks are collected once for each hang.
+        """
         begin, self.collecting = hung and not self.collecting, hung
         if not hung:
             self._stacks = {}
@@ -113,33 +124,33 @@ class Heartbeats:
 
 @dataclasses.dataclass(frozen=True)
 class RankHeartbeat:
-    """State of one rank as the coordinator knows it."""
+    """Heartbeat of one rank, as the coordinator has received it."""
 
     replica: str
     heartbeat: Heartbeat
     moved_at: float
-    """Time of the last progress on the coordinator's clock."""
+    """Time of the last progress, by the coordinator's clock."""
 
 
 class Watchdog:
-    """Observer of all ranks of the round, on the coordinator."""
+    """Detection of hangs and stragglers among all ranks of the round. Used on the coordinator."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._rank_heartbeats: dict[int, RankHeartbeat] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
-        """Ranks in the last line of each replica."""
+        """Ranks that each replica listed in its last line."""
         self._steps: Deque[float] = collections.deque(maxlen=32)
         self._hung_at: Optional[float] = None
         self.hang: Optional[Hang] = None
         self.stragglers = Stragglers(limits.straggler_factor)
         self.busy: Optional[Busy] = None
-        """Own work of the ranks as of the last summary, at most BUSY_SECONDS ago."""
+        """Summary of the ranks' own work, at most BUSY_SECONDS old."""
         self._busy_at = -math.inf
 
     @property
     def hung(self) -> bool:
-        """Whether no rank has made progress for too long; `hang` follows when the stacks are there."""
+        """Whether no rank has made progress for too long. `hang` is set later, when the stacks are collected."""
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:
@@ -155,7 +166,7 @@ class Watchdog:
             self._steps.append(seconds)
 
     def check(self, now: float) -> bool:
-        """Return whether there is news of a hang or a straggler."""
+        """Return whether a hang or a straggler was found or has ended."""
         rank_heartbeats = {
             rank: (rank_heartbeat.replica, rank_heartbeat.heartbeat)
             for rank, rank_heartbeat in self._rank_heartbeats.items()
@@ -218,7 +229,7 @@ class Watchdog:
 
 
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
-    """Return the seconds without progress from which the round hangs, if the rank that is behind is in this phase."""
+    """Return the seconds without progress after which the round hangs, if the rank that is behind is in this phase."""
     durations = list(steps)
     if phase == WorkerPhase.BETWEEN_STEPS:
         return limits.hang_seconds or max(UNSEEN, TIMES * statistics.median(durations) if durations else 0.0)
@@ -228,16 +239,16 @@ def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
 
 
 def position(heartbeat: Heartbeat) -> tuple[int, int]:
-    """Return how far a rank is: the number of finished steps, and the part of the next one."""
+    """Return the progress of a rank as two numbers: the finished steps, and the phase within the next step."""
     phase = heartbeat.phase if heartbeat.phase in STEP_PHASES else WorkerPhase.COMPUTING
     return heartbeat.step, STEP_PHASES.index(phase)
 
 
 def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
-    """Return the ranks that are behind, for which the other ranks wait.
+    """Return the heartbeats of the ranks that are behind, which the other ranks wait for.
 
-    See decision "A heartbeat file instead of lines". If several ranks are at the same position, those that do not wait
-    in a collective are returned, or all of them if the stacks do not distinguish them.
+    If several ranks have made the same progress, these are the ones that do not wait in a collective. If their stacks
+    do not show a difference, all are returned (decision "A heartbeat file instead of lines").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]
@@ -250,7 +261,7 @@ def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
 
 
 def waits(stack: Iterable[str]) -> bool:
-    """Return whether the innermost frames of the main thread belong to a collective."""
+    """Return whether the innermost frames of the main thread are in a collective."""
     lines = list(stack)
     begin = next((i for i, line in enumerate(lines) if line.startswith(("Current thread", "Thread"))), -1)
     current = next((i for i, line in enumerate(lines) if "Current thread" in line or "MainThread" in line), begin)
@@ -258,7 +269,7 @@ def waits(stack: Iterable[str]) -> bool:
 
 
 def _usual_phase(heartbeats: list[Heartbeat]) -> str:
-    """Return the most common phase."""
+    """Return the phase that most of the heartbeats have."""
     counted = collections.Counter(heartbeat.phase for heartbeat in heartbeats if heartbeat.phase)
     return counted.most_common(1)[0][0] if counted else ""
 

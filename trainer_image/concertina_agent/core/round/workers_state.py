@@ -1,4 +1,4 @@
-"""Knowledge about the own workers of one round. The module has no side effects."""
+"""What an agent knows about its own workers in one round. The module has no side effects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from concertina_protocol.heartbeat import WorkerPhase
 
 
 class WorkerOutcome(str, enum.Enum):
-    """Outcome of a worker; the first two are values of Done."""
+    """Outcome of a worker. COMPLETE and DRAINED are also the outcomes in the message Done."""
 
     COMPLETE = "complete"
     DRAINED = "drained"
@@ -27,27 +27,27 @@ class Worker:
 
     started: bool = False
     traces: bool = False
-    """Whether the worker knows TraceSteps."""
+    """Whether the worker supports TraceSteps."""
     done: Optional[w.Done] = None
     fault: Optional[w.Fault] = None
     outcome: Optional[WorkerOutcome] = None
-    """Outcome of the worker, once it has exited."""
+    """Outcome of the worker after its exit, or None before."""
 
 
 class Workers:
-    """States of the own workers."""
+    """States of this agent's workers."""
 
     def __init__(self, ranks: Iterable[int], bundled: bool) -> None:
         self.progress: Optional[Progress] = None
-        """Progress of rank 0, if it is one of the own workers."""
+        """Progress that rank 0 has reported, if rank 0 is a worker of this agent. Otherwise None."""
         self.step: Optional[int] = None
-        """Highest step that one of the workers has reported."""
+        """Highest step that a worker of this agent has reported, or None."""
         self._bundled = bundled
         self.keep_state = bundled
         """Whether the workers save snapshots."""
         self._workers = {rank: Worker() for rank in ranks}
         self._reports_steps = False
-        """Whether rank 0 reports its steps, so that its optimizer steps are not counted."""
+        """Whether rank 0 reports its steps itself. If so, its optimizer steps are not counted."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -70,14 +70,14 @@ class Workers:
             worker.fault = message
 
     def on_count(self, count: StepCount, at: float) -> bool:
-        """Record the counted optimizer steps of a worker that reports none itself.
+        """Record the counted optimizer steps of a worker that does not report its steps itself.
 
         Args:
-            count: Steps of a worker. Those of rank 0 are the progress of the round.
-            at: Current time in Unix seconds.
+            count: Counted steps of a worker. Those of rank 0 are the progress of the round.
+            at: Present time in Unix seconds.
 
         Returns:
-            Whether the progress has changed.
+            Whether the progress of the round has changed.
         """
         known = self.progress.step if self.progress else 0
         if count.rank != 0 or self._reports_steps or count.steps == known:
@@ -97,9 +97,9 @@ class Workers:
         return True
 
     def exited(self, rank: int, code: int, stopping: bool) -> Worker:
-        """Record the end of a worker.
+        """Record the exit of a worker.
 
-        `stopping` is set if the worker was told to stop. A user's own command may then end with any exit code.
+        Set `stopping` if the worker was asked to stop. A user's own command may then exit with any code.
         """
         worker = self._workers[rank]
         if self._bundled:
@@ -129,7 +129,7 @@ class Workers:
 
     @property
     def save_seconds(self) -> float:
-        """Duration of the last snapshot in seconds, as far as rank 0 reports it."""
+        """Seconds that the slowest snapshot took, or 0 if rank 0 has not reported any."""
         return (self.progress and self.progress.save_seconds) or 0.0
 
     def all_started(self) -> bool:

@@ -1,1 +1,1 @@
-"""Handlers of events: one pure function `on_<event>(agent, event, t) -> effects` each, listed in `machine`."""
+"""Handlers of events. Each is a pure function `on_<event>(agent, event, t) -> effects`. `machine` lists them."""

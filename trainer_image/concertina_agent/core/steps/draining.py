@@ -1,4 +1,7 @@
-"""Drain of a round, at the operator's request, or by the coordinator itself if members have a termination notice."""
+"""Handlers of a drain, in which all ranks save their state and stop after the same step.
+
+The operator requests a drain, or the coordinator begins it by itself when members have termination notices.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ OF_COMMANDS = frozenset(
     {p.FailureReason.WORKER_FAILED, p.FailureReason.WORKER_SIGNALED, p.FailureReason.WORKER_EXITED_EARLY}
 )
 LEAST_GRACE = 0.1
-"""Minimum grace period in seconds, so that a notice without any grace is still a notice."""
+"""Minimum grace period in seconds. A notice without any grace period still counts as a notice."""
 
 
 def on_drain(agent: AgentState, request: int, message: p.Drain, t: e.Moment) -> list[e.Effect]:
@@ -56,9 +59,10 @@ def begin(agent: AgentState, r: Membership, order: p.Drain, t: e.Moment) -> list
 
 
 def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
-    """Drain without waiting for the operator, which may be away (decision "The coordinator drains by itself").
+    """Begin a drain because members have termination notices.
 
-    If all members must leave, their state is saved.
+    The coordinator does not wait for the operator, which may be unavailable (decision "The coordinator drains by
+    itself"). If all members must depart, the drain saves a checkpoint.
     """
     r = agent.round
     if r is None or r.coordinator is None or not (noticed := r.coordinator.noticed()):
@@ -75,7 +79,10 @@ def drain_for_notices(agent: AgentState, t: e.Moment) -> list[e.Effect]:
 
 
 def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]:
-    """Send SIGTERM and the remaining grace period to a user's own command whose coordinator is silent."""
+    """Stop a user's own command by SIGTERM if its replica has a termination notice and the coordinator is silent.
+
+    The command has the rest of the grace period to exit.
+    """
     notice = agent.notice
     if agent.bundled or notice is None or r.drain is not None or t.now < notice.patient_until:
         return []
@@ -92,10 +99,11 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 
 
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Ship the last snapshot of a worker that had stopped before it was asked for a checkpoint.
+    """Upload the last snapshot of workers from which no checkpoint was requested in time.
 
-    The last snapshot of a script that has finished is shipped, too, because only its end shows that this step was the
-    last one.
+    There are two such cases:
+    - A worker had already stopped when a drain requested a checkpoint.
+    - A script has finished. Only its end shows that this step was its last one.
     """
     effects: list[e.Effect] = []
     durable = r.drain is not None and r.drain.order.durable
@@ -110,7 +118,10 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
-    """Determine the last step of a script on its coordinator: ranks may have ended with incomplete last snapshots."""
+    """Determine the step with which a script has ended, because ranks may have ended with different last snapshots.
+
+    Only the coordinator does this.
+    """
     if agent.bundled or agent.state is not OwnState.SUCCEEDED or agent.uploads.storage is None:
         return []
     coordinator.agree_on_the_end(t.now, t.at)
@@ -118,7 +129,10 @@ def agree_on_the_end(agent: AgentState, r: Membership, coordinator: Coordinator,
 
 
 def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """Ship the parts of this step that are not on their way, after a script has finished on all members."""
+    """Upload this agent's shards of the step at which a script has ended on all members.
+
+    Shards that are being uploaded already are left out.
+    """
     if step is None or r.ends_at is not None or agent.uploads.storage is None:
         return []
     r.ends_at = step
@@ -132,7 +146,11 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return the state without the failure of a user's own command that lost a peer to a drain it had not heard of."""
+    """Return a member's state, without its failure if that failure is a consequence of the drain.
+
+    This concerns a user's own command. One of its workers can lose a peer that has stopped for the drain before it
+    knows of the drain itself.
+    """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:
         return state

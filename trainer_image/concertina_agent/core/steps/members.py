@@ -1,4 +1,4 @@
-"""Events between the coordinator and its members."""
+"""Handlers of events between the coordinator and its members."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def on_join(agent: AgentState, request: int, message: p.Join, t: e.Moment) -> li
         effects.append(e.Broadcast(r.drain.order, only=message.replica))
         if r.stopping.call is not None:
             effects.append(e.Broadcast(p.StopAt(r.stopping.call), only=message.replica))
-    if r.published is not None:  # a member that joins again may have missed this message
+    if r.published is not None:  # the member may have missed this message before it joined again
         effects.append(e.Broadcast(p.DurableMoved(r.published), only=message.replica))
     return effects
 
@@ -71,12 +71,12 @@ def on_member_gone(agent: AgentState, event: e.MemberGone, t: e.Moment) -> list[
 
 
 def check_members(agent: AgentState, r: Membership, coordinator: Coordinator, t: e.Moment) -> list[e.Effect]:
-    """Check on each tick which members are lost, what has failed, and whether the round hangs."""
+    """Check, at each tick, which members are lost, what has failed, and whether the round hangs."""
     overdue = coordinator.overdue(t.now)
     for replica, detail in overdue:
         coordinator.lost(replica, detail, t.at)
     if agent.state is OwnState.SUCCEEDED and not agent.is_durable(r, coordinator, OwnState.SUCCEEDED):
-        # Their parts of the last checkpoint will never arrive.
+        # The shards of these members for the last checkpoint will never arrive.
         for replica in coordinator.gone_unshipped(agent.last_step(r)):
             coordinator.lost_part(replica, t.at)
     ends = draining.agree_on_the_end(agent, r, coordinator, t)

@@ -1,4 +1,4 @@
-"""Consequences of a change of this agent's own state, also for a coordinator, as a member of its own round."""
+"""Effects of a change of this agent's own state. On the coordinator, the change is also handled as that of a member."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fail(agent: AgentState, failure: p.Failure, t: e.Moment) -> list[e.Effect]:
 
 
 def publish(coordinator: Coordinator) -> list[e.Effect]:
-    """Publish all snapshots whose parts are in storage by now."""
+    """Publish all snapshots whose shards are now in storage."""
     return [e.Publish(id, complete) for id, complete in coordinator.publishable()]
 
 

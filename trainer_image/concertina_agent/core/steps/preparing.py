@@ -1,6 +1,7 @@
-"""Start of a round in this agent: Prepare ends older rounds and reports this agent's state; Assign begins the round.
+"""Handlers of the messages with which a round begins: Prepare, Assign and Release.
 
-Release is for a leaving replica that the round does not need.
+Prepare ends older rounds and reports this agent's state. Assign begins the round. Release tells a departing replica
+that the round does not need its state.
 """
 
 from __future__ import annotations

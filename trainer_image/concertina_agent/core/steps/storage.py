@@ -1,4 +1,4 @@
-"""Retention of snapshots, and their state in durable storage."""
+"""Handlers of events about snapshots: which ones to keep, and which are in durable storage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from concertina_protocol import worker_channel as w
 
 
 def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Handle a script that saves snapshots, too."""
+    """Begin to copy the snapshots of a script and to upload its checkpoints, because it saves snapshots.
+
+    The bundled trainer always saves snapshots. A script says so by a message.
+    """
     if agent.bundled or r.copying:
         return []
     use: list[e.Effect] = [e.UseStorage()] if agent.uploads.use() else []
@@ -21,7 +24,10 @@ def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def copy_neighbour(r: Membership) -> list[e.Effect]:
-    """Copy the snapshots of the previous member."""
+    """Begin to copy the snapshots of the previous member in the ring of copies.
+
+    Each member copies those of the one before.
+    """
     r.copying = True
     if r.lonely:
         return []
@@ -48,7 +54,7 @@ def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Ef
 def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
     """Delete snapshots that were kept until all ranks had restored their state.
 
-    A finished step proves that, because all ranks took part in it.
+    A finished step `step` shows that all ranks have, because all of them take part in each step.
     """
     restore = r.assign.restore
     if restore.source == p.RestoreSource.FRESH or step <= restore.step or r.restored:
@@ -58,9 +64,9 @@ def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
 
 
 def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effect]:
-    """Delete the snapshots of older rounds once a snapshot of this round is complete on all peers.
+    """Delete the snapshots of older rounds, if there is a snapshot of this round whose shards all have a copy.
 
-    `step` is the step of that snapshot, or None if there is none.
+    `step` is the step of the newest such snapshot, or None if there is none. A copy of a shard is on another replica.
     """
     if step is None or step <= r.assign.restore.step:
         return []
@@ -69,7 +75,7 @@ def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> 
 
 
 def undo(agent: AgentState, undone: tuple[p.Undone, ...]) -> list[e.Effect]:
-    """Make LATEST name none of the states that were undone."""
+    """Record which states rollbacks have undone, and make LATEST name none of them."""
     if agent.uploads.storage is None:
         return []
     agent.uploads.undone += tuple(rollback for rollback in undone if rollback not in agent.uploads.undone)
@@ -86,13 +92,13 @@ def on_part_shipped(agent: AgentState, event: e.PartShipped, t: e.Moment) -> lis
 def on_publish_done(agent: AgentState, event: e.PublishDone, t: e.Moment) -> list[e.Effect]:
     r = agent.current(event.id.round)
     if r is None:
-        # It was in progress when its round ended, so no agent knows that LATEST has moved.
+        # The publication ended after its round. No agent has recorded yet that LATEST has moved.
         return [e.ProbeStorage()] if event.durable is not None else []
     if event.durable is not None:
         r.published = event.durable
         return [e.Broadcast(p.DurableMoved(event.durable)), *durable_moved(agent, event.durable, t)]
     if agent.uploads.voids(event.id.round, event.id.step):
-        return []  # the fence worked as intended, and storage is healthy
+        return []  # storage refused an outdated checkpoint, as it should
     return on_storage_seen(agent, e.StorageSeen(p.Storage(p.StorageHealth.ERROR, None, event.message)), t)
 
 

@@ -1,4 +1,4 @@
-"""Events of the own workers: their messages, and their ends."""
+"""Handlers of events of this agent's own workers: their messages and exits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
         effects += storage.restored(agent, r, message.id.step)
         if r.lonely:
             effects.append(e.SendToWorker(message.shard, w.CopiedUpTo(message.id.step)))
-        effects += draining.ship_last(agent, r)  # the message may be read after the worker's exit
+        effects += draining.ship_last(agent, r)  # the message may be read after the worker has exited
     elif isinstance(message, p.Progress):
         effects += storage.complete_on_peers(agent, r, message.snapshot_step)
         if r.coordinator is not None:
             r.coordinator.watchdog.step_took(message.step_seconds)
     elif isinstance(message, w.WantDurable):
-        # `ship_last` may have requested it, under the same name.
+        # `ship_last` may have requested the same upload.
         is_wanted = agent.uploads.is_wanted(message.id, message.shard)
         if not is_wanted and r.ends_at is None:
             agent.uploads.wanted(message)
@@ -52,7 +52,11 @@ def on_worker_message(agent: AgentState, event: e.WorkerMessage, t: e.Moment) ->
 
 
 def is_of_round(message: w.Message, round: int) -> bool:
-    """Return whether a message does not name a snapshot of another round: a process may outlive its round."""
+    """Return whether a message belongs to this round.
+
+    A process may live longer than its round and send a message about a snapshot of the earlier round. A message that
+    names no snapshot always belongs to this round.
+    """
     return not isinstance(message, (w.Committed, w.WantDurable)) or message.id.round == round
 
 
@@ -63,7 +67,7 @@ def on_worker_exited(agent: AgentState, event: e.WorkerExited, t: e.Moment) -> l
     r.stopping.ended(event.rank)
     stopping = r.drain is not None or agent.notice is not None
     if r.stopping.agreed and event.code < 0 and not (r.drain is not None and r.drain.grace_over):
-        stopping = False  # this agent has not sent it a signal
+        stopping = False  # the signal is not from this agent
     worker = r.workers.exited(event.rank, event.code, stopping)
     effects: list[e.Effect] = []
     if worker.outcome is WorkerOutcome.FAILED:
@@ -87,7 +91,7 @@ def on_worlds_seen(agent: AgentState, event: e.WorldsSeen, t: e.Moment) -> list[
 
 
 def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
-    """Update the phase of each worker from its heartbeat, and detect stopped workers."""
+    """Update the phase of each worker from its heartbeat, and report workers that are stopped as failures."""
     running = [rank for rank in r.workers.ranks if r.workers.alive(rank)]
     r.hearts.update(event.heartbeats, running, t.now, event.counts)
     reported = (beat.step for beat in r.hearts.heartbeats if beat.phase != WorkerPhase.BETWEEN_STEPS)
@@ -99,7 +103,7 @@ def update_heartbeats(agent: AgentState, r: Membership, event: e.Tick, t: e.Mome
 
 
 def _record_counts(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment) -> list[e.Effect]:
-    """Record the optimizer steps of a script that does not report its steps."""
+    """Record the optimizer steps of a script that does not report its steps itself."""
     if not any(r.workers.on_count(count, t.at) for count in event.counts):
         return []
     if r.coordinator is not None and r.workers.progress is not None:
@@ -108,7 +112,7 @@ def _record_counts(agent: AgentState, r: Membership, event: e.Tick, t: e.Moment)
 
 
 def collect_stacks(r: Membership, hung: bool) -> list[e.Effect]:
-    """Collect stacks once each time the coordinator detects that the round hangs."""
+    """Request the stacks of the workers, once for each hang of the round that the coordinator detects."""
     return [e.CollectStacks(r.assign.round)] if r.hearts.hung(hung) else []
 
 

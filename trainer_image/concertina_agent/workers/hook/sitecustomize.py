@@ -1,14 +1,13 @@
-"""Module that Python imports as it starts if this folder is first on its PYTHONPATH; a parent of scripts begins here.
+"""Start hook for Python: Python imports this `sitecustomize` when this folder is first in PYTHONPATH.
 
-The command is started unchanged, with this folder before its PYTHONPATH. Before Python reaches its file, module or
-code, it imports `sitecustomize` and finds this module, which imports the modules to keep warm, and forks. Each child
-returns from here, and Python itself then runs what its command line says (decision "Python itself runs the script").
-
-Any other interpreter of a worker's command hands itself over to such a child, or returns from here (`hand_over`,
-decision "An interpreter hands itself over").
-
-In each Python of a worker, forked or not, this module also has torch's optimizers count their steps, unless
-`spec.stepDetection` is off (`optimizer_steps`).
+The hook has three uses:
+- In a warm parent, it imports modules and forks on request. The parent is started with the command line of the user's
+  script. Before Python runs that script, it imports this module, which does not return in the parent. It returns in
+  each fork, where Python itself then runs the script (decision "Python itself runs the script").
+- In any other interpreter of a worker's command, it hands the interpreter's script over to such a fork, or returns so
+  that the script starts here (`hand_over`, decision "An interpreter hands itself over").
+- In each Python process of a worker, it makes torch's optimizers count their steps, unless `spec.stepDetection` is off
+  (`optimizer_steps`).
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ SOCKET = "CONCERTINA_WARM_SOCKET"
 STEP_FILE = "CONCERTINA_STEP_FILE"
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = HERE.rsplit(os.sep, 3)[0]
-"""Path from which `concertina_agent` is imported."""
+"""Path that contains the package `concertina_agent`."""
 
 
 def _become_parent(settings: str) -> None:
-    """Import modules and fork. This function returns in a child."""
+    """Become a parent process that imports modules and forks workers. This function returns only in a fork."""
     initial_modules = set(sys.modules)
     sys.path.insert(0, ROOT)
     try:
@@ -37,19 +36,22 @@ def _become_parent(settings: str) -> None:
         script_parent.run(settings, initial_modules)
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        os._exit(70)  # never continue to the script, which would run as if in a worker
+        os._exit(70)  # never run the script in the parent itself
     _forget_own_modules()
 
 
 def _hand_over(socket: str) -> None:
-    """Hand this interpreter over. This function returns if the script starts here."""
+    """Hand the script of this interpreter over to another process.
+
+    This function returns if the script has to start here.
+    """
     if sys.version_info < (3, 9) or sys.implementation.name != "cpython":
         return
     initial_modules = set(sys.modules)
     sys.path.insert(0, ROOT)
     try:
         from concertina_agent.workers import hand_over
-    except Exception:  # without the agent's package the script starts here
+    except Exception:  # without the agent's package, the script starts here
         return
     finally:
         sys.path.remove(ROOT)
@@ -57,7 +59,7 @@ def _hand_over(socket: str) -> None:
 
 
 def _count_steps(path: str) -> None:
-    """Count the optimizer steps of this process into a file. The script continues if that is not possible."""
+    """Count the optimizer steps of this process in a file. If that is impossible, the script runs without a count."""
     sys.path.insert(0, ROOT)
     try:
         from concertina_agent.workers import optimizer_steps
@@ -71,16 +73,16 @@ def _count_steps(path: str) -> None:
 
 
 def _forget_own_modules() -> None:
-    """Remove the agent's modules, which a script could mistake for its own."""
+    """Remove the agent's modules from `sys.modules`, because a script could have modules of the same names."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("concertina_agent", "concertina_protocol")]:
         del sys.modules[name]
 
 
 def _import_next() -> None:
-    """Execute the sitecustomize that Python would have found without concertina's.
+    """Run the `sitecustomize` that Python would have imported if this one did not exist.
 
     Raises:
-        ImportError: If there is none, as `site` expects.
+        ImportError: If there is none. Python's `site` expects this error.
     """
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:

@@ -1,1 +1,1 @@
-"""Building of token shards from text."""
+"""Building of a data set: documents become shards of tokens with a manifest."""

@@ -1,4 +1,4 @@
-"""Documents that are arrays: .npy files of frames `[frames, width]`, and .npz files of `features` and `targets`."""
+"""Documents that are arrays of frames: .npy files `[frames, width]`, and .npz files of `features` and `targets`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from concertina_trainer.data.frames import element
 from concertina_trainer.data.rangefile import open_range
 
 _OWN_CONTAINERS = ("a NumPy array", "a zip archive")
-"""Names of the containers that .npy and .npz files are."""
+"""Names of the file formats that .npy and .npz files have, as found by `content.container_of`."""
 Arrays = tuple[NDArray[np.floating[Any]], NDArray[np.integer[Any]] | None]
 
 
 def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
-    """Return the format of the frames, from the first file; None if the files are text.
+    """Return the format of the frames, taken from the first file, or None if the files are text.
 
-    Targets are below `classes`. With 0, targets are not accepted.
+    Targets must be less than `classes`. If `classes` is 0, files must have no targets.
 
     Raises:
-        InvalidInput: When the files are not alike, or `classes` does not fit them.
+        InvalidInput: When some files are text and others arrays, or `classes` does not fit the first file.
     """
     kinds = {source.format == FRAMES for source in sources}
     if len(kinds) > 1:
@@ -44,10 +44,10 @@ def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
 
 
 def document(source: DataSource, frames: FrameFacts) -> bytes:
-    """Return the elements of a file.
+    """Return the frames of a file as bytes, in the format of the data set.
 
     Raises:
-        InvalidInput: When the file differs from the first one, or has invalid numbers.
+        InvalidInput: When the file's format differs from `frames`, or it has invalid numbers.
     """
     features, targets = _arrays(source)
     if (features.shape[1], features.dtype.itemsize) != (frames.width, frames.number_bytes):
@@ -75,7 +75,7 @@ def _why_unreadable(whole: bytes, error: Exception) -> str:
     container = container_of(whole)
     if container and container not in _OWN_CONTAINERS:
         return f"it holds {container}"
-    if "pickle" in str(error):  # NumPy's message advises to load it all the same, which would run its code
+    if "pickle" in str(error):  # NumPy's own message advises to allow pickle, which would run code from the file
         return "it is no array of numbers"
     return str(error)[:300].rstrip(".")
 

@@ -1,8 +1,9 @@
-"""Building of token shards: parallel, resumable, with the same bytes for any number of processes or machines.
+"""Building of a data set by one or several processes or machines. An interrupted build can be continued.
 
-The sources' sizes alone determine each shard's input, which becomes the same shards in any process (decision "A part of
-the sources is a shard"). Each finished input is recorded beside the shards. The process that finds all of them recorded
-writes the manifest.
+The result has the same bytes for any number of processes and machines. The sizes of the source files alone determine
+which pieces of them form an input, and any process turns an input into the same shards (decision "A part of the sources
+is a shard"). For each finished input, the build writes a record beside the shards. The process that finds the records
+of all inputs writes the manifest.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from concertina_trainer.data.build.write import ShardInput, Written, write
 from concertina_trainer.data.defaults import SHARD_BYTES
 
 _HEADS_AT_ONCE = 16
-"""Files whose first bytes are read at a time."""
+"""Number of files whose first bytes are read at the same time."""
 MADE_BY = "made-by"
-"""Object that names what the data were built from, and how."""
+"""Name of the object with a digest of the build's sources and options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +42,12 @@ class BuildProgress:
     """Progress of a build."""
 
     done: int
-    """Approximate bytes of text that are done."""
+    """Approximate size in bytes of the text that is finished."""
     total: int
     manifest: DataManifest | None = None
-    """Manifest, in the last report of the process that finishes the whole build."""
+    """Manifest of the finished data set, in the last report of the process that writes it."""
     overlap: dict[str, object] | None = None
-    """Counts of the contamination check, if it was requested."""
+    """Counts of the overlap with evaluation files in that report, if they were requested."""
 
 
 def build(
@@ -57,11 +58,10 @@ def build(
     processes: int = 1,
     share: tuple[int, int] = (0, 1),
 ) -> Iterator[BuildProgress]:
-    """Write shards and manifest below the URI or path `out`.
+    """Build a data set in the folder `out`, which is a URI or a path, and yield the progress.
 
-    Work that an interrupted run has finished is not repeated.
-
-    A document never crosses shards. `share` is (i, n): of n machines that build together, this is the i-th.
+    If an earlier build of the same data was interrupted, this build continues it. All tokens of a document are in the
+    same shard. `share` is (i, n) if n machines build together, and this one is machine i, counting from 0.
 
     Raises:
         InvalidInput: When the sources can't be used, or `out` holds other data.
@@ -92,7 +92,7 @@ def build(
 
 
 def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
-    """Return consecutive pieces, grouped to about `shard_bytes` of text, by size alone."""
+    """Return the inputs of a build: consecutive pieces of the sources, grouped to about `shard_bytes` of text."""
     inputs: list[ShardInput] = []
     group: list[Piece] = []
     size = 0
@@ -111,7 +111,10 @@ def _source(path: Path) -> DataSource:
 
 
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
-    """Check that each source is what its name says, before any work is done. Inputs share this out."""
+    """Check the first bytes of the sources of these inputs before any work is done.
+
+    Each machine of a build checks only the sources that begin in its own inputs.
+    """
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
         for _ in pool.map(check, sources):
@@ -119,7 +122,10 @@ def _check_heads(inputs: Sequence[ShardInput]) -> None:
 
 
 def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
-    """Return the digest of what an interrupted run must have had in common with this run."""
+    """Return a digest of the inputs and options of a build.
+
+    A build can continue another only if their digests are equal.
+    """
     against = find_evaluation(recipe.against) if recipe.against else []
     content = [
         dataclasses.asdict(recipe), recipe.load_tokenizer().digest, shard_bytes,
@@ -129,13 +135,14 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
 
 
 def _claim(folder: ObjectPrefix, key: str) -> None:
-    """Record what is being built here.
+    """Record in the folder which build is writing to it.
 
-    A build of something else ends at its next shard, and has nothing done. Data that something else made stay as they
-    are, because jobs may be reading them (decision "Finished data are written over by nothing else").
+    If another unfinished build was writing there, that build fails at its next shard, and its records are deleted. If
+    the folder contains a finished data set of another build, it stays as it is, because jobs may be reading it
+    (decision "Finished data are written over by nothing else").
 
     Raises:
-        InvalidInput: When the folder holds data from other sources or options.
+        InvalidInput: When the folder has a data set from other sources or options.
     """
     claimed_key = folder.get(MADE_BY)
     if claimed_key == key.encode():
@@ -146,7 +153,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
             f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
             "build into another folder, or delete that one first."
         )
-    # Shards of another build have the same names. Shards of other shares of this build may have been written just now.
+    # The shards of the other build are not deleted: this build's have the same names, and other machines may have
+    # written some of them just now.
     folder.delete([name for name in folder.list("building") if not name.startswith(f"{_records(key)}/")])
     folder.put(MADE_BY, key.encode())
 
@@ -168,7 +176,7 @@ def _record(records: str, index: int) -> str:
 
 
 def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: int) -> ShardInput:
-    """Write the shards of an input, and then the record that says so. Runs in any process."""
+    """Write the shards of an input, and then the record that the input is finished. Any process can call this."""
     folder = ObjectPrefix(uri)
     check_claim = functools.partial(_check_claim, folder, key)
     written = write(shard, uri, VALIDATION, recipe, shard_bytes, check_claim)
@@ -180,9 +188,9 @@ def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: i
 def _written(
     inputs: Sequence[ShardInput], writing: functools.partial[ShardInput], processes: int
 ) -> Iterator[ShardInput]:
-    """Yield each input when it is done.
+    """Yield each input when its shards are written.
 
-    Processes are spawned, because the store's client has threads, which do not survive a fork.
+    New processes are spawned rather than forked, because the store's client has threads, which do not survive a fork.
 
     Raises:
         InvalidInput: When a process was killed.
@@ -220,7 +228,10 @@ def _end_with_parent() -> None:
 def _finish(
     folder: ObjectPrefix, key: str, count: int, recipe: Recipe
 ) -> tuple[DataManifest, dict[str, object] | None] | None:
-    """Write the manifests if all shards are done. Several processes that find so write the same.
+    """Write the manifests if all inputs of the build are finished.
+
+    The result is the training manifest and the counts of overlaps with evaluation files, or None if some input is not
+    finished. Several processes may do this at the same time. They write the same contents.
 
     Raises:
         InvalidInput: When there is no text to train on, or another build has begun.
@@ -231,7 +242,7 @@ def _finish(
         return None
     texts = [folder.get(_record(records, index)) for index in range(count)]
     if None in texts:
-        return None  # another process has finished, and deletes the records
+        return None  # another process has finished the build and is deleting the records
     written = [_read(folder, _record(records, index), text) for index, text in enumerate(texts) if text is not None]
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
@@ -245,7 +256,7 @@ def _finish(
         from concertina_trainer.data.build.overlap import report
 
         overlap = report(recipe, [part.overlap for part in written])
-        _check_claim(folder, key)  # again, because the report takes long
+        _check_claim(folder, key)  # checked again, because the report takes long
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
@@ -270,9 +281,9 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
 
 
 def _sweep(out: Path, records: str) -> None:
-    """Delete empty folders, and drafts (`name#1`) that the store's client leaves when it is killed."""
+    """Delete empty folders, and drafts (`name#1`) that the store's client left when it was killed."""
     for draft in (*out.glob("shard-*#*"), *out.glob(f"{VALIDATION}/shard-*#*"), *out.glob(f"{records}/*#*")):
         draft.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # another build has records there
+    with contextlib.suppress(OSError):  # the folder has records of another build
         (out / records).rmdir()
         (out / records).parent.rmdir()

@@ -1,4 +1,4 @@
-"""Detection of a file's format from its first bytes, and compressed files as streams."""
+"""Detection of a file's format from its first bytes, and decompression of files while they are read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.file_names import COMPRESSIONS
 
 HEAD_BYTES = 4096
-"""Number of first bytes of a file to examine."""
+"""Number of bytes at the beginning of a file that are examined."""
 _UNPACKED_BYTES = 2**20
-"""Unpacked bytes that a stream holds at once, apart from the line that is read."""
+"""Maximum number of decompressed bytes in memory, apart from the line that is being read."""
 _MAGIC = [
     (re.compile(pattern, re.DOTALL), name)
     for pattern, name in (
@@ -51,14 +51,14 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def container_of(head: bytes) -> str:
-    """Return the name of the format whose magic bytes these first bytes of a file have, or ""."""
+    """Return the name of the binary format that a file with these first bytes has, or "" for none."""
     return next((name for pattern, name in _MAGIC if pattern.match(head)), "")
 
 
 def why_not_text(head: bytes, complete: bool) -> str:
-    """Return why a file that begins with these bytes is no text in UTF-8, as the end of a sentence, or "".
+    """Return why a file with these first bytes is not text in UTF-8, as the end of a sentence, or "" if it is.
 
-    If `complete`, the file ends with these bytes, so a character that is cut off is an error.
+    If `complete` is set, `head` is the whole file. An incomplete character at its end is then an error.
     """
     if name := container_of(head):
         suffix = next((suffix for suffix, value in COMPRESSIONS.items() if value == name), "")
@@ -89,10 +89,12 @@ def _alternates_with_nul(head: bytes) -> bool:
 
 @contextlib.contextmanager
 def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[BinaryIO]:
-    """Yield a stream of the unpacked content: all frames or members of the file, of which little is held at once.
+    """Yield a stream of the decompressed contents of a file. Little of it is in memory at a time.
+
+    If the file consists of several compressed members or frames, the stream contains all of them.
 
     Raises:
-        InvalidInput: When the file is cut off, damaged, or compressed otherwise.
+        InvalidInput: When the file is incomplete or damaged, or has another compression.
     """
     head = file.read(HEAD_BYTES)
     file.seek(0)
@@ -114,9 +116,9 @@ def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[Binary
 
 
 class _Members(io.RawIOBase):
-    """Unpacks bzip2 or xz members one behind the other.
+    """Stream of the decompressed contents of consecutive bzip2 or xz members.
 
-    The standard library's files take a damaged member for the end of the file.
+    The standard library's classes are not used, because they treat a damaged member as the end of the file.
     """
 
     def __init__(self, file: BinaryIO, make: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]) -> None:

@@ -1,4 +1,4 @@
-"""Format of a file by its name alone. Names are compared without case."""
+"""Format of a file, derived from its name alone, ignoring case."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ FORMATS = {
     ".npy": FRAMES,
     ".npz": FRAMES,
 }
-"""Formats by the end of a name. A file with another end is one document of text."""
+"""Formats by the last suffix of a file's name. A file with any other suffix is text, and one document."""
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
-"""Compressions of JSON lines and of text that a build reads."""
+"""Supported compressions of text and of JSON lines, by suffix."""
 UNREADABLE = {
     **dict.fromkeys((".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar"), "an archive, which is not read"),
     **dict.fromkeys(
@@ -40,9 +40,12 @@ UNREADABLE = {
         (".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".bin"), "binary data, which is not read"
     ),
 }
-"""Why a build doesn't read a file, by the end of its name. The build refuses to leave such files out unasked."""
+"""Reasons why a build does not read a file, by the file's suffix.
+
+Such a file may contain data. The build fails if it finds one, unless the user allows it to be left out.
+"""
 _WITH_PARTS = frozenset((".jsonl", ".ndjson", ".parquet", ".arrow", ".gz", ".bz2", ".xz", ".zst"))
-"""A file whose name continues after one of these suffixes (`a.jsonl.part`) is data in a form that is not known."""
+"""Suffixes of formats whose files may be incomplete. A name that continues after one (`a.jsonl.part`) is not read."""
 _MARKER = re.compile(
     r"_success|_(committed|started)_.*|_metadata|_common_metadata|.*_\$folder\$|thumbs\.db|desktop\.ini"
     r"|dataset_infos?\.json|dataset_dict\.json|state\.json"
@@ -50,7 +53,7 @@ _MARKER = re.compile(
     r"|.*\.(crc|md5|sha1|sha256|sha512|asc|sig|lock)|(md5|sha1|sha256|sha512)sums?(\.txt)?"
 )
 _UNCOMMITTED = "_temporary"
-"""The folder of a Spark job's output that was not committed."""
+"""Folder of the output of a Spark job that was not committed."""
 _DESCRIPTION = re.compile(
     r"(readme|licen[cs]e|notice|copying|changelog|citation|authors|contributing|requirements)\b.*"
 )
@@ -61,30 +64,30 @@ _PROSE = frozenset((".txt", ".text"))
 class FileKind:
     format: str
     compression: str = ""
-    """A value of COMPRESSIONS, or "" for a plain file."""
+    """Compression, which is a value of COMPRESSIONS, or "" for none."""
     suffix: str = ""
-    """End of the name in lower case, as people know it: `.jsonl.gz`."""
+    """End of the name in lower case, including the suffix of a compression: `.jsonl.gz`."""
 
 
 class Role(enum.Enum):
-    """Part that a file has in a folder of sources."""
+    """Role of a file in a folder of sources, which decides whether a build reads the file."""
 
     DATA = "data"
     JSON = "JSON"
-    """JSON lines, or a JSON file that describes the data beside it."""
+    """JSON lines, or a JSON file that describes other data in the folder."""
     PROSE = "text"
-    """Text that is likely to be meant as data: `.txt`, or compressed."""
+    """Text that is probably data, such as a `.txt` file or compressed text."""
     OTHER = "other"
-    """Text, if the folder has no data of another kind."""
+    """Other text, which is read only if the folder has neither data files nor JSON."""
     DESCRIPTION = "description"
-    """README, LICENSE and the like: text, if the folder has no data of another kind."""
+    """README, LICENSE and the like, which are read only if the folder has neither data files nor JSON."""
     MARKER = "marker"
-    """An image, a program, or a file of Spark, `datasets` or a checksum tool; never a document."""
+    """File that is never data: an image, a program, or a file of Spark, `datasets` or a checksum tool."""
     UNREADABLE = "unreadable"
 
 
 def kind_of(name: str) -> FileKind:
-    """Return the format and the compression of a file of this name."""
+    """Return the format and the compression of a file with this name."""
     inner, outer = _ends(name)
     if outer in COMPRESSIONS:
         return FileKind(FORMATS.get(inner, TEXT), COMPRESSIONS[outer], inner + outer)
@@ -92,7 +95,7 @@ def kind_of(name: str) -> FileKind:
 
 
 def why_unreadable(name: str) -> str:
-    """Return what makes a file of this name unreadable for a build, or "" if nothing does."""
+    """Return the reason why a build can't read a file with this name, or "" if it can."""
     inner, outer = _ends(name)
     kind = kind_of(name)
     if outer in UNREADABLE:
@@ -109,7 +112,7 @@ def why_unreadable(name: str) -> str:
 
 
 def role_of(name: str) -> Role:
-    """Return the role of a file in its folder of sources, from its name relative to that folder."""
+    """Return the role of a file, given its name relative to the folder of sources."""
     *folders, base = name.lower().split("/")
     kind = kind_of(base)
     if _UNCOMMITTED in folders or _MARKER.fullmatch(base):
@@ -126,7 +129,7 @@ def role_of(name: str) -> Role:
 
 
 def _ends(name: str) -> tuple[str, str]:
-    """Return the last two suffixes of a name in lower case, "" where it has fewer."""
+    """Return the last two suffixes of a name in lower case. A suffix is "" if the name has fewer than two."""
     parts = name.lower().rpartition("/")[2].lstrip(".").split(".")
     outer = f".{parts[-1]}" if len(parts) > 1 else ""
     inner = f".{parts[-2]}" if len(parts) > 2 else ""

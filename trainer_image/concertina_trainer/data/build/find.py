@@ -1,4 +1,4 @@
-"""Selection of the files that a build takes from files, folders and URIs."""
+"""Selection of the source files of a build from files, folders and URIs that a user names."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from concertina_trainer.data.rangefile import split
 
 ADVICE = "choose files by --pattern, convert or remove these, or build without them by --allow-left-out"
 _SHOWN = 5
-"""Maximum names in a line."""
+"""Maximum number of names in a line of the report."""
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """File that a build may take."""
+    """File that a build may use as a source."""
 
     name: str
-    """Name relative to its location."""
+    """Name of the file, relative to the location that the user named."""
     source: DataSource
     identity: str
-    """Identity of the file, the same for all its names: its path without links, or its URI."""
+    """Identity of the file, which is the same for all its names: its path without symbolic links, or its URI."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """File that a build does not take."""
+    """File or folder that a build does not use."""
 
     name: str
     reason: str
     data: bool = False
-    """Whether it may hold data that the user expects in the result."""
+    """Whether it may contain data that the user expects to be used."""
 
 
 Listing = list[InputFile | LeftOut]
@@ -55,14 +55,14 @@ def find(
     say: Callable[[str], None] = lambda line: None,
     advice: str = ADVICE,
 ) -> list[DataSource]:
-    """Return the files to build from, in a fixed order, and report what is taken and what is left out.
+    """Return the source files of a build in a fixed order, and report which files are used and which are left out.
 
-    A folder gives the files that match `pattern`. Without a pattern it gives its data, or its text if it has no data.
-    Files below `out` are results of a build and never sources.
+    With a pattern, the files of a folder that match it are used. Without a pattern, the folder's data files are used,
+    or its text files if it has no data files. Files in `out` are results of a build, so they are never used.
 
     Raises:
-        InvalidInput: When there is no file, or it is not clear which split is meant, or something that may hold data
-            would be left out and `allow_left_out` is false.
+        InvalidInput: When there is no file, or several splits of a data set and no training split, or a file that may
+            contain data would be left out and `allow_left_out` is false.
     """
     listing: Listing = []
     for location in locations:
@@ -84,18 +84,18 @@ def find(
 
 
 def find_evaluation(locations: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
-    """Return the files of evaluation data, which `--against` names."""
+    """Return the evaluation files that a user names by `--against`."""
     return find(locations, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
 
 
 def _plain(location: str) -> str:
-    """Return a place as a path or as the URI of a store."""
+    """Return a location as a path or as the URI of a store, without `file://` and without a trailing slash."""
     plain = location.removeprefix("file://").rstrip("/")
     return plain or (location and "/")
 
 
 def _within(location: str, pattern: str, out: str) -> Listing:
-    """Return the files of a location, relative to it.
+    """Return the files at a location, with names relative to the location.
 
     Raises:
         InvalidInput: When the location does not exist, or is neither a file nor a folder.
@@ -121,12 +121,15 @@ def _within(location: str, pattern: str, out: str) -> Listing:
 
 
 def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
-    """Return the name of an item as a person would write it: relative to the location that the user gave."""
+    """Return the item with the name that a user would write, which begins with the location that the user named."""
     return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
 def _named_file(file: InputFile) -> Listing:
-    """Return a file that the user named, regardless of the role that it would have in its folder."""
+    """Return a file that the user named, or the reason why a build cannot read this file.
+
+    In a folder, some files are left out because their names show that they are no data. This is not done here.
+    """
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
 
@@ -140,10 +143,12 @@ def _object(uri: str, entry: ObjectEntry) -> DataSource:
 
 
 def _stored(uri: str, objects: dict[str, ObjectEntry], out: str) -> Listing:
-    """Return objects as files, without empty ones that stand for folders, and without those of the result.
+    """Return the objects of a store as files.
+
+    Empty objects that represent folders are left out, and so are the objects in `out`.
 
     Raises:
-        InvalidInput: When the folder is the result's own.
+        InvalidInput: When `uri` is the folder `out` itself.
     """
     if uri == out:
         raise _into_itself(uri)
@@ -163,20 +168,20 @@ def _into_itself(location: str) -> InvalidInput:
 
 
 def _hidden_part(key: str) -> str:
-    """Return the key up to its first part that begins with a dot, or ""."""
+    """Return the beginning of a key, up to and including its first hidden part (one that begins with a dot), or ""."""
     parts = key.split("/")
     return next(("/".join(parts[: i + 1]) for i, part in enumerate(parts) if part.startswith(".")), "")
 
 
 class _Walk:
-    """Files below a folder. Links to folders are followed, and each real folder is read once."""
+    """Search of a folder for files. It follows symbolic links to folders, and reads each real folder once."""
 
     def __init__(self, out: str) -> None:
         self._out = out
-        """Path without links of the result, which is no source."""
+        """Path of the build's output folder without symbolic links. The search skips this folder."""
         self._name_by_folder: dict[str, str] = {}
         self._links: list[tuple[str, str]] = []
-        """Path and name of links to folders that are still to be followed. Real folders come first."""
+        """Path and name of each symbolic link to a folder that is still to be followed. Real folders are read first."""
 
     def files(self, root: str) -> Iterator[InputFile | LeftOut]:
         real = os.path.realpath(root)
@@ -232,7 +237,7 @@ class _Walk:
 
 
 def _select(location: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
-    """Return which of the files of one folder to take."""
+    """Return the files of a folder, and which of them are left out."""
     listing = sorted(listing, key=lambda item: item.name.split("/"))
     files = [item for item in listing if isinstance(item, InputFile)]
     chosen = _matching(files, pattern) if pattern else _training(location, files)
@@ -252,7 +257,10 @@ def _matching(files: Sequence[InputFile], pattern: str) -> Listing:
 
 
 def _matches(name: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a name matches as in a shell: `*` stays within a folder, and `**` is any number of folders."""
+    """Return whether a name matches a pattern as in a shell.
+
+    `*` matches within the name of a file or folder, and `**` matches any number of folders.
+    """
     if not pattern:
         return not name
     if pattern[0] == "**":
@@ -265,7 +273,11 @@ _TAKEN: tuple[tuple[set[Role], set[Role]], ...] = (
     ({Role.JSON}, {Role.PROSE, Role.OTHER}),
     ({Role.PROSE, Role.OTHER, Role.DESCRIPTION}, set()),
 )
-"""Roles that a folder's sources have, by the first that it holds, and those that may be meant as data beside them."""
+"""Pairs of sets of roles. The first pair applies whose first set has the role of some file in the folder.
+
+The files with a role in the first set are used. Files with a role in the second set are left out, although they may
+contain data.
+"""
 _REASONS = {
     Role.JSON: "JSON beside other data",
     Role.PROSE: "text beside other data",
@@ -276,7 +288,10 @@ _REASONS = {
 
 
 def _training(location: str, files: Sequence[InputFile]) -> Listing:
-    """Return a folder's data, or its text if it has no data; if these are splits, the split `train`."""
+    """Return a folder's data files, or its text files if it has no data files.
+
+    If these files are the splits of a data set, only those of the split `train` are used.
+    """
     role_by_name = {file.name: role_of(file.name) for file in files}
     present = set(role_by_name.values())
     chosen_roles, doubtful = next((roles for roles in _TAKEN if present & roles[0]), _TAKEN[-1])
@@ -315,7 +330,10 @@ def _of_split(
 
 
 def _each_once(listing: Listing) -> Listing:
-    """Return the listing with one name for each file: documents of a file with two names would be used twice."""
+    """Return the listing with only one name for each file.
+
+    If a file with two names were used twice, its documents would be in the data set twice.
+    """
     plain = {item.identity: item.name for item in reversed(listing) if isinstance(item, InputFile)}
     plain |= {
         item.identity: item.name
@@ -336,7 +354,7 @@ def _each_once(listing: Listing) -> Listing:
 
 
 def _report(inputs: Sequence[InputFile], left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """Yield one line about what is taken, and one for each reason of what is left out."""
+    """Yield a line about the files that are used, and a line for each reason why files are left out."""
     counts = Counter(kind_of(item.source.location).suffix or "without a suffix" for item in inputs)
     if inputs:
         yield f"taken: {_files(len(inputs))} ({_bounded([f'{n:,} {suffix}' for suffix, n in counts.most_common()])})"

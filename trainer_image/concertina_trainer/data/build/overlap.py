@@ -1,8 +1,8 @@
-"""Contamination: n-grams of words of evaluation files that the training documents have.
+"""Contamination check: search of the training documents for n-grams (n consecutive words) of evaluation files.
 
-Words are runs of letters and digits, in lower case. Bytes beyond ASCII count as letters. An n-gram is identified by a
-64-bit polynomial hash, computed for a whole document at once: of 10^12 comparisons with 10^6 n-grams about 0.05 match
-by chance. The n-gram of 13 words is that of Brown et al. 2020 (appendix C).
+A word is a run of letters and digits, in lower case. Bytes beyond ASCII count as letters. Each n-gram is represented by
+a 64-bit polynomial hash, and all hashes of a document are computed at once. In 10^12 comparisons with 10^6 n-grams,
+about 0.05 match by chance. The default of 13 words is that of Brown et al. 2020 (appendix C).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEXT = np.uint64(0xD1B54A32D192ED03)
 
 
 def _letters() -> NDArray[np.uint8]:
-    """Return the letter of each byte: in lower case, and 0 for bytes between words."""
+    """Return a table from each byte to its lower-case letter, or to 0 for a byte that separates words."""
     letters = [
         chr(b).lower().encode("latin-1")[0] if chr(b).isalnum() and b < 128 else b * (b >= 128) for b in range(256)
     ]
@@ -42,7 +42,7 @@ def _powers(base: np.uint64, count: int) -> _Hashes:
 
 
 def word_hashes(text: bytes) -> _Hashes:
-    """Return one number for each word."""
+    """Return a hash of each word of a text."""
     letters = _LETTERS[np.frombuffer(text, np.uint8)]
     edges = np.flatnonzero(np.diff((letters != 0).astype(np.int8), prepend=0, append=0))
     begins, ends = edges[::2], edges[1::2]
@@ -54,7 +54,7 @@ def word_hashes(text: bytes) -> _Hashes:
 
 
 def ngrams(text: bytes, count: int) -> _Hashes:
-    """Return one number for each run of `count` words; none for a shorter text."""
+    """Return a hash of each n-gram of `count` words. A text with fewer words has none."""
     words = word_hashes(text)
     total = len(words) - count + 1
     if total <= 0:
@@ -67,7 +67,7 @@ def ngrams(text: bytes, count: int) -> _Hashes:
 
 @functools.lru_cache(maxsize=1)
 def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
-    """Return the n-grams of each document, for each evaluation file.
+    """Return, for each evaluation file, its location and the n-grams of each of its documents.
 
     Raises:
         InvalidInput: When an evaluation file can't be read.
@@ -85,7 +85,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
             )
             for source in find_evaluation(recipe.against)
         ]
-    except InvalidInput as error:  # its advice names the option for training data
+    except InvalidInput as error:  # the message names the option for training data: correct it
         raise InvalidInput(str(error).replace("--column", "--against-column")) from error
 
 
@@ -96,7 +96,7 @@ def _table(recipe: Recipe) -> _Hashes:
 
 
 def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
-    """Return the indices in the sorted table of those of `grams` that it holds."""
+    """Return the indices in the sorted `table` of those n-grams that are in both `table` and `grams`."""
     if not len(table):
         return np.empty(0, np.int64)
     places = np.minimum(np.searchsorted(table, grams), len(table) - 1)
@@ -104,7 +104,7 @@ def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
 
 
 class Search:
-    """Search for the n-grams of the evaluation in document after document."""
+    """Search for the n-grams of the evaluation files in training documents."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._table, self._length = _table(recipe), recipe.ngram
@@ -121,10 +121,7 @@ class Search:
 
 
 def report(recipe: Recipe, overlaps: Sequence[Overlap]) -> dict[str, object]:
-    """Return counts of matches.
-
-    They are the number of training documents with an n-gram of the evaluation, and the counts of each evaluation file.
-    """
+    """Return the number of training documents with an n-gram of the evaluation files, and counts for each such file."""
     table = _table(recipe)
     matched = np.zeros(len(table), bool)
     for overlap in overlaps:

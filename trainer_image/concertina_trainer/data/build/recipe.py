@@ -1,4 +1,4 @@
-"""Options of the build of a data set, and its report of overlaps with evaluation files."""
+"""Options of a build, and the result of its search for overlaps with evaluation files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from concertina_trainer.data import tokenizer as tokenizers
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Everything beside the sources that determines the bytes of the result."""
+    """Options of a build. Together with the sources, they determine the bytes of the data set."""
 
     tokenizer: str = defaults.BYTES
     separator: str = ""
     split_pattern: str = ""
     column: str = defaults.COLUMN
     validation: float = 0.0
-    """Share of the documents that are set aside, by the hash of their text."""
+    """Share of the documents that become validation data. A hash of its text decides about each document."""
     against: tuple[str, ...] = ()
-    """Evaluation files whose n-grams are searched for."""
+    """Evaluation files whose n-grams are searched for in the training documents."""
     ngram: int = defaults.NGRAM
-    """Words of an n-gram."""
+    """Number of words of the n-grams by which evaluation texts are found in training documents (see `against`)."""
     against_column: str = ""
-    """Column of the evaluation files; "" means `column`."""
+    """Column of the evaluation files that contains the text. If it is "", `column` is used."""
     frames: FrameFacts | None = None
-    """Format of the frames, if documents are arrays."""
+    """Format of the frames if documents are arrays, or None if they are text."""
 
     def load_tokenizer(self) -> tokenizers.Tokenizer:
         if self.frames is not None:
@@ -37,8 +37,8 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-    """N-grams of the evaluation that one shard has, and the number of its documents that have them."""
+    """Result of the search for evaluation n-grams in the documents of one input of a build."""
 
     documents: int = 0
     ngrams: tuple[int, ...] = ()
-    """Indices of the n-grams in the sorted table of all of them."""
+    """Indices of the n-grams that were found, in the sorted table of all n-grams of the evaluation files."""

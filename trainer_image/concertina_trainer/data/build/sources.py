@@ -1,4 +1,4 @@
-"""Sources of data: files, cut into pieces by their sizes alone, and read document by document."""
+"""Source files of a build. They are divided into pieces by their sizes alone, and read document by document."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from concertina_trainer.data.build.file_names import ARROW, JSON_LINES, PARQUET,
 from concertina_trainer.data.rangefile import open_range
 
 _BATCH = 1024
-"""Rows of a Parquet file that are read at once."""
+"""Number of rows of a Parquet file to read at once."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """File to build from."""
+    """Source file of a build."""
 
     location: str
-    """Path or URI."""
+    """Path or URI of the file."""
     size: int
     """Size in bytes."""
     changed: int = 0
-    """Time of the last change in nanoseconds since the epoch, if it is known."""
+    """Time of the last change in nanoseconds since the epoch, or 0 if it is unknown."""
 
     @property
     def format(self) -> str:
@@ -41,20 +41,21 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents of one source that begin in [begin, end): bytes of JSON lines, else row groups or batches.
+    """Part of a source file: the documents that begin from `begin` to `end` - 1.
 
-    A compressed file, a text and an array are one piece each.
+    The unit is bytes in a file of JSON lines, row groups in a Parquet file, and batches in an Arrow file. A compressed
+    file, a text and an array are not divided, so each is one piece.
     """
 
     source: DataSource
     begin: int
     end: int
     size: int
-    """Approximate bytes of its text."""
+    """Approximate size of the piece's text in bytes."""
 
 
 def cut(source: DataSource, piece_bytes: int, column: str) -> list[Piece]:
-    """Return pieces of about `piece_bytes` each, if the format can be entered in its middle."""
+    """Return pieces of about `piece_bytes` each, or one piece if the file can only be read from its beginning."""
     if source.format == JSON_LINES and not source.compression:
         edges = [*range(0, source.size, piece_bytes), source.size]
         return [Piece(source, begin, end, end - begin) for begin, end in itertools.pairwise(edges)]
@@ -101,7 +102,7 @@ def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _as_input(source: DataSource) -> Iterator[None]:
-    """Convert pyarrow's errors.
+    """Convert errors of pyarrow about a source into InvalidInput.
 
     Raises:
         InvalidInput: When the source can't be read.
@@ -126,7 +127,10 @@ def _batch_sizes(source: DataSource) -> list[int]:
 
 
 def _batches(file: BinaryIO) -> Iterator[Any]:
-    """Yield the batches of an Arrow file in either of its formats (`datasets` writes streams)."""
+    """Yield the batches of an Arrow file.
+
+    The file may have Arrow's file format or its stream format, which `datasets` writes.
+    """
     from pyarrow import ipc
 
     head = file.read(6)
@@ -142,13 +146,13 @@ def _batches(file: BinaryIO) -> Iterator[Any]:
 
 
 def check(source: DataSource) -> None:
-    """Check that the first bytes of a source of text are what its name says.
+    """Check that the first bytes of a text source match the format in its name.
 
     Raises:
-        InvalidInput: When they are not.
+        InvalidInput: When they do not match.
     """
     if source.format not in (JSON_LINES, TEXT):
-        return  # the readers of other formats refuse other content before anything is written
+        return  # readers of other formats raise an error before anything is written
     head = _head(source)
     if reason := content.why_not_text(head, complete=len(head) < content.HEAD_BYTES):
         raise InvalidInput(f"{source.location} {reason}")
@@ -163,14 +167,14 @@ def _head(source: DataSource) -> bytes:
 
 
 def read_documents(piece: Piece, column: str) -> Iterator[bytes]:
-    """Yield the text of each document in UTF-8. Empty ones are left out."""
+    """Yield the text of each document of a piece in UTF-8. Empty documents are left out."""
     with _opened(piece.source) as file:
         yield from (text for text in _FORMATS[piece.source.format](piece, file, column) if text)
 
 
 @contextlib.contextmanager
 def _opened(source: DataSource) -> Iterator[BinaryIO]:
-    """Open a source, and unpack it if it is compressed."""
+    """Open a source, and decompress it if it is compressed."""
     with open_range(source.location, source.size) as file:
         if not source.compression:
             yield file
@@ -187,7 +191,7 @@ def _text(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
 
 
 def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
-    """Yield the text of each line. A line belongs to the piece that its first byte is in."""
+    """Yield the text of each line of a piece. A line belongs to the piece that contains its first byte."""
     whole = bool(piece.source.compression)
     offset = piece.begin
     if offset:
@@ -244,7 +248,7 @@ def _arrow(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
     with _as_input(piece.source):
         for index, batch in enumerate(_batches(file)):
             if piece.begin <= index < piece.end:
-                batch.validate(full=True)  # pyarrow does not check where offsets point
+                batch.validate(full=True)  # pyarrow itself does not check that offsets are within the buffer
                 column_index = _column(piece.source, column, batch.schema.names)
                 yield from _texts(batch.column(column_index), piece.source, column)
 

@@ -1,4 +1,4 @@
-"""Split of a file of data, by its name."""
+"""Split of a data set (such as train or test) that a file belongs to, derived from the file's name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""Split by the word that file names use for it, as Hugging Face's hub reads them."""
+"""Splits by the words that file names use for them, following Hugging Face's hub."""
 
 
 def split_of(name: str) -> str:
-    """Return the split of a file by the words of its name, else by those of its folders, from the innermost out.
+    """Return the split that a file belongs to, or "" if its name does not tell.
 
-    The result is "" if no word is a split's (https://huggingface.co/docs/hub/datasets-file-names-and-splits).
+    A word in the file's own name counts first, then words in the names of its folders, beginning with the innermost
+    (https://huggingface.co/docs/hub/datasets-file-names-and-splits).
     """
     for part in reversed(name.lower().split("/")):
         splits = [SPLITS[word] for word in re.split(r"[^a-z]+", part) if word in SPLITS]

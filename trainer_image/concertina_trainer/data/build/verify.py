@@ -1,4 +1,4 @@
-"""Comparison of a whole data set with its manifest."""
+"""Verification of a whole data set against its manifest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from concertina_trainer.data.tokenizer import TYPES
 
 
 def verify(folder: ObjectPrefix, manifest: DataManifest, threads: int) -> Iterator[tuple[TokenShard, str]]:
-    """Yield each shard, in order, with a sentence about what is wrong with it, or ""."""
+    """Yield each shard in order, with a sentence about its damage, or "" if the shard is correct."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         problems = pool.map(lambda shard: _problem(folder, shard, manifest), manifest.shards)
         yield from zip(manifest.shards, problems, strict=True)

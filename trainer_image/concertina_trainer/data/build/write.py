@@ -1,4 +1,7 @@
-"""Shards of one input of a build: its documents, tokenized, and those set aside in shards of their own."""
+"""Writing of the shards that one input of a build becomes.
+
+Documents of the input are tokenized. Validation documents go into shards of their own.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,25 @@ from concertina_trainer.data.build.recipe import Overlap, Recipe
 from concertina_trainer.data.build.sources import Piece, read_documents
 
 _BATCH = 256
-"""Documents that are tokenized at once."""
+"""Number of documents to tokenize at once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardInput:
-    """Input of one process: it becomes one shard, or several if its text is larger than estimated.
+    """Input of one process. It becomes one training shard, or several if its text is larger than estimated.
 
-    Its fields are part of the key that names a build.
+    All fields are part of the digest that identifies a build (see `build._key`).
     """
 
     index: int
     pieces: tuple[Piece, ...]
     size: int
-    """Approximate bytes of text."""
+    """Approximate size of the text in bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """Shards that a ShardInput became."""
+    """Shards that a ShardInput has become."""
 
     training: tuple[TokenShard, ...]
     validation: tuple[TokenShard, ...]
@@ -44,7 +47,7 @@ class Written:
 
 
 class Draft:
-    """Shard under construction."""
+    """Shard that is not complete yet."""
 
     def __init__(self) -> None:
         self.documents: list[bytes] = []
@@ -73,7 +76,7 @@ class Draft:
 class ShardWriter:
     """Writer of the shards of one input.
 
-    Each is written as soon as its text is large enough, so that memory holds one.
+    A shard is written as soon as its text is large enough, so only one shard is in memory.
     """
 
     def __init__(self, uri: str, name: str, token_bytes: int, shard_bytes: int, check: Callable[[], None]) -> None:
@@ -89,7 +92,7 @@ class ShardWriter:
         self._text_bytes += text_bytes
 
     def finished(self) -> tuple[TokenShard, ...]:
-        """Write the last shard, and return all of them."""
+        """Write the last shard, and return all shards of the input."""
         if self._draft.documents:
             self._put()
         return tuple(self._written)
@@ -104,10 +107,10 @@ class ShardWriter:
 def write(
     source: ShardInput, uri: str, aside: str, recipe: Recipe, shard_bytes: int, check: Callable[[], None]
 ) -> Written:
-    """Write the shards of an input below `uri`, and those of documents set aside below its folder `aside`.
+    """Write the training shards of an input to `uri`, and its validation shards to the folder `aside` in `uri`.
 
-    One shard holds about `shard_bytes` of text. `check` is called before each write. It raises if another build has
-    taken over the folder meanwhile.
+    A shard contains about `shard_bytes` of text. `check` is called before each write, and raises an error if another
+    build is now writing to the folder.
     """
     tokenizer = recipe.load_tokenizer()
     search = Search(recipe) if recipe.against else None
@@ -135,9 +138,9 @@ def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
 
 
 def set_aside(text: bytes, share: float) -> bool:
-    """Return whether a document is set aside, which its own content decides.
+    """Return whether a document becomes validation data. The decision depends only on the document's text and `share`.
 
-    Copies of a document, wherever they are, have the same result.
+    So all copies of a document are either training data or validation data.
     """
     return share > 0 and int.from_bytes(hashlib.sha256(text).digest()[:8]) < share * 2**64
 

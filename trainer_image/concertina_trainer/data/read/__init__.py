@@ -1,1 +1,1 @@
-"""Samples of a step, and their tokens."""
+"""Reading of the samples of each step, and division of a batch among ranks."""

@@ -1,4 +1,7 @@
-"""Division of a global batch into microbatches: a pure function of its size and the world's, or of shares."""
+"""Division of a global batch among ranks and into microbatches.
+
+It is a pure function of the batch size and the world size, or of the ranks' shares.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,26 @@ from concertina_trainer.degrees import Degrees
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Plan of a batch: every rank runs `microbatches` of `rows` rows each.
+    """Division of a global batch. Every rank runs `microbatches` microbatches of `rows` rows each.
 
-    A row is a sequence or, if the batch does not divide evenly, padding without weight. With `shares`, the size of each
-    rank's microbatches depends on its share.
+    A row is a sequence. If the batch does not divide evenly, some rows are padding, which has no weight. If `shares` is
+    set, the number of rows in a rank's microbatches depends on the rank's share.
     """
 
     global_size: int
     world: int
     microbatches: int
     rows: int
-    """Rows of a microbatch; with `shares`, the maximum."""
+    """Number of rows of a microbatch. If `shares` is set, this is the maximum."""
     fixed: bool = False
-    """Whether the batch is cut alike in every world, and its microbatches are assigned to the ranks in turn."""
+    """Whether the batch has the same microbatches in every world. They are then assigned to the ranks in turn."""
     shares: tuple[int, ...] = ()
-    """Sequences of each rank; empty if they are equal."""
+    """Number of sequences of each rank, or empty if all ranks have the same number."""
 
     def slices(self, rank: int) -> list[range]:
-        """Return the sequences of the global batch in each microbatch of this rank, which may be none.
+        """Return the sequences of each microbatch of a rank, as ranges of indices in the global batch.
 
-        Those of all ranks together are 0 ... global_size-1.
+        A range may be empty. The ranges of all ranks together cover the whole batch.
         """
         if self.fixed:
             return [self._slice(i * self.world + rank) for i in range(self.microbatches)]
@@ -47,13 +50,16 @@ class BatchPlan:
         ]
 
     def rows_for(self, count: int) -> int:
-        """Return the rows of a microbatch with `count` sequences: at least one, as its collectives need an input."""
+        """Return the number of rows of a microbatch with `count` sequences.
+
+        It is at least one, because all ranks take part in the collectives of a microbatch.
+        """
         return max(1, count) if self.shares else self.rows
 
     def shared_out(self, shares: Sequence[int], micro_size: int) -> BatchPlan:
-        """Return the plan of the same batch by other shares.
+        """Return the plan of the same batch with other shares.
 
-        Every rank has as many microbatches as the largest share needs.
+        All ranks have the same number of microbatches, which is the number that the largest share needs.
         """
         count = max(1, math.ceil(max(shares) / micro_size))
         return dataclasses.replace(
@@ -62,7 +68,7 @@ class BatchPlan:
 
     @property
     def cuts(self) -> int:
-        """Number of microbatches of all ranks that hold sequences; with `fixed`."""
+        """Number of microbatches of all ranks that contain sequences. Only for plans with `fixed`."""
         return math.ceil(self.global_size / self.rows)
 
     def _slice(self, index: int) -> range:
@@ -70,14 +76,14 @@ class BatchPlan:
 
     @property
     def filling(self) -> float:
-        """Fraction of the computed rows that is padding; without `shares`."""
+        """Fraction of all rows that are padding. Only for plans without `shares`."""
         return 1 - self.global_size / (self.world * self.microbatches * self.rows)
 
 
 def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = False, multiple: int = 1) -> BatchPlan:
-    """Plan the fewest microbatches of at most `micro_size` rows, and then the fewest rows.
+    """Return the plan with the fewest microbatches of at most `micro_size` rows, and then the fewest rows.
 
-    The number of microbatches is a multiple of `multiple`, as a pipeline's stages need it; not with `fixed`.
+    Without `fixed`, the number of microbatches is a multiple of `multiple`, which a pipeline's stages require.
     """
     share = global_size if fixed else math.ceil(global_size / world)
     count = math.ceil(math.ceil(share / micro_size) / multiple) * multiple
@@ -86,7 +92,7 @@ def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = Fals
 
 
 def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
-    """Return the plan of a run in a world of these degrees."""
+    """Return the plan of a run in a world with these degrees of parallelism."""
     return plan_batch(
         config.global_batch_size, config.micro_batch_size, degrees.data, config.bitwise, multiple=degrees.pipeline
     )

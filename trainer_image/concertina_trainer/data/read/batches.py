@@ -1,4 +1,4 @@
-"""Microbatches of each step, prepared ahead of it by a thread."""
+"""Microbatches of each step. A thread prepares them before the step begins."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ _CLOSE_SECONDS = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Microbatch:
-    """Rows that are computed together."""
+    """Rows that a rank computes at the same time."""
 
     tokens: Tensor
-    """int64 `[rows, length + 1]`."""
+    """Token ids, int64 `[rows, length + 1]`."""
     weights: Tensor
-    """float32 `[rows, length]`: weight of each prediction in the mean over the global batch, 0 for padding.
+    """Weight of each prediction in the mean over the global batch, float32 `[rows, length]`. It is 0 for padding.
 
-    The weights of all ranks and microbatches add up to 1.
+    The weights of all microbatches of all ranks add up to 1.
     """
     document_ids: Tensor | None
-    """int32 `[rows, length]`: document of each token within its row. None: documents are not distinguished."""
+    """Number of each token's document within its row, int32 `[rows, length]`, or None if documents are not
+    distinguished."""
     samples: tuple[int, ...] = ()
-    """Position of each row in the run's order, without padding rows at the end."""
+    """Position in the run's order of each row that is not padding. Padding rows are at the end."""
     features: Tensor | None = None
-    """`[rows, length + 1, width]` if the data are frames. `tokens` are then their targets, or 0."""
+    """Features `[rows, length + 1, width]` if the data are frames. `tokens` then contains their targets, or 0."""
 
     def to(self, device: torch.device) -> Microbatch:
         """Return the microbatch on a device.
 
-        If it is `pinned`, this does not wait for work that is queued on the device.
+        If the microbatch is pinned, this method does not wait for work that is queued on the device.
         """
         return self._converted(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Microbatch:
-        """Return the microbatch in memory that a GPU reads by itself."""
+        """Return the microbatch in pinned memory, from which a GPU can copy while the host continues."""
         return self._converted(lambda tensor: tensor.pin_memory())
 
     def _converted(self, convert: Callable[[Tensor], Tensor]) -> Microbatch:
@@ -61,14 +62,14 @@ class Microbatch:
 
 
 class Batches:
-    """This rank's share of each global batch, step after step from `position` on."""
+    """One rank's parts of the global batches, step after step, beginning at `position`."""
 
     def __init__(self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device) -> None:
         self._reader, self._rank, self._device = reader, rank, device
         self.plan = plan
-        """Plan of the round's first batch."""
+        """Plan of the first batch of the round."""
         self.tokens = 0
-        """Tokens of the last batch, over all ranks (see Reader.tokens)."""
+        """Number of tokens in the last batch of all ranks (see `Reader.tokens`)."""
         self._ready: queue.Queue[tuple[list[Microbatch], int] | Exception] = queue.Queue(AHEAD)
         self._consumed = 0
         self._change: tuple[int, BatchPlan] | None = None
@@ -78,10 +79,10 @@ class Batches:
         self._thread.start()
 
     def next(self, stalled: Callable[[str, float], None]) -> list[Microbatch]:
-        """Return the next batch, waiting if reading is slower than training.
+        """Return the next batch. If reading is slower than training, wait for it.
 
-        If the store is the reason for the wait, `stalled` is called repeatedly with the reason, and the total seconds
-        that this round has waited for data. An error of the reader is raised here.
+        While a store causes the wait, `stalled` is called repeatedly, with the reason and the total seconds that this
+        round has waited for data. If the reader fails, this method raises its error.
         """
         started, before = time.perf_counter(), self.stalled_seconds
         prepared = None
@@ -99,17 +100,17 @@ class Batches:
         return [microbatch.to(self._device) for microbatch in batch]
 
     def change(self, plan: BatchPlan) -> None:
-        """Use another plan for the same positions, from the first batch on whose preparation can't have begun.
+        """Divide the batches by another plan, from the first batch whose preparation cannot have begun yet.
 
-        AHEAD batches wait, and one is being prepared. So it is the same batch on every rank that has consumed as many.
-        Do not call this again before that batch.
+        At most AHEAD batches are prepared, and one more is being prepared. So if all ranks have consumed the same
+        number of batches, they change at the same batch. Do not call this method again before that batch.
         """
         self._change = (self._consumed + AHEAD + 1, plan)
 
     def close(self) -> None:
-        """End the thread, which otherwise keeps the reader's files open. Call nothing else after it."""
+        """End the thread, which otherwise keeps the reader's files open. No other method may be called afterwards."""
         self._closed = True
-        while self._thread.is_alive():  # it may wait for room, and checks `_closed` after each batch
+        while self._thread.is_alive():  # it may wait for space in the queue; it checks `_closed` after each batch
             with contextlib.suppress(queue.Empty):
                 self._ready.get(timeout=_CLOSE_SECONDS)
 
@@ -126,7 +127,7 @@ class Batches:
                 tokens = self._reader.tokens(position, position + plan.global_size)
                 if self._device.type == "cuda":
                     batch = [microbatch.pinned() for microbatch in batch]
-            except Exception as error:  # raised in the loop's thread by `next`
+            except Exception as error:  # `next` raises it in the training thread
                 self._ready.put(error)
                 return
             self._ready.put((batch, tokens))
@@ -134,9 +135,9 @@ class Batches:
 
 
 def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end: int | None = None) -> list[Microbatch]:
-    """Return this rank's share of the global batch that begins at `position`, padded to the plan's shapes.
+    """Return a rank's microbatches of the global batch that begins at `position`, padded to the shapes of the plan.
 
-    With `end`, the sequences from there on are left out.
+    If `end` is set, sequences at `end` and later positions are left out.
     """
     reader.expect(position)
     counts = reader.predicted(position, position + plan.global_size)
@@ -151,7 +152,7 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end:
 def _shapes(
     reader: Reader, counts: NDArray[np.int64], plan: BatchPlan, rank: int
 ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-    """Yield for each microbatch: sequences of the batch, number of rows, and their length."""
+    """Yield for each microbatch the indices of its sequences in the batch, its number of rows, and the rows' length."""
     if reader.mode is not DocumentMode.bucketed:
         for cut in plan.slices(rank):
             yield np.arange(cut.start, cut.stop), plan.rows_for(len(cut)), reader.length
@@ -177,7 +178,7 @@ def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int
         return Microbatch(tokens, weights, None, samples, features)
     weights[:count] *= torch.from_numpy(batch.predicted[:, :length])
     if reader.mode is DocumentMode.bucketed:
-        return Microbatch(tokens, weights, None, samples, features)  # no token attends to the padding behind it
+        return Microbatch(tokens, weights, None, samples, features)  # padding comes last, so no token attends to it
     document_ids = torch.zeros(rows, length, dtype=torch.int32)
     document_ids[:count] = torch.from_numpy(batch.document_ids[:, :length])
     return Microbatch(tokens, weights, document_ids, samples, features)

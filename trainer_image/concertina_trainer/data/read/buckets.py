@@ -1,7 +1,7 @@
-"""Buckets of one global batch: sequences of similar length that are computed together, planned from the lengths alone.
+"""Division of a global batch into buckets of sequences of similar length, which need less padding.
 
-Order and gradient are those of the batch, however it is divided: only the padding is less. All ranks compute the same
-shapes, as their collectives need.
+The gradient is the same as without buckets. Buckets are computed from the lengths of the whole batch, so all ranks
+compute microbatches of the same shapes, as collectives require.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from numpy.typing import NDArray
 from concertina_trainer.data.read.batch import BatchPlan, plan_batch
 
 HALVINGS = 3
-"""Number of halvings: there are buckets for the whole length, its half, its quarter and its eighth."""
+"""Number of times that the sequence length is halved. There are buckets for the whole, 1/2, 1/4 and 1/8 of the
+length."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Sequences of similar length."""
+    """Sequences of a batch that are of similar length."""
 
     length: int
     sequences: NDArray[np.int64]
-    """Indices of the sequences in the batch, in its order."""
+    """Indices of the sequences in the batch, in increasing order."""
     plan: BatchPlan
 
 
 def buckets(lengths: NDArray[np.int64], longest: int, micro_size: int, world: int) -> Iterator[Bucket]:
-    """Yield the buckets of sequences, given how many tokens each predicts.
+    """Yield the buckets of a batch. `lengths` has the number of predicted tokens of each sequence.
 
-    A microbatch of shorter sequences has proportionally more rows, so that each has about `micro_size` * `longest`
-    tokens.
+    A microbatch of shorter sequences has more rows, so that each microbatch has about `micro_size` * `longest` tokens.
     """
     edges = [math.ceil(longest / 2**halving) for halving in range(HALVINGS, -1, -1)]
     bucket_of = np.searchsorted(edges, lengths)

@@ -1,4 +1,4 @@
-"""One data set: its order, and its shards, which several threads open ahead of their use."""
+"""One data set of a run: its order, and its shards, which threads open before they are needed."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from concertina_trainer.data.tokenizer import TYPES
 
 @dataclass(frozen=True)
 class Opened:
-    """Shard that is open."""
+    """Open shard of a data set."""
 
     tokens: NDArray[np.unsignedinteger]
     plan: SequencePlan | None
-    """Plan of the sequences. None if sequences are cut without regard to documents."""
+    """Plan that assigns tokens of the shard to sequences, or None if sequences ignore document boundaries."""
     features: NDArray[np.floating[Any]] | None = None
-    """`[tokens, width]` if they are frames. `tokens` are then their targets."""
+    """Features `[tokens, width]` if the data are frames. `tokens` then contains their targets."""
 
 
 class DataSet:
-    """Sequences of `length` tokens of the data at one URI."""
+    """Sequences of `length` tokens from the data set at one URI."""
 
     def __init__(
         self, uri: str, mode: DocumentMode, length: int, seed: int, cache: CacheSettings, threads: Threads,
@@ -43,7 +43,7 @@ class DataSet:
     ) -> None:  # fmt: skip
         """Open the data set.
 
-        `most_bytes` limits the shards that are kept open. `on_wait` is called while the store is waited for, now.
+        `most_bytes` limits the total size of open shards. `on_wait` is called if this method has to wait for a store.
 
         Raises:
             InvalidInput: When the data can't be used.
@@ -72,14 +72,14 @@ class DataSet:
         return list(stored_packing.packed if self._mode is DocumentMode.packed else stored_packing.bucketed)
 
     def shard(self, index: int) -> Opened:
-        """Return a shard, waiting until it is open.
+        """Return a shard, after waiting until it is open.
 
-        An error of opening it is raised here. The next call tries again.
+        If opening the shard fails, this method raises the error, and the next call tries again.
         """
         return self._shards.get(index)
 
     def expect(self, position: int) -> None:
-        """Begin to open the shards of sequences from `position` on, as far as there is room."""
+        """Begin to open the shards of the sequences from `position` on, until the size limit is reached."""
         self._shards.expect(self.order.nearby(position))
 
 

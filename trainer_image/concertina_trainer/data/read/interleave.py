@@ -1,8 +1,9 @@
-"""Source of each position of a mixture, in plain integers: no numpy.
+"""Data set that each position of a mixture is taken from, computed in plain integers without numpy.
 
-Weights are whole numbers, so the pattern repeats after their sum, and a table gives any position (decision "A mixture
-is a periodic table"). The table is Tijdeman's solution of the chairman assignment problem (Discrete Mathematics 32,
-1980): after n positions a source of share w has been chosen c times with |c - w * n| <= 1 - 1 / (2k - 2) for k sources.
+Weights are integers, so the pattern repeats after as many positions as their sum, and a table of one period is enough
+(decision "A mixture is a periodic table"). The pattern is Tijdeman's solution of the chairman assignment problem
+(Discrete Mathematics 32, 1980). It keeps each source close to its share: for k sources, a source with share w has been
+chosen c times after n positions, with |c - w * n| <= 1 - 1 / (2k - 2).
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Sequence
 
 
 def reduced(weights: Sequence[int]) -> list[int]:
-    """Return the weights without their common divisor. The period has the length of their sum."""
+    """Return the weights divided by their greatest common divisor. Their sum is then the length of the period."""
     divisor = math.gcd(*weights)
     return [weight // divisor for weight in weights]
 
 
 def before(weights: Sequence[int], position: int) -> list[int]:
-    """Return how many positions before `position` each source has."""
+    """Return, for each source, the number of positions before `position` that are taken from it."""
     shares = reduced(weights)
     table = period(shares)
     periods, offset = divmod(position, len(table))
@@ -31,8 +32,9 @@ def before(weights: Sequence[int], position: int) -> list[int]:
 def period(weights: Sequence[int]) -> list[int]:
     """Return the source of each position of one period.
 
-    The j-th position of source i can be chosen if w_i * n - (j - 1) >= 1 / (2k - 2). Of those that can be chosen, the
-    one with the earliest deadline is. All computations are in whole numbers, with n counting from 1.
+    Positions n are counted from 1, and all computations use integers. The j-th position of source i may be chosen from
+    the first n on for which w_i * n - (j - 1) >= 1 / (2k - 2). Among the sources that may be chosen, the one with the
+    earliest deadline is chosen.
     """
     total, slack = sum(weights), 2 * max(2, len(weights)) - 2
     waiting = [(_release(weight, 1, total, slack), source) for source, weight in enumerate(weights)]

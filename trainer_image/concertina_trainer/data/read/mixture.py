@@ -1,4 +1,7 @@
-"""Source of each position of a mixture, for many positions at once: that of `interleave`, by numpy."""
+"""Data set that each position of a mixture is taken from, computed by numpy for many positions at once.
+
+The result is the same as that of `interleave`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _Numbers = NDArray[np.int64]
 
 
 class Interleave:
-    """Sources 0 ... k-1 by their weights, which are positive."""
+    """Mixture of the sources 0 ... k-1, given their weights, which are positive integers."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._weights = np.array(interleave.reduced(weights), dtype=np.int64)
@@ -24,13 +27,13 @@ class Interleave:
             self._before[of_source] = np.arange(int(of_source.sum()))
 
     def at(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
-        """Return the source of each position, and how many positions before it have the same source."""
+        """Return the source of each position, and the number of earlier positions with the same source."""
         period, offset = np.divmod(positions, len(self._table))
         sources = self._table[offset]
         return sources, period * self._weights[sources] + self._before[offset]
 
     def before(self, position: int) -> list[int]:
-        """Return how many positions before `position` each source has."""
+        """Return, for each source, the number of positions before `position` that are taken from it."""
         period, offset = divmod(position, len(self._table))
         partial_counts = np.bincount(self._table[:offset], minlength=len(self._weights))
         return [int(count) for count in period * self._weights + partial_counts]

@@ -1,4 +1,4 @@
-"""Reader of sequences of tokens by position, from one data set or a mixture of several."""
+"""Reader of sequences of tokens by their number, from one data set or a mixture of several."""
 
 from __future__ import annotations
 
@@ -27,25 +27,31 @@ _BLOCK = 4096
 
 @dataclasses.dataclass(frozen=True)
 class SequenceBatch:
-    """Sequences and what tells their documents apart."""
+    """Sequences of tokens, and the documents that their tokens belong to."""
 
     tokens: _Numbers
-    """`[count, length + 1]`: inputs, and shifted by one the predicted tokens, padded with 0."""
+    """Tokens `[count, length + 1]`, padded with 0. Without the last token, they are the inputs; without the first, the
+    targets."""
     document_ids: NDArray[np.int32] | None = None
-    """`[count, length]`: document of each input, counted within its sequence, with padding as one more document.
+    """Number of the document of each input, counted within its sequence, `[count, length]`. Padding is one more
+    document.
 
-    None: documents are not distinguished, and every token is predicted.
+    None means that documents are not distinguished. Every token is then predicted.
     """
     predicted: NDArray[np.bool_] | None = None
-    """`[count, length]`: whether the token after an input is of the same document, so that predicting it counts."""
+    """Whether the prediction after each input counts, `[count, length]`.
+
+    It counts if the next token is of the same document as the input.
+    """
     features: NDArray[np.floating[Any]] | None = None
-    """`[count, length + 1, width]` if the data are frames. `tokens` are then their targets."""
+    """Features `[count, length + 1, width]` if the data are frames. `tokens` then contains their targets."""
 
 
 class Reader:
     """Reader of a run's data.
 
-    The n-th sequence that a run consumes, for any n, is a function of the configuration, the seed and `skipped`.
+    Each sequence that the run consumes has a number n. The n-th sequence depends only on the configuration, the seed
+    and the skipped positions.
     """
 
     def __init__(
@@ -53,17 +59,17 @@ class Reader:
         on_wait: OnWait = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
         patience: int = PATIENCE_SECONDS,
     ) -> None:  # fmt: skip
-        """Open the data.
+        """Open the data sets.
 
         Args:
             config: `spec.trainer.data`.
-            sequence_length: Tokens of a sequence to predict.
+            sequence_length: Number of tokens of a sequence to predict.
             seed: Seed of the order.
-            skipped: See batch_order.Skipped.
-            on_wait: Called while a store is waited for.
-            begun: Whether the run has read these data in an earlier round, so that a refusal is a reason to wait.
-            threads: Threads that fetch shards.
-            patience: Seconds for which requests to a store that does not answer are retried.
+            skipped: Positions to skip (see batch_order.Skipped).
+            on_wait: Function that is called while a store is waited for.
+            begun: Whether an earlier round of this run has read these data from the store. If so, a refusal is retried.
+            threads: Number of threads that fetch shards.
+            patience: Seconds for which a request is repeated if the store does not answer.
 
         Raises:
             InvalidInput: When the data can't be used.
@@ -83,17 +89,18 @@ class Reader:
         self._check()
         weights = [source.weight for source in sources]
         self.digests = tuple(data_set.manifest.digest for data_set in self._sets)
-        """Digest of each data set."""
+        """Digest of the manifest of each data set."""
         self.digest = digest_of(config.documents.name, self.digests, weights)
-        """Digest of the data and of how sequences are made of them.
+        """Digest of the data sets, their weights, and how sequences are made of them.
 
-        A position under another digest is another sequence.
+        With another digest, the same position is another sequence.
         """
 
     def leave_out(self, skipped: Sequence[tuple[int, int]]) -> None:
-        """Skip these positions (see batch_order.Skipped). Call this once they are known and before anything is read."""
+        """Skip these positions (see batch_order.Skipped). Call this method before anything is read."""
         self._skipped = Skipped(skipped)
-        # Bound to the parts, not to this object: a reference cycle would keep files and threads open after their use.
+        # The function is bound to the parts rather than to this object, because a reference cycle would keep files and
+        # threads open.
         self._block = functools.lru_cache(maxsize=4)(
             functools.partial(_places, self._sets, self._interleave, self._skipped)
         )
@@ -102,7 +109,7 @@ class Reader:
         """Check that the data sets of a mixture are compatible.
 
         Raises:
-            InvalidInput: When they have different tokenizers or frames.
+            InvalidInput: When the data sets have different tokenizers or frames.
         """
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
@@ -113,26 +120,26 @@ class Reader:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the vocabulary: all tokens are below it."""
+        """Size of the vocabulary. Every token id is less than this."""
         return max(data_set.manifest.vocab_size for data_set in self._sets)
 
     @property
     def frames(self) -> FrameFacts | None:
-        """Format of the frames of all data sets; None if the data are tokens."""
+        """Format of the frames of all data sets, or None if the data are tokens."""
         return self._sets[0].manifest.frames
 
     @property
     def epoch_size(self) -> int:
-        """Number of sequences of all data sets together."""
+        """Total number of sequences of all data sets."""
         return sum(data_set.order.epoch_size for data_set in self._sets)
 
     @property
     def waiting_for(self) -> str:
-        """Sentence about why reading waits for a store; "" if it does not."""
+        """Sentence about why a read waits for a store, or "" if none waits."""
         return next((data.waiting_for for data in self._sets if data.waiting_for), "")
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """Return the data set, the shard, and the index in the shard of each n-th consumed sequence."""
+        """Return the data set, the shard, and the index in the shard of each sequence, given the sequences' numbers."""
         blocks, inside = np.divmod(consumed, _BLOCK)
         places = np.empty((3, len(consumed)), dtype=np.int64)
         for block in np.unique(blocks).tolist():
@@ -141,25 +148,28 @@ class Reader:
         return places[0], places[1], places[2]
 
     def positions(self, consumed: _Numbers) -> _Numbers:
-        """Return the positions of these sequences in the run's order, which is the same whatever is skipped."""
+        """Return the positions of these sequences in the run's order.
+
+        Skipped positions count, so a position never changes.
+        """
         return self._skipped.position_of(consumed)
 
     def tokens(self, start: int, stop: int) -> int:
-        """Return the number of tokens that the sequences [start, stop) train on.
+        """Return the number of tokens that training on the sequences from `start` to `stop` - 1 counts.
 
-        All tokens count, padding too, except if each sequence is as long as its document.
+        Padding counts too, with one exception: in the mode `bucketed`, only predicted tokens count.
         """
         if self.mode is DocumentMode.bucketed:
             return int(self.predicted(start, stop).sum())
         return (stop - start) * self.length
 
     def read(self, start: int, stop: int) -> _Numbers:
-        """Return the tokens `[stop - start, sequence_length + 1]` of the sequences [start, stop)."""
+        """Return the tokens of the sequences from `start` to `stop` - 1, as `[stop - start, sequence_length + 1]`."""
         self.expect(start)
         return self.sequences(np.arange(start, stop)).tokens
 
     def sequences(self, consumed: _Numbers) -> SequenceBatch:
-        """Return these sequences, with what tells their documents apart."""
+        """Return the sequences with these numbers, and the documents that their tokens belong to."""
         count, length = len(consumed), self.length
         tokens, features = np.zeros((count, length + 1), dtype=np.int64), None
         if self.frames is not None:
@@ -183,7 +193,10 @@ class Reader:
         return SequenceBatch(tokens, document_ids[:, :-1], predicted, features)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
-        """Return how many tokens count in each of the sequences [start, stop), from the documents' lengths."""
+        """Return the number of predicted tokens in each of the sequences from `start` to `stop` - 1.
+
+        Only the lengths of documents are read for this, not their tokens.
+        """
         counts = np.full(stop - start, self.length, dtype=np.int64)
         if self.mode is not DocumentMode.joined:
             for opened, which, indexes in self._opened(np.arange(start, stop)):
@@ -192,7 +205,10 @@ class Reader:
         return counts
 
     def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
-        """Yield each shard that is needed, which of the sequences are in it, and their indices there."""
+        """Yield each shard that contains some of the sequences.
+
+        With each shard, also yield the indices of its sequences in `consumed`, and their indices in the shard.
+        """
         sets, shards, indexes = self.places(consumed)
         for index, data in enumerate(self._sets):
             of_set = np.flatnonzero(sets == index)
@@ -201,16 +217,16 @@ class Reader:
                 yield data.shard(shard), which, indexes[which]
 
     def expect(self, start: int) -> None:
-        """Begin to fetch what the sequences from `start` on need."""
+        """Begin to open the shards that the sequences from number `start` on need."""
         [position] = self._skipped.position_of(np.array([start], dtype=np.int64)).tolist()
         for data, next_position in zip(self._sets, self._interleave.before(position), strict=True):
             data.expect(next_position)
 
 
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
-    """Return the data set, shard and index of the sequences of a block, int64 `[3, _BLOCK]`.
+    """Return the data set, shard and index of each sequence of a block, as int64 `[3, _BLOCK]`.
 
-    Computed alone, each sequence would cost as much as a hundred.
+    A whole block is computed at once, because a single sequence would take as long as a hundred.
     """
     sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
     places = np.empty((3, _BLOCK), dtype=np.int64)
@@ -226,7 +242,7 @@ def _lay_out(
     shard: NDArray[np.unsignedinteger], plan: SequencePlan, index: int,
     tokens: _Numbers, document_ids: NDArray[np.int32], predicted: NDArray[np.bool_],
 ) -> None:  # fmt: skip
-    """Write the segments of a sequence, one after the other."""
+    """Copy the segments of a sequence into `tokens`, one after the other, and fill `document_ids` and `predicted`."""
     end = count = 0
     for offset, begin, size in _segments(plan, index):
         tokens[offset : offset + size] = shard[begin : begin + size]
@@ -239,7 +255,7 @@ def _lay_out(
 def _segments(plan: SequencePlan, index: int) -> Iterator[tuple[int, int, int]]:
     """Yield each segment of a sequence: its offset in the sequence, its offset in the shard, and its length.
 
-    All are in elements.
+    All three are numbers of tokens, or of frames.
     """
     offset = 0
     for segment in range(int(plan.first[index]), int(plan.first[index + 1])):

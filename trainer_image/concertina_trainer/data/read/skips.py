@@ -1,8 +1,8 @@
-"""Positions that are never consumed: a sorted tuple of ranges [begin, end) that don't touch.
+"""Positions that a run never consumes, as a sorted tuple of ranges [begin, end) that do not touch.
 
-Consumed samples are counted without them: sample n of a run is at the n-th position that is not skipped. So a run
-consumes 0, 1, 2, ... in this count whatever was skipped, and a range that is added ahead of what was consumed changes
-nothing in the past (decision "Samples that are left out are counted out").
+Samples are counted without the skipped positions: sample n is at the n-th position that is not skipped. So the samples
+of a run are numbered 0, 1, 2, ... without gaps. A range that is added later does not change samples that were consumed
+before it (decision "Samples that are left out are counted out").
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from concertina_protocol.messages.ranges import Ranges
 
 
 def positions(start: int, stop: int, skipped: Ranges) -> Ranges:
-    """Return the positions of the samples start ... stop-1, as ranges in order.
+    """Return the positions of the samples from `start` to `stop` - 1, as ranges in increasing order.
 
-    There is at least one range, which may be empty.
+    The result has at least one range. If `start` equals `stop`, that range is empty.
     """
     ranges, shift = [], 0
     for begin, end in skipped:

@@ -1,1 +1,1 @@
-"""Pods of a node, as its kubelet runs them."""
+"""Run the pods of a node as a kubelet does."""

@@ -1,4 +1,4 @@
-"""Probes: exec, httpGet and tcpSocket, for readiness, liveness and startup."""
+"""Probes of containers (exec, httpGet and tcpSocket) for readiness, liveness and startup."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ async def watch(
 ) -> None:
     """Probe a running container until it ends.
 
-    Set `started` and `ready`, and stop the container when startup or liveness fails.
+    The function sets `started` and `ready`. It stops the container if the startup or liveness probe fails.
     """
     startup = container.spec.get("startupProbe")
     if startup:
@@ -66,10 +66,15 @@ async def _settle(
 ) -> bool:
     """Probe until the result was `wanted` often enough in a row, and return True.
 
-    Return False when a startup probe fails too often.
+    The result is False if a startup probe fails too often.
 
     Args:
-        wanted: Result to wait for: whether the probe succeeds.
+        probe: Probe from the pod's spec.
+        container: Container to probe.
+        address: IP address of the pod.
+        wanted: Result to wait for: True for success, False for failure.
+        warn: Function that creates a warning event.
+        kind: Kind of the probe, for messages.
     """
     needed = probe.get("successThreshold", 1) if wanted else probe.get("failureThreshold", 3)
     allowed = probe.get("failureThreshold", 3)
@@ -92,7 +97,7 @@ def _period(probe: Object) -> float:
 
 
 async def _probe(probe: Object, container: RunningContainer, address: str) -> str | None:
-    """Probe once, and return None when it succeeds, or the reason of the failure."""
+    """Probe once. Return None if the probe succeeds, or the reason of the failure."""
     timeout = float(probe.get("timeoutSeconds", 1))
     if "exec" in probe:
         code, output = await container.execute(probe["exec"]["command"], timeout)
@@ -115,7 +120,7 @@ async def _http(action: Object, container: RunningContainer, address: str) -> st
     host = action.get("host") or address
     url = f"{scheme}://{host}:{_port(action['port'], container)}/{action.get('path', '/').lstrip('/')}"
     headers = {header["name"]: header["value"] for header in action.get("httpHeaders") or []}
-    # The kubelet does not verify either, because it has no CA for it.
+    # A kubelet does not verify the certificate either, because it has no CA for it.
     tls = ssl._create_unverified_context() if scheme == "https" else True
     async with (
         aiohttp.ClientSession(headers=headers) as session,

@@ -28,9 +28,9 @@ _FORCED_GRACE = 1.0  # seconds, for a pod whose object is gone
 
 
 class Pod:
-    """Worker of a pod, created once per pod uid.
+    """Runs one pod of the node.
 
-    update() and remove() pass on changes at the API server. The pod's own tasks do the rest.
+    update() and remove() pass on changes at the API server. Tasks of this object do everything else.
     """
 
     def __init__(self, node: Node, pod: Object) -> None:
@@ -55,7 +55,7 @@ class Pod:
     # Changes at the API server
 
     def update(self, pod: Object) -> None:
-        """Take a change of the object. A deletion time means that the pod must stop."""
+        """Process a change of the pod object. If it has a deletion timestamp, the pod is stopped."""
         self.object["metadata"] = pod["metadata"]
         self._writer.observe(pod.get("status") or {})
         self._watch_deadline(pod["spec"].get("activeDeadlineSeconds"))
@@ -64,11 +64,11 @@ class Pod:
         grace = float(pod["metadata"].get("deletionGracePeriodSeconds") or 0)
         if self._end is None:
             self._end = asyncio.create_task(self._terminate(grace))
-        else:  # a second deletion may shorten the first one's grace
+        else:  # a second deletion may shorten the grace period
             asyncio.get_running_loop().call_later(grace, self._kill)
 
     def _watch_deadline(self, seconds: int | None) -> None:
-        """Schedule the pod's deadline, because spec.activeDeadlineSeconds may be set or shortened at any time."""
+        """Schedule the pod's deadline anew, because spec.activeDeadlineSeconds may be set or shortened at any time."""
         if self._deadline is not None:
             self._deadline.cancel()
         if seconds is not None:
@@ -82,7 +82,7 @@ class Pod:
             self._work = asyncio.create_task(self._fail(self._work))
 
     async def _fail(self, work: asyncio.Task[None]) -> None:
-        """Fail the pod as a whole, and keep it."""
+        """Stop the containers and mark the pod as failed, without deleting it."""
         await ending.end(work)
         await asyncio.gather(*(container.stop(self._grace) for container in self.inits + self.mains))
         for container in self.mains:
@@ -92,7 +92,7 @@ class Pod:
         self._writer.mark()
 
     def remove(self) -> asyncio.Task[None]:
-        """Clean up after the object is gone, by force if necessary. The task ends when nothing remains."""
+        """Clean up after the pod object is gone, by force if necessary. The returned task ends when nothing remains."""
         if self._end is None:
             self._end = asyncio.create_task(self._terminate(_FORCED_GRACE))
         else:
@@ -100,7 +100,7 @@ class Pod:
         return asyncio.create_task(self._clean_up(self._end))
 
     def container(self, name: str) -> RunningContainer | None:
-        """Return the container of this name, or None."""
+        """Return the container with this name, or None."""
         return next((container for container in self.inits + self.mains if container.name == name), None)
 
     # From start to end
@@ -137,7 +137,7 @@ class Pod:
                 self._cannot_mount(error)
             except _OUTAGES as error:
                 _log.warning("volumes of %s: %s", self.object["metadata"]["name"], error)
-            except OSError as error:  # no space or no permission, which may change
+            except OSError as error:  # no space or no permission; this may change
                 self._cannot_mount(error)
             await asyncio.sleep(_RETRY)
 
@@ -169,7 +169,7 @@ class Pod:
             await asyncio.sleep(0.02)
 
     async def _keep(self, container: RunningContainer) -> None:
-        """Run a container, and restart it as the policy requires. Return when it has ended for good."""
+        """Run a container, and restart it as the restart policy requires. Return when it will not be restarted."""
         while True:
             if "terminated" in container.state.state:
                 if not self._starts_again(container):
@@ -200,7 +200,10 @@ class Pod:
         container.state.restarts += 1
 
     async def _start(self, container: RunningContainer) -> bool:
-        """Start the process, however long its preparation takes. Return False when it ended immediately."""
+        """Start the container's process, and wait as long as its preparation takes.
+
+        Return False if it ended immediately.
+        """
         image = await self._pull(container)
         while True:
             try:
@@ -300,7 +303,7 @@ class Pod:
             await asyncio.sleep(_RETRY)
 
     async def _release(self) -> None:
-        """Stop the remaining containers (sidecars), and release resources that an ended pod does not need."""
+        """Stop the remaining containers (sidecars), and release the volumes and the address of the pod."""
         await asyncio.gather(*(container.stop(self._grace) for container in self.inits))
         await ending.end(*self._tasks)
         self._volumes.remove()

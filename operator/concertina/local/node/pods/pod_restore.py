@@ -1,4 +1,7 @@
-"""State of a pod that a node agent finds when it starts: after a node's failure, none of its containers run. Pure."""
+"""Restore the state of a pod when the node agent starts.
+
+All its containers ended with the node. All functions are pure.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +13,19 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class RestoredContainers:
-    """States of the containers by name, and whether the pod has ended, in which case it is not started again."""
+    """States of a pod's containers by name. If the pod is `over`, it is not started again."""
 
     states: dict[str, ContainerState]
     over: bool
     failure: tuple[str, str] | None
-    """Reason and message of a pod that had failed as a whole."""
+    """Reason and message of a pod that had failed as a whole; None otherwise."""
 
 
 def containers(pod: Object) -> RestoredContainers:
     """Return the restored states of a pod's containers.
 
-    Containers of a new pod wait. Containers that were running died with the node (exit 255, as after a reboot with a
-    kubelet).
+    Containers of a new pod wait. Containers that were running have ended with exit code 255, as after a reboot of a
+    node with a kubelet.
     """
     status = pod.get("status") or {}
     reported = {
@@ -37,7 +40,7 @@ def containers(pod: Object) -> RestoredContainers:
     waiting = "PodInitializing" if inits else "ContainerCreating"
     states = {spec["name"]: _state(spec, reported.get(spec["name"]), waiting, over) for spec in specs}
     if not over:
-        for spec in inits:  # a new sandbox runs all its init containers again
+        for spec in inits:  # a new sandbox runs all init containers again
             _again(states[spec["name"]])
     failure_reason = status.get("phase") == "Failed" and status.get("reason")
     return RestoredContainers(states, over, (failure_reason, status.get("message") or "") if failure_reason else None)

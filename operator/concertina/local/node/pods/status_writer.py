@@ -1,4 +1,4 @@
-"""Writer of one pod's status to the API server: bursts of changes become one write, and outages are waited out."""
+"""Write the status of one pod to the API server. Many changes in a short time lead to one write."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _RETRY = 0.5  # seconds
 
 
 class PodStatusWriter:
-    """Writer with one task per pod. It calls `facts` for the current state at each write."""
+    """Writes the status of one pod in a task. `facts` returns the current state at each write."""
 
     def __init__(self, client: NodeClient, pod: Object, facts: Callable[[], PodFacts]) -> None:
         metadata = pod["metadata"]
@@ -31,17 +31,17 @@ class PodStatusWriter:
         self._task = asyncio.create_task(self._run())
 
     def mark(self) -> None:
-        """Mark the status as changed."""
+        """Mark the status as changed, so that it is written."""
         self._clean.clear()
         self._dirty.set()
 
     def observe(self, status: Object) -> None:
-        """Compare with the API server's status.
+        """Compare the status with the one in the API server.
 
-        While the node was silent, the node lifecycle controller marks the pod as unready.
+        If the node does not respond for a while, Kubernetes' node lifecycle controller marks its pods as unready.
         """
         values_by_type = {condition["type"]: condition["status"] for condition in status.get("conditions") or []}
-        # Only that controller writes different values.
+        # Only that controller writes different values for the two.
         if values_by_type.get("Ready") != values_by_type.get("ContainersReady"):
             self._stale = True
             self.mark()
@@ -64,9 +64,9 @@ class PodStatusWriter:
                 return
 
     async def _write(self) -> bool:
-        """Write the status, and return False when the pod no longer exists.
+        """Write the status. Return False if the pod no longer exists.
 
-        Each try reads the facts again, because refused facts may have changed.
+        Each try reads the state again, because it may have changed.
         """
         while True:
             status = pod_status(self._facts(), self._written)
@@ -91,7 +91,7 @@ class PodStatusWriter:
 def _replacing_addresses(status: Object) -> Object:
     """Return the status as a patch that replaces the pod's addresses.
 
-    A strategic merge would add a rebooted pod's new address to its old one, which the API server refuses.
+    A strategic merge patch would add the new address of a rebooted pod to the old one, which the API server refuses.
     """
     if "podIPs" not in status:
         return status

@@ -1,1 +1,1 @@
-"""Process 1 of a node, and the parts of a container."""
+"""Runtime of a node: its process 1, and the set-up of containers."""

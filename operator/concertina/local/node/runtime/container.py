@@ -1,4 +1,4 @@
-"""One container of a pod: from its manifest to a running process and its final state, over all restarts."""
+"""One container of a pod: start its process, stop it, and track its state over all restarts."""
 
 import asyncio
 import signal
@@ -21,18 +21,18 @@ _MESSAGE_BYTES, _FALLBACK_BYTES, _FALLBACK_LINES = 4096, 2048, 80
 
 @dataclass(frozen=True)
 class Backoff:
-    """Delay in seconds before the next try: none at first, then doubled by each failure."""
+    """Delay in seconds before the next restart: none at first, then twice as long after each failure."""
 
     seconds: float = 0.0
 
     def next(self) -> "Backoff":
-        """Return the delay after a further failure."""
+        """Return the delay after another failure."""
         return Backoff(min(2 * self.seconds, _LONGEST_BACKOFF) or _FIRST_BACKOFF)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings that a container takes from its pod when it starts."""
+    """What a container gets from its pod when it starts."""
 
     variables: dict[str, str]
     image: images.Image
@@ -41,7 +41,7 @@ class Setting:
 
 
 class RunningContainer:
-    """Container of a pod over all of its starts."""
+    """Container of a pod, over all its restarts."""
 
     def __init__(self, spec: Object, folder: Path, runtime: RuntimeClient, state: ContainerState) -> None:
         self.spec, self.folder, self.state = spec, folder, state
@@ -54,11 +54,11 @@ class RunningContainer:
         self._started = 0.0
 
     def log_path(self, previous: bool = False) -> Path:
-        """Return the log of the latest start, or of the one before."""
+        """Return the path of the log of the latest start, or of the start before it."""
         return self.folder / f"{self.state.restarts - previous}.log"
 
     async def start(self, setting: Setting) -> bool:
-        """Start the process, and return False when that fails. The state then says why, as for a container that ended.
+        """Start the process, and return whether that succeeded. If it fails, the container's state contains the reason.
 
         Raises:
             ConfigError: When there is no command.
@@ -85,9 +85,9 @@ class RunningContainer:
         return True
 
     async def wait(self) -> int:
-        """Wait until the process has ended and its output is read, and return the exit code.
+        """Wait until the process has ended and its output is read.
 
-        The exit code is then in the state.
+        Return the exit code, which is then also in the state.
         """
         assert self.running
         assert self.log
@@ -102,7 +102,7 @@ class RunningContainer:
         return code
 
     async def stop(self, grace: float) -> None:
-        """Run preStop and send SIGTERM, then SIGKILL after `grace` seconds. Return when the process has ended."""
+        """Run preStop and send SIGTERM. After `grace` seconds, send SIGKILL. Return when the process has ended."""
         running = self.running
         if running is None or running.exit.done():
             return
@@ -118,9 +118,9 @@ class RunningContainer:
         await self.wait()
 
     async def execute(self, argv: list[str], timeout: float) -> tuple[int, str]:
-        """Run a command inside the running container, and return its exit code and output.
+        """Run a command in the container, and return its exit code and output.
 
-        The exit code is 124 when the command takes too long.
+        If the command takes too long, the exit code is 124.
         """
         assert self.running
         try:
@@ -143,22 +143,22 @@ class RunningContainer:
             writer.path.unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process when one runs."""
+        """Send SIGKILL to the container's process, if it runs."""
         if self.running:
             self.running.signal(signal.SIGKILL)
 
     def retire(self) -> None:
-        """Move the ended state to the last state."""
+        """Move the present (ended) state to `last_state`."""
         self.state.last_state = {"terminated": self.state.state["terminated"]}
 
     def never_ran(self) -> None:
-        """Mark a waiting container of a pod that is deleted as ended, because it will never run."""
+        """If the container is waiting, mark it as ended, because its pod is being deleted."""
         if "waiting" in self.state.state:
             text = "The container could not be located when the pod was terminated"
             self._end({"exitCode": 137, "reason": "ContainerStatusUnknown", "message": text}, now())
 
     def waiting(self, reason: str, message: str = "") -> None:
-        """Set the state to waiting, with a reason."""
+        """Set the container's state to waiting, with a reason."""
         self.state.state = {"waiting": {"reason": reason} | ({"message": message} if message else {})}
         self.state.ready = self.state.started = False
 
@@ -183,15 +183,15 @@ class RunningContainer:
 
 
 def _asks_for_devices(spec: Object) -> bool:
-    """Return whether the container requests an extended resource (nvidia.com/gpu), as of a device plugin.
+    """Return whether the container requests an extended resource such as nvidia.com/gpu.
 
-    A container that requests none sees no GPU. Otherwise, all workers of this machine would share the first one.
+    A container that requests none gets no GPU devices. Otherwise all workers on this machine would use the first GPU.
     """
     return any("/" in name for name in (spec.get("resources") or {}).get("limits") or {})
 
 
 def _command(spec: Object, image: images.Image, variables: dict[str, str]) -> list[str]:
-    """Return the command and args of the spec or of the image, combined as container runtimes do.
+    """Return the command and arguments from the spec or the image, combined as container runtimes do.
 
     Raises:
         ConfigError: When there is no command.

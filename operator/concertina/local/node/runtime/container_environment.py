@@ -1,6 +1,6 @@
-"""Environment and command line of a container, from the manifest, the downward API, ConfigMaps and Secrets.
+"""Environment variables of a container, from the manifest, the downward API, ConfigMaps and Secrets.
 
-Nothing of the caller's environment is passed on, so a command that works here also works in a container.
+Variables of the calling process are not passed on. A command that works here therefore also works in a real container.
 """
 
 import base64
@@ -24,7 +24,7 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of a container's environment besides its manifest."""
+    """Sources of a container's environment variables, besides its manifest."""
 
     pod: Object  # with status.podIP and status.hostIP
     allocatable: Mapping[str, str]  # of the node, for limits that are not set
@@ -35,7 +35,7 @@ class Sources:
 
 
 def references(container: Object) -> tuple[set[str], set[str]]:
-    """Return the names of the ConfigMaps and of the Secrets that the environment of a container needs."""
+    """Return the names of the ConfigMaps and of the Secrets to which a container's variables refer."""
     maps, secrets = set(), set()
     for source in container.get("envFrom") or []:
         maps |= {source["configMapRef"]["name"]} if "configMapRef" in source else set()
@@ -48,10 +48,12 @@ def references(container: Object) -> tuple[set[str], set[str]]:
 
 
 def build(container: Object, sources: Sources, environment: str | None) -> dict[str, str]:
-    """Return all variables of a container.
+    """Return all environment variables of a container.
 
     Args:
-        environment: Folder of the virtual environment of the container's image, if it has one.
+        container: Manifest of the container.
+        sources: Other sources of variables.
+        environment: Folder of the virtual environment that takes the place of the image; None if there is none.
     """
     host, port = sources.api_host, str(sources.api_port)
     result = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", "HOSTNAME": sources.pod["metadata"]["name"]}
@@ -73,7 +75,7 @@ def build(container: Object, sources: Sources, environment: str | None) -> dict[
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace $(NAME) by its value. Unknown names stay unchanged, and $$ is a dollar sign."""
+    """Replace $(NAME) by the variable's value. Unknown names are left unchanged, and $$ becomes a dollar sign."""
 
     def replace(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
@@ -121,7 +123,7 @@ def _value(variable: Object, container: Object, sources: Sources, variables: Map
 
 
 def field_value(pod: Object, path: str) -> str:
-    """Return a pod's field as the downward API does.
+    """Return the value of a pod's field, as in the downward API.
 
     Raises:
         ConfigError: When the field is not supported.
@@ -154,9 +156,9 @@ def _quote(value: str) -> str:
 
 
 def resource_value(reference: Object, container: Object, allocatable: Mapping[str, str]) -> str:
-    """Return a container's limit or request in units of the divisor.
+    """Return a container's limit or request, as a multiple of the divisor.
 
-    A limit that is not set is the node's allocatable amount.
+    If no limit is set, the node's allocatable amount is used.
     """
     kind, _, resource = reference["resource"].partition(".")
     resources = container.get("resources") or {}
@@ -169,5 +171,5 @@ def resource_value(reference: Object, container: Object, allocatable: Mapping[st
 
 
 def _in_units(quantity: str, divisor: str) -> str:
-    """Return a quantity as a whole number of divisors, rounded up, as the downward API does ("0" means 1)."""
+    """Return a quantity as a multiple of the divisor, rounded up, as in the downward API. A divisor of 0 means 1."""
     return str(math.ceil(parse_quantity(quantity) / (parse_quantity(divisor) or 1)))

@@ -1,4 +1,4 @@
-"""Container output: lines with their time of arrival, in one file per container start, as the kubelet stores them."""
+"""Output of containers: lines with their time of arrival, in one file for each start, as the kubelet stores them."""
 
 import asyncio
 import datetime
@@ -10,12 +10,12 @@ _CHUNK = 65536
 
 
 def timestamp() -> str:
-    """Return the current time as in container logs: UTC with microseconds (RFC 3339)."""
+    """Return the current time as in container logs: RFC 3339 in UTC with microseconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 class LogWriter:
-    """Reads a container's output from a pipe and appends it to a file, one line each: TIME SPACE TEXT."""
+    """Reads a container's output from a pipe and appends it to a file. Each line has the form TIME SPACE TEXT."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class LogWriter:
         self.done = asyncio.Event()  # the last process that could write is gone
 
     def attach(self) -> int:
-        """Start to read a new pipe, and return its write end for the container."""
+        """Create a pipe and start to read it. Return its write end, which is for the container."""
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
         asyncio.get_running_loop().add_reader(read, self._read, read)
@@ -58,7 +58,7 @@ class LogWriter:
 
 
 def lines(path: Path, tail: int | None = None, since: str = "", with_time: bool = False) -> list[bytes]:
-    """Return lines of a log file: the last ones, or those since a time, with or without their time."""
+    """Return lines of a log file: the last `tail` lines, or the lines since a time, with or without their times."""
     selected = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     if since:
         selected = [line for line in selected if line.partition(b" ")[0] >= since.encode()]
@@ -68,7 +68,7 @@ def lines(path: Path, tail: int | None = None, since: str = "", with_time: bool 
 
 
 async def follow(writer: LogWriter, offset: int, with_time: bool) -> AsyncIterator[bytes]:
-    """Yield the output that is appended to a log file from `offset` on, until its container's output ends."""
+    """Yield what is appended to a log file after `offset`, until the container's output ends."""
     with open(writer.path, "rb") as file:  # noqa: ASYNC230 (a local file)
         file.seek(offset)
         while True:

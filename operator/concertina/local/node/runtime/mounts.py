@@ -1,4 +1,4 @@
-"""Files and folders of the machine that a container sees, and their mount paths."""
+"""Files and folders of this machine that are mounted into a container."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 
 
 def write_hosts(folder: Path, pod: Object, address: str) -> Path:
-    """Write the pod's /etc/hosts and return its path. The pod's own name must resolve to its own address."""
+    """Write the pod's /etc/hosts and return its path. The pod's host name must resolve to the pod's address."""
     lines = ["# Kubernetes-managed hosts file.", "127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
     lines.append(f"{address}\t{hostname(pod)}")
     for alias in pod["spec"].get("hostAliases") or []:
@@ -47,10 +47,10 @@ def of_container(spec: Object, volumes: Volumes, hosts: Path, variables: dict[st
 
 
 def of_image(folder: str, covering: Sequence[rootfs.Mount]) -> list[rootfs.Mount]:
-    """Return the mounts that keep an image's virtual environment visible where a volume would cover it.
+    """Return the mounts that keep an image's virtual environment visible if a volume would cover it.
 
-    They mount the virtual environment, the Python that it was created from, and the checkout that it links to. For
-    example, an emptyDir at /tmp would cover a checkout below /tmp.
+    The mounts are for the virtual environment, for the Python from which it was created, and for the checkout to which
+    it links. For example, an emptyDir at /tmp would cover a checkout below /tmp.
     """
     visible_paths = {os.path.realpath(path) for path in (folder, sys.base_prefix, paths.checkout())}
     targets = [mount.target.rstrip("/") for mount in covering]
@@ -60,10 +60,10 @@ def of_image(folder: str, covering: Sequence[rootfs.Mount]) -> list[rootfs.Mount
 
 
 def _below(source: Path, inner: str) -> Path:
-    """Return the path of a subPath, and create a folder when it does not exist.
+    """Return the path of a subPath in a volume. If it does not exist, create a folder.
 
     Raises:
-        ConfigError: When the subPath points outside its volume.
+        ConfigError: When the subPath points outside of its volume.
     """
     path = source / inner
     if ".." in Path(inner).parts or Path(inner).is_absolute():

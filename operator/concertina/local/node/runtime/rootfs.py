@@ -1,8 +1,8 @@
 """Root file system of a container.
 
-It consists of the machine's files, the pod's volumes at their mountPath, and its own /dev and /proc. It is set up in
-the child that becomes the container, in its own mount namespace, so nothing is visible outside, and nothing remains
-when the container ends.
+The root file system consists of the machine's files, the pod's volumes at their mount paths, and separate /dev and
+/proc folders. The child process that becomes the container mounts all of it in its own mount namespace. The mounts are
+not visible outside of the container, and disappear when the container ends.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/se
 
 @dataclass(frozen=True)
 class Mount:
-    """File or folder of the machine that appears at `target`."""
+    """File or folder of this machine that is mounted at `target` in a container."""
 
     source: str
     target: str
@@ -28,7 +28,7 @@ class Mount:
 
 
 class RootFileSystem:
-    """Root of one container while it is being set up."""
+    """Sets up the root file system of one container."""
 
     def __init__(self, gpus: bool) -> None:
         self._gpus = gpus
@@ -36,9 +36,9 @@ class RootFileSystem:
         self._volumes: set[str] = set()  # mounted volumes, below which entries may be added too
 
     def build(self, mounts: Sequence[Mount]) -> None:
-        """Set up the root. Parents are mounted before children."""
+        """Set up the root file system. Mounts of parent folders come before those of their children."""
         ordered = sorted(mounts, key=lambda mount: mount.target.rstrip("/").count("/"))
-        # Open the sources before anything is mounted over their paths.
+        # Open the sources first, because later mounts may cover their paths.
         sources = [os.open(mount.source, os.O_PATH | os.O_CLOEXEC) for mount in ordered]
         replaced = any(not os.path.lexists("/" + mount.target.split("/")[1]) for mount in ordered)
         if replaced:
@@ -52,12 +52,12 @@ class RootFileSystem:
             os.close(source)
             if is_folder:
                 self._volumes.add(target)
-        if replaced:  # only now, because a detached mount cannot be a source of bind mounts
+        if replaced:  # only now, because a detached mount can't be the source of a bind mount
             linux_namespaces.unmount("/.machine")
             os.rmdir("/.machine")
 
     def _make(self, target: str, is_folder: bool) -> None:
-        """Make sure that the target exists, without writing into the machine's own folders."""
+        """Make sure that the target exists, without changes to the machine's own folders."""
         if os.path.exists(target):
             return
         parent = os.path.dirname(target)
@@ -71,7 +71,7 @@ class RootFileSystem:
             _touch(target)
 
     def _shadow(self, folder: str) -> None:
-        """Mount a folder in memory over `folder`, with its entries bound into it, so that more can be added."""
+        """Mount a folder in memory over `folder`, and bind its entries into it, so that entries can be added."""
         old = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         mode = stat.S_IMODE(os.fstat(old).st_mode)
         names = os.listdir(folder)
@@ -84,7 +84,7 @@ class RootFileSystem:
     def _replace_root(self) -> None:
         """Replace / by a folder in memory that shows the entries of the old root.
 
-        Nothing can be mounted over / itself.
+        A replacement is needed because nothing can be mounted over / itself.
         """
         linux_namespaces.mount("tmpfs", "/tmp", "tmpfs", 0, "mode=755")
         os.mkdir("/tmp/.machine")
@@ -94,7 +94,7 @@ class RootFileSystem:
         self._own.add("/")
 
     def _mount_dev(self) -> None:
-        """Mount a /dev as container runtimes do: with the harmless devices, and with GPUs when they are requested."""
+        """Mount a /dev with harmless devices, as container runtimes do. GPU devices are added if they are requested."""
         gpu_prefixes = _GPU_DEVICES if self._gpus else ()
         device_names = [name for name in os.listdir("/dev") if name in _DEVICES or name.startswith(gpu_prefixes)]
         old = os.open("/dev", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -111,22 +111,22 @@ class RootFileSystem:
                 "devpts", "/dev/pts", "devpts", linux_namespaces.MS_NOSUID, "newinstance,ptmxmode=0666,mode=0620"
             )
             os.symlink("pts/ptmx", "/dev/ptmx")
-        except OSError:  # then there are no terminals, which nothing else needs
+        except OSError:  # without devpts there are no terminals, which nothing else needs
             pass
         self._own.add("/dev")
 
 
 def mount_proc() -> None:
-    """Mount a /proc with the pid namespace's own processes.
+    """Mount a /proc that shows the processes of this pid namespace.
 
-    Where parts of /proc are hidden (Docker), the old one remains.
+    If parts of /proc are hidden, as in Docker, the old /proc stays.
     """
     with contextlib.suppress(PermissionError):
         linux_namespaces.mount("proc", "/proc", "proc")
 
 
 def _show(source: str, target: str) -> None:
-    """Make the file, folder or link `source` appear at `target`, which does not exist yet."""
+    """Make the file, folder or link `source` appear at `target`, which must not exist yet."""
     try:
         mode = os.lstat(source).st_mode
         if stat.S_ISLNK(mode):

@@ -1,4 +1,4 @@
-"""The kubelet's end of the link to the runtime: futures for starts and ends."""
+"""Client of the kubelet for the runtime: start processes, and wait for their ends with futures."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,10 @@ class LaunchFailed(Exception):
 
 
 class Running:
-    """Process that the runtime started: its pid in the node's pid namespace, and its exit code when it ends."""
+    """Process that the runtime has started.
+
+    Its attributes are the pid in the node's pid namespace, and the exit code after the process has ended.
+    """
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -22,14 +25,14 @@ class Running:
         self.exit: asyncio.Future[int] = loop.create_future()
 
     def signal(self, number: int) -> None:
-        """Send a signal unless the process has ended."""
+        """Send a signal to the process, unless it has ended."""
         if self.pid.done() and not self.exit.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid.result(), number)
 
 
 class RuntimeClient:
-    """Requests to the runtime. Call listen() once inside the event loop."""
+    """Client for requests to the runtime. Call listen() once inside the event loop."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -39,9 +42,9 @@ class RuntimeClient:
         asyncio.get_running_loop().add_reader(self._link, self._receive)
 
     async def start(self, request: Launch | Execution, output: int) -> Running:
-        """Start a process whose output goes to the descriptor `output`, which is closed here.
+        """Start a process with its output on the descriptor `output`, which is closed here.
 
-        When this is cancelled, no process remains: one that starts nevertheless is killed.
+        If this coroutine is cancelled, a process that starts nevertheless is killed.
 
         Raises:
             LaunchFailed: When the process cannot be started.

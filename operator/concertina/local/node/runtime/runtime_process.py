@@ -1,9 +1,9 @@
-"""Process 1 of a node: forks containers and reports their ends, as containerd and its shims do. It has no threads.
+"""Process 1 of a node: fork containers and report when they end, as containerd and its shims do. It has no threads.
 
-It is the init process of the node's pid namespace, so killing it kills every process of the node at once. The kubelet
-communicates with it over a socket pair of sequenced packets. A request names its kind (Launch or Execution) and carries
-two descriptors: a memory file with the request as JSON, and the output of the new process. The responses are Events:
-`started` or `failed`, and `exited` some time after `started`.
+It is the init process of the node's pid namespace, so killing it kills all processes of the node at the same time. The
+kubelet communicates with it over a socket pair that keeps message boundaries. A request names its kind (Launch or
+Execution) and carries two descriptors: a memory file with the request as JSON, and the output of the new process. The
+responses are events: `started` or `failed`, and `exited` some time after `started`.
 """
 
 import array
@@ -25,7 +25,10 @@ _CONTAINER = linux_namespaces.CLONE_NEWNS | linux_namespaces.CLONE_NEWUTS | linu
 
 @dataclass(frozen=True)
 class Launch:
-    """Container to start. Paths are the machine's, except for cwd, which is the container's."""
+    """Request to start a container.
+
+    Paths are those of the machine, except for cwd, which is a path in the container.
+    """
 
     id: str
     argv: list[str]
@@ -34,12 +37,12 @@ class Launch:
     hostname: str
     mounts: list[rootfs.Mount]
     gpus: bool
-    """Whether the container sees the machine's GPUs."""
+    """Whether the container can use the machine's GPUs."""
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Command to run inside a running container (pid: its process 1, in the node's pid namespace)."""
+    """Request to run a command in a running container. `pid` is its process 1 in the node's pid namespace."""
 
     id: str
     argv: list[str]
@@ -50,7 +53,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ProcessEvent:
-    """Report of the runtime: started (value: pid), failed (text: reason) or exited (value: wait status)."""
+    """Event of the runtime: started (value: pid), failed (text: reason) or exited (value: wait status)."""
 
     kind: str
     id: str
@@ -59,7 +62,7 @@ class ProcessEvent:
 
 
 def send_request(link: socket.socket, request: Launch | Execution, output: int) -> None:
-    """Request a new process whose stdout and stderr are `output`. The caller may close `output` afterwards."""
+    """Request a new process with `output` as its stdout and stderr. The caller may close `output` afterwards."""
     body = os.memfd_create("request", os.MFD_CLOEXEC)
     try:
         os.write(body, json.dumps(asdict(request)).encode())
@@ -70,13 +73,13 @@ def send_request(link: socket.socket, request: Launch | Execution, output: int) 
 
 
 def receive_event(link: socket.socket) -> ProcessEvent | None:
-    """Return the next report, or None when the runtime is gone."""
+    """Return the next event; None if the runtime has ended."""
     data = link.recv(65536)
     return ProcessEvent(**json.loads(data)) if data else None
 
 
 class Runtime:
-    """Process that forks on request, waits for its children, and reports their ends."""
+    """Forks processes on request, waits for its children, and reports their ends."""
 
     def __init__(self, link: socket.socket) -> None:
         self._link = link
@@ -86,7 +89,7 @@ class Runtime:
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve until the kubelet ends. Then this process ends, and with it the whole node."""
+        """Serve requests until the kubelet ends. Then this process ends, and so does the whole node."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
@@ -94,7 +97,7 @@ class Runtime:
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: self._reap(wake_read))
         while True:
             for key, _ in self._selector.select():
-                if key.fd in self._selector.get_map():  # an earlier event of this batch may have unregistered it
+                if key.fd in self._selector.get_map():  # an earlier event in this batch may have unregistered it
                     key.data()
 
     def _report(self, event: ProcessEvent) -> None:
@@ -121,7 +124,7 @@ class Runtime:
     def _fork(self, identity: str, become: Callable[[], NoReturn], output: int, *, new_pid_namespace: bool) -> None:
         """Fork a child that runs `become`.
 
-        Its status pipe closes on success, or else carries the reason of the failure.
+        The child's status pipe is closed without data if it succeeds. Otherwise it contains the reason of the failure.
         """
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         if new_pid_namespace:
@@ -143,7 +146,8 @@ class Runtime:
         self._selector.unregister(status)
         os.close(status)
         if reason:
-            self._report(ProcessEvent("failed", self._ids.pop(pid), text=reason))  # its end is not reported
+            # the end of such a process is not reported
+            self._report(ProcessEvent("failed", self._ids.pop(pid), text=reason))
         else:
             self._report(ProcessEvent("started", self._ids[pid], value=pid))
 
@@ -156,7 +160,7 @@ class Runtime:
                 return
             if pid == 0:
                 return
-            if pid in self._starting:  # a start is reported before the end
+            if pid in self._starting:  # report the start before the end
                 self._launched(pid)
             if pid in self._ids:
                 self._report(ProcessEvent("exited", self._ids.pop(pid), value=status))
@@ -193,7 +197,7 @@ def _become_execution(execution: Execution) -> NoReturn:
         os.closerange(1, 1 << 16)  # the status pipe and the output belong to the inner process
         _, status = os.waitpid(inside, 0)
         os._exit(os.waitstatus_to_exitcode(status) % 256)
-    linux_namespaces.die_with_parent()  # the parent, which a time-out kills
+    linux_namespaces.die_with_parent()  # the parent is killed after a time-out
     _execute(execution.argv, execution.env, execution.cwd)
 
 

@@ -1,4 +1,4 @@
-"""Volumes of a pod as folders of the machine below the pod's own folder. Container mounts refer to them."""
+"""Volumes of a pod as folders below the pod's own folder. The mounts of containers refer to them."""
 
 import asyncio
 import base64
@@ -19,12 +19,12 @@ _SHM_SIZE = 64 * 2**20  # /dev/shm of a pod, as in containerd
 
 
 class VolumeError(Exception):
-    """A volume cannot be set up (yet), reported as FailedMount. The message says why."""
+    """A volume cannot be set up (yet). It is reported as FailedMount, and the message says why."""
 
 
 @dataclass(frozen=True)
 class File:
-    """File of a volume that is made of data."""
+    """File of a volume whose content comes from a ConfigMap, a Secret, a token or the downward API."""
 
     data: bytes
     mode: int
@@ -32,7 +32,7 @@ class File:
 
 @dataclass
 class Volumes:
-    """Volumes of one pod. prepare() may be called again after it raised VolumeError."""
+    """Volumes of one pod. prepare() may be called again after it has raised VolumeError."""
 
     client: NodeClient
     pod: Object
@@ -48,19 +48,19 @@ class Volumes:
         return self.folder / "shm"
 
     async def prepare(self) -> None:
-        """Create every volume that the pod names."""
+        """Create all volumes of the pod."""
         self._make_memory(self.shm, _SHM_SIZE)
         volumes = self.pod["spec"].get("volumes") or []
         await asyncio.gather(*(self._prepare(volume) for volume in volumes))
 
     async def refresh(self) -> None:
-        """Update volumes made of data: changed ConfigMaps and Secrets, and tokens that expire soon."""
+        """Update volumes with changed ConfigMaps and Secrets, and replace tokens that expire soon."""
         for volume in self.pod["spec"].get("volumes") or []:
             if _is_data(volume):
                 await self._prepare(volume)
 
     def is_data(self, name: str) -> bool:
-        """Return whether the volume is made of data and therefore read-only."""
+        """Return whether the volume's content comes from the API server, so that it is read-only."""
         volumes = self.pod["spec"].get("volumes") or []
         return any(_is_data(volume) for volume in volumes if volume["name"] == name)
 
@@ -180,7 +180,7 @@ def _is_data(volume: Object) -> bool:
 
 
 async def fetch(client: NodeClient, namespace: str, kind: str, name: str) -> Object | None:
-    """Return a ConfigMap or Secret (kind: configMap or secret), or None when there is none of this name.
+    """Return a ConfigMap or Secret (kind: configMap or secret); None if it does not exist.
 
     Raises:
         RequestRefused: When the API server refuses the request for another reason.
@@ -212,7 +212,7 @@ def _host_path(source: Object) -> Path:
 
 
 def write_files(folder: Path, files: dict[str, File]) -> None:
-    """Write files into a folder and replace all of them at once through the link ..data, as the kubelet does."""
+    """Replace all files of a folder at once, through the link ..data, as the kubelet does."""
     folder.mkdir(parents=True, exist_ok=True)
     current = folder / "..data"
     if current.exists() and _read(current) == files:
