@@ -2,8 +2,8 @@
 
 All metrics are defined here. docs/reference/metrics.md lists them, and docs/metrics.md explains their labels. Code that
 performs an action updates the metric of that action. Metrics that controller-runtime or client-go have too use the same
-names and buckets (decision "Metrics under names that dashboards know"). No label contains the name of a job, a
-namespace or a node.
+names and buckets (decision "Metric names follow controller-runtime"). No label contains the name of a job, a namespace
+or a node.
 """
 
 from __future__ import annotations

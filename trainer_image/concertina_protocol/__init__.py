@@ -20,7 +20,7 @@ The name in the client certificate decides which requests are allowed:
 - Only the operator, `<uid>.operator`, may send Drain, Save and Relay.
 - Agents, `<uid>.agent`, may send each other Ping, Join, Index, Pull and Learn.
 - Both may send Watch, Prepare, Assign and Release. Agents send Watch for `concertina-agent report`, and pass on the
-  other three (decision "Agents pass on what the operator says").
+  other three (decision "Agents forward the operator's messages").
 
 `concertina_agent.core.states` defines the states of an agent. An agent goes from idle to prepared (by Prepare), to
 running (by Assign), and then to drained, succeeded or failed. From any state, only a Prepare of a higher round leads

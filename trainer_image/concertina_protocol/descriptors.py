@@ -4,7 +4,7 @@ Containers often start with a soft limit of 1024. A coordinator has a connection
 one to each job's coordinator. So both raise their soft limit to the hard limit.
 
 Processes that an agent starts get the original limit, as with torchrun. Code that uses select() cannot handle a
-descriptor above 1023 (decision "An agent may open a million files").
+descriptor above 1023 (decision "The agent raises its limit of open files").
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Spare:
         """Allocate and map an unnamed file of `size` bytes.
 
         The volume must also have space for another `size` bytes, because the agent may need that space first, for its
-        copy of another replica's shard (decision "Room for the next snapshot is made beside training").
+        copy of another replica's shard (decision "A thread allocates the next snapshot's file").
 
         Raises:
             OSError: When there is not enough space, or the file system does not support unnamed files.

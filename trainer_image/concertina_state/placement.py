@@ -3,7 +3,7 @@
 If several ranks have the same box, each of them saves some of its rows. All functions are pure.
 
 The box of a rank is computed from the tensor's mesh and placements alone. torch.distributed.checkpoint computes a wrong
-box if a dimension is divided twice and unevenly (decision "Boxes are computed").
+box if a dimension is divided twice and unevenly (decision "Tensor boxes follow from mesh and placements").
 """
 
 from __future__ import annotations

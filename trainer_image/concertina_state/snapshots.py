@@ -9,8 +9,8 @@ The contents of a slot are complete if there is a file `slot-N.json` beside it. 
 byte of the slot is changed, and written after the last one.
 
 While a shard is being uploaded, its file has a second name (a hard link). A file with a second name is never changed:
-the slot gets a new file instead. The new file is allocated in advance if there is space (decision "Room for the next
-snapshot is made beside training").
+the slot gets a new file instead. The new file is allocated in advance if there is space (decision "A thread allocates
+the next snapshot's file").
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Snapshots:
     def keeping_up(self) -> bool:
         """Whether the next snapshot would overwrite no snapshot that peers are still copying.
 
-        This is the case if the snapshot before the last one is completely copied (decision "The k-th snapshot waits for
-        the (k-2)-th").
+        This is the case if the snapshot before the last one is completely copied (decision "Snapshot k waits for copies
+        of snapshot k-2").
         """
         return self.complete >= self.count - 2
 
@@ -155,8 +155,8 @@ class Snapshots:
         """Write a snapshot, or make a device start its copy. A thread commits the snapshot later.
 
         The thread also computes the checksum, because that takes longer than the copy. Then it calls `committed`
-        (decision "A snapshot's checksum is a thread's"). The newest snapshot that is copied to all peers and the newest
-        committed one are never overwritten, even if peers copy slowly.
+        (decision "A thread computes a snapshot's checksum"). The newest snapshot that is copied to all peers and the
+        newest committed one are never overwritten, even if peers copy slowly.
 
         Args:
             metadata: Metadata of the snapshot.
@@ -190,7 +190,7 @@ class Snapshots:
 
         The thread does this after its present work. It also checks whether a new file is needed: a system call in the
         training thread would release the GIL, and would then have to wait for it. If the file is not ready in time,
-        `begin` waits for it (decision "Room for the next snapshot is made beside training").
+        `begin` waits for it (decision "A thread allocates the next snapshot's file").
         """
         index = self._next()
         future = self._making

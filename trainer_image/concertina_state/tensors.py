@@ -36,7 +36,7 @@ class Tensors:
     """Contents of a shard: the tensors and their places in the file.
 
     A GPU copies its tensors into pinned memory on a separate stream, while the caller continues. A copy into pageable
-    memory would block the host, and be four times slower (decision "A GPU copies its snapshots beside its work").
+    memory would block the host, and be four times slower (decision "GPU snapshots are copied on a separate stream").
     """
 
     def __init__(self, layout: Layout, tensors: Sequence[Tensor]) -> None:

@@ -237,8 +237,8 @@ class Saver:
         """Save the restored state as a snapshot of this round, for a script that commits nothing more.
 
         Agents upload only snapshots that were committed in the present round. A script that had finished when the
-        previous round ended makes no further commit, so its last state would not be uploaded (decision "A script's last
-        step is saved again").
+        previous round ended makes no further commit, so its last state would not be uploaded (decision "Durable
+        snapshots are uploaded again").
         """
         arrays, values = self._contents.current()
         _, snapshots = self._shard.update(arrays, self._contents.buffers(), values)

@@ -1,6 +1,6 @@
 """Limit on the memory for lines that agents send and that are not handled yet.
 
-Decision "Lines of agents have as many bytes as their job needs" gives the reason.
+Decision "Size limits of lines from agents" gives the reason.
 """
 
 from __future__ import annotations

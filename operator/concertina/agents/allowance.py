@@ -1,6 +1,6 @@
 """Limit on the event loop's time that the agents of one namespace can use.
 
-Decision "A namespace's lines have a share of the event loop" gives the reason.
+Decision "CPU time limit for agent messages of a namespace" gives the reason.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ CALLS = {
 RELAYED_ABOVE = 32
 """Largest number of agents that the operator calls itself with the same message.
 
-With more agents, some of them pass the message on to others (decision "Agents pass on what the operator says").
+With more agents, some of them pass the message on to others (decision "Agents forward the operator's messages").
 """
 OFFSET_SECONDS = 0.001
 """Largest difference in seconds between two clocks that are read one after the other, if neither has been set."""
@@ -60,14 +60,15 @@ NUMBERS_A_SECOND, FASTEST_SECONDS, SLOWEST_SECONDS = 100.0, 0.25, 10.0
 """How often agents report if only progress numbers have changed.
 
 The constants are the number of such reports per second over all jobs, and the shortest and longest interval in seconds
-for one job. If a coordinator fails, the steps since its last report are unknown (decision "Numbers at a pace").
+for one job. If a coordinator fails, the steps since its last report are unknown (decision "Progress numbers are sent at
+a limited rate").
 """
 RETRY_SECONDS = 0.5
 """Shortest time in seconds before a failed call is sent again."""
 TOGETHER_SECONDS = 0.02
 """Seconds for which changes are collected while calls are in progress.
 
-After the last answer, the changes are announced at once (decision "Calls go over the stream that is open").
+After the last answer, the changes are announced at once (decision "Calls to agents use the open report stream").
 """
 
 

@@ -1,6 +1,6 @@
 """Detect that the operator itself has probably lost its network connection to all agents.
 
-Decision "Silence alone is no death" gives the reason.
+Decision "Silence alone does not count as a failure" gives the reason.
 """
 
 from __future__ import annotations

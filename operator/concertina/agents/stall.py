@@ -1,7 +1,7 @@
 """Detect that this operator stood still, for example because it was stopped or its machine was suspended.
 
 In such a time, the operator could not receive reports of any agent, so the time does not count as silence of agents.
-Time in the operator's own queues does not count either (decision "Time in which a process did not run").
+Time in the operator's own queues does not count either (decision "Pauses of a process do not count as silence").
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def _without_defaults(schema: Schema) -> Schema:
 def _with_defaults_described(schema: Schema) -> Schema:
     """Return the schema with each default value added to the field's description.
 
-    `kubectl explain` shows the description of a field but not its default (decision "kubectl explain is the manual
-    page").
+    `kubectl explain` shows the description of a field but not its default (decision "Field descriptions are written for
+    kubectl explain").
     """
     result, default = dict(schema), schema.get("default")
     if default not in (None, "", []) and not isinstance(default, Mapping):

@@ -2,7 +2,7 @@
 
 The agent starts the command once per worker. A launcher would start further processes with its own RANK and WORLD_SIZE,
 so that each worker would train separately. The checks only find a launcher if it is certain that the command runs it
-(decision "A launcher is refused where it is certain"). The agent detects other launchers while they run.
+(decision "Refusal of commands that start a launcher"). The agent detects other launchers while they run.
 
 One check is in Python and one in CEL, for the API server. The API server limits the estimated cost of a CEL rule for
 the longest commands that the schema allows. The checks therefore compare words, read the text of only one word (the

@@ -54,7 +54,7 @@ def parse_stored(manifest: Mapping[str, Any]) -> tuple[JobSpec, tuple[str, ...]]
     """Return the spec from a stored manifest without unknown fields, and the paths of the unknown fields.
 
     The API server stores the fields of its CRD. The CRD of another version may have other fields, with default values
-    (decision "Versions beside each other").
+    (decision "Version skew between CRD, operator and agents").
 
     Raises:
         SpecError: When the spec is missing, too large or invalid.

@@ -1,8 +1,8 @@
 """Rules of the API that concern several fields, each for the API server (in CEL) and for the operator (in Python).
 
 The API server evaluates `cel`, with `self`, and with `oldSelf` for rules about changes. `holds` is the same check in
-Python, for manifests that were stored with an older CRD (decision "A rule of the API is one entry"). Rules about
-changes exist only in CEL. Rules for fields of spec.trainer are in concertina_trainer.config.
+Python, for manifests that were stored with an older CRD (decision "Each validation rule is defined in one place").
+Rules about changes exist only in CEL. Rules for fields of spec.trainer are in concertina_trainer.config.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
     that suspends the job (decision "The write that suspends may change the template").
 
     In parts of the template without a schema, CEL can't detect each change: it compares values and the number of
-    fields, but not field names. The operator treats such a change as if the job had been suspended for it (decision "A
-    pod says what it was made of").
+    fields, but not field names. The operator treats such a change as if the job had been suspended for it (decision
+    "Pods carry a hash of their spec").
     """
     is_unchanged = f"self.{field} == oldSelf.{field}"
     if optional:

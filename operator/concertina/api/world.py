@@ -163,7 +163,8 @@ class World(StatusModel):
 
 
 LISTED_MEMBERS = 64
-"""Largest number of members that are listed. More members are packed (decision "A large status is packed")."""
+"""Largest number of members that are listed. More members are packed (decision "Round members are compressed in the
+status")."""
 
 
 @functools.lru_cache(maxsize=16)

@@ -46,8 +46,8 @@ LATE_SECONDS = 60.0
 LOG_LINES, LOG_BYTES = 2000, 8 << 20
 LARGEST_FILE = 16 << 20
 
-# Runs in the container, which has the port and the token. No network policy needs to admit the caller (decision "Agents
-# are asked from within").
+# Runs in the container, which has the port and the token. No network policy needs to admit the caller (decision "Agent
+# data is read by a command in the container").
 _ASK = """
 import json, os, urllib.request
 settings = json.loads(os.environ.get("CONCERTINA_METRICS") or "{}")

@@ -1,7 +1,7 @@
 """`concertina trace`: trace a few steps of some ranks, by running a command in the agents' pods.
 
-`concertina status --members` gets reports in the same way. The operator is not involved (decision "A trace is fetched
-where it is made").
+`concertina status --members` gets reports in the same way. The operator is not involved (decision "concertina trace
+fetches traces by exec").
 """
 
 from __future__ import annotations

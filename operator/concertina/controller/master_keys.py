@@ -76,8 +76,8 @@ def parse(data: Mapping[str, str]) -> MasterKeys:
 def key_id(key: bytes) -> str:
     """Return the id of a key.
 
-    The id is derived from the key itself. It therefore does not depend on the name of the Secret's entry (decision "A
-    job names its key by what follows from the key").
+    The id is derived from the key itself. It therefore does not depend on the name of the Secret's entry (decision "The
+    status records an id of the master key").
     """
     return HKDF(hashes.SHA256(), length=4, salt=None, info=b"concertina/key-id").derive(key).hex()
 

@@ -183,7 +183,7 @@ class Reconciler:
         if decision is None or decision.change is None:
             return decision
         async with self.status.turn(job) as waited:
-            if waited:  # see decision "A pass that has waited decides again"
+            if waited:  # see decision "A pass that waited to write makes a new plan"
                 decision = await self._decide(job)
             if decision is not None and decision.change is not None:
                 await self.status.write(job, decision.change)

@@ -1,6 +1,6 @@
 """Limit on how many pods are given up only because their agent is silent.
 
-Decision "Pods are given up for silence one by one" gives the reason.
+Decision "Silent pods are replaced at a limited rate" gives the reason.
 """
 
 from __future__ import annotations

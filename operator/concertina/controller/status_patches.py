@@ -128,8 +128,8 @@ class StatusWriter:
     def _warn_of_dropped(self, view: JobView, paths: tuple[str, ...]) -> None:
         """Report status fields that the API server dropped, once for each field and namespace.
 
-        The usual cause is an old CRD that the chart does not manage (decision "Versions beside each other"). Each
-        namespace gets its own event, because its users can't see events of other namespaces.
+        The usual cause is an old CRD that the chart does not manage (decision "Version skew between CRD, operator and
+        agents"). Each namespace gets its own event, because its users can't see events of other namespaces.
         """
         news = [path for path in paths if (view.namespace, path) not in self._dropped]
         if news:

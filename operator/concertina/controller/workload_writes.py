@@ -2,7 +2,7 @@
 
 Each write names the version of the Workload for which it was planned, and fails if the Workload has changed. Before the
 operator returns quota, it lists the job's pods to check that enough of them are gone, because the cache may not have
-the last pod yet (decision "A unit of quota is lent once").
+the last pod yet (decision "A job never has more pods than its quota").
 """
 
 from __future__ import annotations

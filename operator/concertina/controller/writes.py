@@ -1,8 +1,8 @@
 """Writes of pods and other objects, which run in the background, outside of the passes.
 
-A job can therefore recover although the API server is slow or refuses its pods (decision "Pods are written beside the
-passes"). `WriteQueue` limits the writes: SLOTS at a time for all jobs together, which take turns, and a window for each
-job. `ObjectWriter` performs a single write.
+A job can therefore recover although the API server is slow or refuses its pods (decision "Pods are created and deleted
+in the background"). `WriteQueue` limits the writes: SLOTS at a time for all jobs together, which take turns, and a
+window for each job. `ObjectWriter` performs a single write.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class WriteQueue:
         """Start the writes of this pass, as far as the window allows.
 
         Writes that are already in progress are not started again. Writes that do not fit are planned again by a later
-        pass. A waiting write is dropped if the next pass does not plan it (decision "Waiting writes follow the last
-        pass"). Pods that have been created since the observation are left out.
+        pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes follow the
+        latest pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
@@ -379,8 +379,8 @@ class ObjectWriter:
                 raise PreconditionFailed(f"pod {name} existed and was deleted") from error
             owners: Iterable[Raw] = stored["metadata"].get("ownerReferences") or ()
             if not any(owner["uid"] == view.uid for owner in owners):
-                # The pod may belong to any owner, so it is not deleted (decision "Names that are taken are passed
-                # over").
+                # The pod may belong to any owner, so it is not deleted (decision "Pod names that are taken are
+                # skipped").
                 log_event("name taken", **job.named(), pod=name)
                 self.cache.name_taken(view.uid, name)
                 return True
@@ -412,7 +412,7 @@ class ObjectWriter:
     async def _end_pod(self, job: CachedJob, end: EndPod) -> None:
         """Stop a pod's containers without deleting the pod, so that its log stays readable.
 
-        Decision "A failed job's pods are ended in place" gives the reason.
+        Decision "Pods of a failed job are stopped, not deleted" gives the reason.
         """
         patch: list[Raw] = [
             {"op": "test", "path": "/metadata/uid", "value": end.uid},

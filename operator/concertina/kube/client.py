@@ -1,7 +1,7 @@
 """Thin client for the API server. Objects are plain dicts.
 
-Typed objects would cost 5 to 10 times the CPU for lists of thousands (decision "kubernetes.aio for access, requests by
-hand"). The client retries a request on status 429 and 5xx and on lost connections, with backoff and jitter, until
+Typed objects would cost 5 to 10 times the CPU for lists of thousands (decision "Requests to the API server through
+aiohttp"). The client retries a request on status 429 and 5xx and on lost connections, with backoff and jitter, until
 `give_up_after` seconds have passed. Then it raises Unreachable. Errors that are not retried are raised as exceptions of
 errors.py.
 """

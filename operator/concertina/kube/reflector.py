@@ -1,6 +1,6 @@
 """Local copy of all objects of one kind: a LIST in pages, then a WATCH with bookmarks, and a new LIST after status 410.
 
-With kopf, the same copy would cost 30 times the CPU (decision "kubernetes.aio for access, requests by hand").
+With kopf, the same copy would cost 30 times the CPU (decision "Requests to the API server through aiohttp").
 """
 
 from __future__ import annotations

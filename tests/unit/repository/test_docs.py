@@ -66,7 +66,7 @@ def test_no_two_decisions_have_the_same_heading() -> None:
 
 
 def test_decisions_that_code_cites_are_there() -> None:
-    """A decision is cited as (decision "Reports are whole") in a comment or docstring."""
+    """A decision is cited as (decision "Reports contain all fields") in a comment or docstring."""
     names = {name for page in DECISIONS for name in re.findall(r"^## (.+)$", _text(page), re.MULTILINE)}
     sources = [path for folder in CODE for path in (ROOT / folder).rglob("*.py") if path != Path(__file__)]
     cited = {

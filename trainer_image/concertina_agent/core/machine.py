@@ -70,7 +70,7 @@ STOOD_STILL_SECONDS = 1.0
 
 Usually there are four ticks per second. If there was no event for longer, this process was stopped, had no CPU time, or
 its machine was asleep. Other agents may have been suspended too. So silence in this time does not count against any
-member (decision "Time in which a process did not run").
+member (decision "Pauses of a process do not count as silence").
 """
 
 

@@ -16,7 +16,7 @@ def read(volume: Path) -> tuple[int, str]:
     """Return the highest round and claim seen, or (0, "") if there is no file or it cannot be read.
 
     An agent without the file knows as little as the agent of a new pod. That is sufficient, because claims and instance
-    ids prevent old rounds from returning (decision "A lost memory of rounds is that of a new pod").
+    ids prevent old rounds from returning (decision "Agents without seen.json act like new pods").
     """
     try:
         record = json.loads((volume / "seen.json").read_text())

@@ -95,7 +95,7 @@ class SnapshotFiles:
         """Delete a shard whose bytes are damaged, so that no later round uses it.
 
         The slot is not deleted if it has no sidecar or another sidecar by now, because a writer has then begun to write
-        a newer snapshot into it. See decisions "A damaged snapshot is forgotten by its holder" and "A drain may write
+        a newer snapshot into it. See decisions "The holder of a damaged snapshot removes it" and "A drain may write
         over a running copy".
         """
         if committed_shard(shard.path) == shard:

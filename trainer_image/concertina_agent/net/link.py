@@ -1,8 +1,8 @@
 """Streams between the coordinator and its members, at both ends.
 
-A broken connection does not prove that the process at the other end has died (decision "A reset connection is a
-doubt"). So the member joins the coordinator again, and the coordinator sends a request to the member's agent. If a
-process has died, its node refuses new connections at once.
+A broken connection does not prove that the process at the other end has died (decision "A reset connection does not
+prove a failure"). So the member joins the coordinator again, and the coordinator sends a request to the member's agent.
+If a process has died, its node refuses new connections at once.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class MemberStreams:
             """Emit the state of the member that opened this stream.
 
             All agents of a job have the same certificate. So each line must be about the member that opened the stream
-            (decision "A member speaks for itself").
+            (decision "A member reports only about itself").
 
             Raises:
                 ProtocolError: If the line is about another member.

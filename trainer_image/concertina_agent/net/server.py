@@ -29,8 +29,8 @@ MAX_STRANGERS = 256
 """Maximum number of connections whose other end has not presented a certificate yet.
 
 If there are more, the address with the most loses its oldest connection. A legitimate client presents its certificate
-within milliseconds, so it can connect even while an attacker opens many idle connections (decision "Strangers at an
-agent's door").
+within milliseconds, so it can connect even while an attacker opens many idle connections (decision "Limits on
+unauthenticated connections").
 """
 HANDSHAKE_SECONDS = 5.0
 """Seconds within which the other end of a new connection must present its certificate."""

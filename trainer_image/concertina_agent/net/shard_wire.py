@@ -1,7 +1,7 @@
 """Connections that transfer shards between agents, with blocking TLS sockets in threads.
 
 Transfers of gigabytes must not delay a Ping, a heartbeat or a request on the event loop. In threads, several shards of
-a node are transferred in parallel (decision "Shards travel in threads").
+a node are transferred in parallel (decision "Threads copy shards between members").
 
 The connecting end first sends PREFACE without encryption. This distinguishes the connection from those of `wire`. TLS
 follows, then one request (Pull) as a line of the protocol, and the answers to it.
@@ -46,8 +46,8 @@ class ShardWire:
     the operation.
 
     TLS records are encrypted and decrypted in memory, and the socket transfers hundreds of kilobytes at a time. An
-    ordinary TLS socket would make two system calls for each record of 16 KiB (decision "Shards travel in large
-    pieces").
+    ordinary TLS socket would make two system calls for each record of 16 KiB (decision "Shards are sent in pieces of
+    256 KiB").
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ShardWire:
     async def handshake(self) -> None:
         """Perform the TLS handshake on the event loop. In a thread, any client could occupy that thread.
 
-        See decision "Strangers at an agent's door". Other kinds of OSError may be raised too.
+        See decision "Limits on unauthenticated connections". Other kinds of OSError may be raised too.
 
         Raises:
             ConnectionError: If the connection is closed.

@@ -2,7 +2,7 @@
 
 Of the variables of mpirun and srun, only those that identify a rank and the size of the world are set. Variables that
 describe a scheduler (SLURM_JOB_ID, SLURM_JOB_NODELIST, OMPI_MCA_*, PMIX_*) are not: scripts that find them call
-scontrol, requeue the job or start MPI, which do not exist here (decision "Names of places, not of schedulers").
+scontrol, requeue the job or start MPI, which do not exist here (decision "Workers get no variables of scheduler jobs").
 Frameworks that read the variables of all three prefer torchrun's. The module has no side effects.
 """
 

@@ -41,7 +41,7 @@ STORE_SECONDS = 0.1
 """Seconds by which worker 0 of a user's own command starts before the other workers.
 
 Worker 0 serves the store, and torch's client retries only after 0.3 to 1 s if there is no store (decision "Worker 0
-comes first").
+starts before the other workers").
 """
 
 
@@ -386,7 +386,7 @@ class LocalWorkers:
 
         Worker processes that can stay have LEAVE_SECONDS to leave the round. All other processes of the round get
         SIGKILL. A process with a GPU then takes a quarter of a second to end. Only the next processes of this replica
-        wait for that (decision "A killed worker is waited for by its successor alone").
+        wait for that (decision "Only the next worker waits for a killed worker").
         """
         async with self._ending:
             await self._stop_starting()

@@ -1,8 +1,9 @@
 """Count of the optimizer steps of a script, taken by a global hook of torch that runs in the script's process.
 
-The hook rewrites a few bytes in a file, and the agent reads them (decision "Steps of any script"). The script is not
-changed, torch is not imported for it, and an error of the hook ends the count, never the script. `hook.sitecustomize`
-calls `install` before the script begins, so the module imports little. It supports Python 3.9 and later.
+The hook rewrites a few bytes in a file, and the agent reads them (decision "Counting steps of scripts without
+trainingjob"). The script is not changed, torch is not imported for it, and an error of the hook ends the count, never
+the script. `hook.sitecustomize` calls `install` before the script begins, so the module imports little. It supports
+Python 3.9 and later.
 """
 
 from __future__ import annotations

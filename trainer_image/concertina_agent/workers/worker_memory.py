@@ -1,6 +1,6 @@
 """Memory of this container, and the number of its processes that the kernel has killed for lack of memory.
 
-If the kernel kills a single worker, the pod's status does not show it (decision "Out of memory is read from the
+If the kernel kills a single worker, the pod's status does not show it (decision "Out-of-memory kills are read from the
 cgroup").
 """
 

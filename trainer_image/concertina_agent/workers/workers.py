@@ -133,8 +133,8 @@ def start_command(
 ) -> Process:
     """Start an ordinary process in a process group of its own.
 
-    The process stays in the agent's session, so that a fork of a warm parent can join its group (decision "An
-    interpreter hands itself over"). `directory` is its working directory. If None, it is the agent's.
+    The process stays in the agent's session, so that a fork of a warm parent can join its group (decision "Warm starts
+    of commands with shells and wrappers"). `directory` is its working directory. If None, it is the agent's.
 
     Raises:
         StartError: If the process cannot be started.

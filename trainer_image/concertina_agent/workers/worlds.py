@@ -3,8 +3,7 @@
 This happens if the worker's command starts a launcher such as torchrun. The agent sets RANK and WORLD_SIZE for each
 worker, and the launcher sets other values for its own processes. The kernel shows these values in `/proc/PID/environ`.
 
-A worker counts as training alone if all of these conditions are met (decision "A world of its own shows in a child's
-variables"):
+A worker counts as training alone if all of these conditions are met (decision "Detection of workers that train alone"):
 
 - A descendant of the worker was started with a RANK and a WORLD_SIZE of a smaller world than the round's.
 - That process also has another rendezvous: its MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differs. This excludes

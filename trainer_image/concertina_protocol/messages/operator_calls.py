@@ -53,7 +53,7 @@ class Prepared:
     unreachable: Optional[tuple[str, ...]] = None
     """Candidates that did not answer a Ping, or None if this agent sent a Ping to all candidates.
 
-    In a large world, an agent sends a Ping only to some candidates (decision "A large world is probed in part").
+    In a large world, an agent sends a Ping only to some candidates (decision "Large jobs test only some connections").
     """
     replaced: tuple[Replaced, ...] = ()
     """Reasons why workers of the next round are new processes although earlier workers were still running.

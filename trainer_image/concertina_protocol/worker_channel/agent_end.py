@@ -17,8 +17,8 @@ class AgentEnd:
     """The agent's end of one connection, on a plain socket.
 
     asyncio's streams can't be used: when a write fails, they discard data that were received before. This would lose
-    the last message (Done) of a worker that exits while the agent writes to it (decision "The worker channel's agent
-    end is a plain socket").
+    the last message (Done) of a worker that exits while the agent writes to it (decision "Worker messages are read from
+    a plain socket").
     """
 
     def __init__(self, connection: socket.socket) -> None:

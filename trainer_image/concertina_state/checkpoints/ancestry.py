@@ -36,7 +36,7 @@ def parent_of(
     """Return the newest existing checkpoint that led to the state `id`, or None if there is none.
 
     Usually LATEST names this checkpoint. But LATEST can also name a checkpoint of another round that did not lead to
-    the state (decision "The parent is on the way").
+    the state (decision "The parent of a checkpoint").
 
     Raises:
         StorageError: When durable storage can't be read.

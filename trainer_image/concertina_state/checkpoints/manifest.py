@@ -162,8 +162,8 @@ def _version(name: str) -> str:
 def running_crc32(blocks: Iterable[memoryview], ends: MutableSequence[int]) -> Iterator[memoryview]:
     """Yield the blocks of a file, and append the crc32 of the file up to the end of each block to `ends`.
 
-    One pass computes the checksums of the whole file and of its blocks (decision "Checksums of blocks, as running
-    values"). The checksums of blocks are needed when a world of another size reads byte ranges.
+    One pass computes the checksums of the whole file and of its blocks (decision "Running checksums of blocks"). The
+    checksums of blocks are needed when a world of another size reads byte ranges.
     """
     value = 0
     for block in blocks:

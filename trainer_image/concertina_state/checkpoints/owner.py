@@ -1,7 +1,7 @@
 """The object `OWNER`, which names the job that may write to a folder of checkpoints.
 
 The first job that writes to the folder creates `OWNER` by a conditional write. Another job can replace the owner in two
-cases (decision "The store decides who owns a folder"):
+cases (decision "Ownership of a checkpoint folder"):
 - The user names the owner's uid in `checkpoint.takeOver`.
 - The owner was a job of the same namespace that no longer exists.
 """

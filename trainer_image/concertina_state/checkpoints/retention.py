@@ -3,7 +3,7 @@
 Before a reader reads the manifest, it creates a lease, which is an object in `<checkpoint>/readers/`. A process that
 deletes a checkpoint first removes the manifest and then looks for leases. If it finds a lease, it puts the manifest
 back. So either the reader finds no manifest and uses a newer checkpoint, or the deleting process finds the lease
-(decision "Readers hold leases"). A lease expires after six hours, in case its reader has died.
+(decision "Readers of checkpoints hold leases"). A lease expires after six hours, in case its reader has died.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rollback in durable storage.
 
 After a rollback, `LATEST` names the newest checkpoint that was not undone. `LATEST` also lists what was undone, because
-an undone checkpoint may be published late (decision "LATEST says what was undone").
+an undone checkpoint may be published late (decision "LATEST lists the rollbacks").
 """
 
 from __future__ import annotations

@@ -205,7 +205,8 @@ class ObjectPrefix:
     def forget(self, pattern: str) -> None:
         """Remove the files that match `pattern` from the kernel's page cache, except the newest file.
 
-        The files that are written next can then use this memory (decision "Older parts leave memory to the next").
+        The files that are written next can then use this memory (decision "Older parts are dropped from the page
+        cache").
         """
         if self._directory is None:
             return
@@ -224,7 +225,7 @@ class ObjectPrefix:
         """Wait until a power loss can no longer destroy the objects with these keys.
 
         In a cloud store, objects are durable as soon as they are written. In a folder, the files are synced here,
-        because the kernel writes them to the disk later (decision "On files, durable means on the disk").
+        because the kernel writes them to the disk later (decision "Checkpoint files are synced to disk").
         """
         if self._directory is None:
             return

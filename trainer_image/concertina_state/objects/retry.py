@@ -1,7 +1,7 @@
 """Retries of a refused request, for a few seconds.
 
 A refusal can be temporary. For example, a token is just being exchanged, or an object is not visible yet (decision
-"Away, or refused").
+"Unavailable storage and refused access").
 """
 
 from __future__ import annotations

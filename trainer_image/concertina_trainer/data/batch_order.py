@@ -2,7 +2,7 @@
 
 The order is the same as in `concertina_data.order`, which computes one position at a time with plain integers. For
 blocks of thousands of positions, plain integers would take several times as long. For millions of shards, they would
-take seconds. A test checks that both modules give the same order (decision "One order, in integers and in arrays").
+take seconds. A test checks that both modules give the same order (decision "Two implementations of one data order").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokenizer of an exported model, as files that transformers' AutoTokenizer loads. No torch.
 
 The exported tokenizer encodes text in the same way as the build of the data did: it adds no special tokens and never
-truncates (decision "An exported tokenizer encodes as the data were built"). Files and fields are described at
+truncates (decision "Exported tokenizers match the training data"). Files and fields are described at
 https://huggingface.co/docs/transformers/main_classes/tokenizer
 """
 

@@ -2,7 +2,7 @@
 
 Most of a model's arithmetic is in no tensor's name or shape: how many heads share a row of weights, the base of the
 rotary positions, what is added to a norm. Weights of a model with other arithmetic still train, from a bad loss
-(decision "Initial weights are checked by config.json").
+(decision "Initial weights are checked against config.json").
 """
 
 from __future__ import annotations

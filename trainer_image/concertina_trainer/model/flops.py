@@ -1,7 +1,6 @@
 """Operations that training a token takes, and the peak rates of devices. Imports torch only to ask for a device's name.
 
-An MFU is comparable with another one only if both count alike (decision "Operations are counted as FlopCounterMode
-counts them, and attention by its mask"):
+An MFU is comparable with another one only if both count alike (decision "MFU counts operations like FlopCounterMode"):
 
 - Products count 2 operations for each weight and token in the forward and 4 in the backward. A frozen weight counts 2
   in the backward (the gradient of its input), and none if nothing before it is trained.

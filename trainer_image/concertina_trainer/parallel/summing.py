@@ -3,7 +3,7 @@
 `PlainSums` is the fast way: each rank adds up its microbatches, and one reduce-scatter adds up the ranks. In another
 world the same numbers are added in another order, so results differ by rounding.
 
-`OrderedSums` gives the same bits in every world (decision "Bitwise: sums in the order of the batch"). In all worlds the
+`OrderedSums` gives the same bits in every world (decision "Bitwise determinism sums in batch order"). In all worlds the
 batch is cut into the same microbatches, which are assigned to the ranks in turn (`BatchPlan.fixed`), so that round i of
 W ranks computes microbatches iW ... iW+W-1. After each round every rank receives its part of all W gradients
 (all-to-all) and adds them to its sum one after another: the sum is ((m0 + m1) + m2) + ... for any W. Losses are sent

@@ -4,7 +4,7 @@ The sequences are always the same, in batches of the training's size and shape. 
 as far as that of a training step is, to the bit with `determinism: Bitwise`. Evaluation does not change the training:
 neither its order nor its gradients. A step is evaluated before the next one begins. A round that continues from that
 step repeats the evaluation, and makes up for one that the previous round could not finish. So no drain has to wait: all
-ranks leave an evaluation between two batches (decision "A drain leaves an evaluation").
+ranks leave an evaluation between two batches (decision "A drain interrupts an evaluation").
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A synchronous step ends with its last rank. Sequences are whole, so the division of them that ends soonest is the
 divisor method of D'Hondt and Jefferson (Balinski and Young, Fair Representation, 1982): under a time limit T each rank
-takes floor(T / its seconds per sequence), and T is the greatest that the batch allows (decision "Shares by speed: the
-soonest end").
+takes floor(T / its seconds per sequence), and T is the greatest that the batch allows (decision "Batch shares by
+speed").
 """
 
 from __future__ import annotations

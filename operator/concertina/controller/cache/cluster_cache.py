@@ -42,7 +42,7 @@ DECIDING, LONGEST_GAP_SECONDS = 0.25, 1.0
 """Largest share of the time that decisions of one job may use, and the longest pause between its passes in seconds.
 
 The agents of a thousand replicas answer at almost the same time. A pass after each answer would delay the other answers
-(decision "A pass costs its job a pause").
+(decision "A pause after each pass of a job").
 """
 
 REMEMBERED = 4096

@@ -23,7 +23,7 @@ class CachedJob:
     """The job's spec, status and metadata. `deleting` is also set while the job's namespace is being deleted.
 
     When a namespace is deleted, pods are deleted first, so the job itself may have no deletion timestamp yet (decision
-    "A job in a namespace being deleted is deleted").
+    "Jobs in a terminating namespace count as deleted").
     """
     version: int
     status: Raw
@@ -109,8 +109,8 @@ class CachedJob:
         """Return torchrun's pods that were deleted before any complete pass has seen them end.
 
         This happens if a pod's end and deletion arrive together. The next pass treats these pods as ended. Otherwise it
-        would use their names again, because the status lists no members for torchrun (decision "A pod of torchrun that
-        goes in one burst").
+        would use their names again, because the status lists no members for torchrun (decision "Pods of torchrun that
+        end between two passes").
         """
         if self.view.spec is None or self.view.spec.launcher is not Launcher.TORCHRUN:
             return []

@@ -1,7 +1,7 @@
 """Detect another client that reverts this operator's writes to a job's status.
 
-Without this, the two clients would react to each other's writes for as long as both run (decision "Two operators do not
-write against each other").
+Without this, the two clients would react to each other's writes for as long as both run (decision "Two operators that
+serve the same job").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Index of live jobs by the checkpoint folder to which they write.
 
-Only jobs of the same namespace are compared. Across namespaces, the owner object in the folder decides (decision "The
-store decides who owns a folder"). Of several jobs with the same folder, the oldest job that has begun owns it.
+Only jobs of the same namespace are compared. Across namespaces, the owner object in the folder decides (decision
+"Ownership of a checkpoint folder"). Of several jobs with the same folder, the oldest job that has begun owns it.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def port(job: JobView, template: Raw, create: CreatePod) -> int:
 
     In the host's network, the port depends on the job, the index and the attempt. Replicas of one job therefore have
     different ports, and replicas of different jobs usually have. The port is declared as a host port, so the scheduler
-    puts two pods with the same port on different nodes (decision "A port in the host's network is a host port"). If a
-    process outside of pods uses the port, the agent reports that and ends. The next attempt gets another port.
+    puts two pods with the same port on different nodes (decision "Agent ports in the host network"). If a process
+    outside of pods uses the port, the agent reports that and ends. The next attempt gets another port.
     """
     if not template["spec"].get("hostNetwork"):
         return protocol.PORT
@@ -169,8 +169,8 @@ def with_agent(
             {"name": VOLUME, "emptyDir": memory},
             {"name": IDENTITY, "secret": {"secretName": secret_name(job)}},
         ],
-        # If a container fails with its agent, it is restarted with the same volume (decision "Containers start again in
-        # place").
+        # If a container fails with its agent, it is restarted with the same volume (decision "Containers restart within
+        # their pod").
         "restartPolicy": pod_spec.get("restartPolicy", "OnFailure"),
     }
     return with_trainer(pod, changed, **layer)

@@ -54,7 +54,7 @@ def template_hash(spec: JobSpec) -> str:
     """Return the hash of the spec fields that determine the pods.
 
     Default values are left out. A newer version has more of them, and must not treat the pods of running jobs as
-    outdated (decision "A pod says what it was made of").
+    outdated (decision "Pods carry a hash of their spec").
     """
     field_names = INTO_PODS | BUNDLED_INTO_PODS if spec.bundled else INTO_PODS
     user_fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=field_names)

@@ -70,7 +70,7 @@ def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: 
     """Add preferences that place a pod near the other pods of its parallel groups.
 
     The smallest group should be within the innermost domain of `spec.topology`, and its block within the wider domains
-    (decision "Pods of a group wish to be near each other").
+    (decision "Preferred affinity for the pods of a group").
     """
     smallest, block = sizes[0], sizes[-1]
     *wider, innermost = labels

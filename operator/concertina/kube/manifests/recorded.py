@@ -1,7 +1,7 @@
 """The job's spec in the form that is stored with checkpoints as lineage. All functions are pure.
 
 Storage may have more readers than the job. Values of environment variables are therefore left out, whether they are
-secret or not. Names and references are stored (decision "Lineage has no values of variables").
+secret or not. Names and references are stored (decision "Lineage omits values of environment variables").
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ FORBIDDEN = (
 )
 """Kind of refusal by a pattern in the message.
 
-The authorizer and all admission plugins use the same status 403 (decision "Kinds of refusals, read from the message").
+The authorizer and all admission plugins use the same status 403 (decision "Refused pods are classified by the
+message").
 """
 
 

@@ -242,8 +242,8 @@ def checkpoint_asked(obj: Raw) -> str:
 def status_of(obj: Raw) -> JobStatus:
     """Return a TrainingJob's status without the fields that can't be read.
 
-    A single value of a newer version must not make a Complete job run again or lose its round (decision "Readable parts
-    of a newer status"). An object that is incomplete without an unreadable field is left out as a whole.
+    A single value of a newer version must not make a Complete job run again or lose its round (decision "Unreadable
+    parts of a status are ignored"). An object that is incomplete without an unreadable field is left out as a whole.
     """
     readable: Any = with_packed(obj.get("status") or {})
     while True:
@@ -280,8 +280,8 @@ def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] |
 def _owner(metadata: Raw) -> tuple[str, int | None, int]:
     """Return the uid of the TrainingJob that owns a pod, and the pod's replica index and attempt.
 
-    Index and attempt come from the pod's name, because a name can't be changed as a label can (decision "A pod's place
-    is its name's"). The uid is empty if the pod belongs to no job.
+    Index and attempt come from the pod's name, because a name can't be changed as a label can (decision "A replica's
+    index comes from its pod's name"). The uid is empty if the pod belongs to no job.
     """
     owners: Iterable[Raw] = metadata.get("ownerReferences") or ()
     owner: Raw = next(
@@ -336,7 +336,7 @@ def _is_over(spec: Raw, status: Raw) -> bool:
     """Return whether the trainer has ended or keeps failing, in a pod that Kubernetes reports as running.
 
     The result is also true if an init container keeps failing. Sidecars may run forever, and a kubelet restarts
-    containers forever (decision "A pod has ended when its trainer has").
+    containers forever (decision "A pod ends with its trainer container").
     """
     init_containers: Iterable[Raw] = spec.get("initContainers") or ()
     before = {container["name"] for container in init_containers if container.get("restartPolicy") != "Always"}

@@ -2,7 +2,7 @@
 
 With a gang mechanism, the job's scheduler decides which pods get nodes, and when. The operator chooses the mechanism
 while the job has no pods. It keeps the mechanism until all pods are gone, because all pods of a group need the same
-scheduler (decision "Auto follows the template's scheduler").
+scheduler (decision "Gang scheduling follows the template's scheduler").
 """
 
 from __future__ import annotations

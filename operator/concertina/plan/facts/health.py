@@ -2,7 +2,8 @@
 
 Kubernetes reports that a pod has ended. Members report that they have lost their coordinator, or that they are in
 contact with it. A host that closes a stream and refuses a new one shows that no agent listens. An agent without any
-such evidence may be unreachable for this operator and still be training (decision "Silence alone is no death").
+such evidence may be unreachable for this operator and still be training (decision "Silence alone does not count as a
+failure").
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class Health:
         """Seconds since the last claim if that claim was planned; infinity otherwise.
 
         A planned claim means that nothing had failed by then. A member that only the operator could not reach was
-        therefore alive at that time (decision "Silence alone is no death").
+        therefore alive at that time (decision "Silence alone does not count as a failure").
         """
         claim = self.round.claim
         if claim is None or claim.at is None or claim.reason not in PLANNED:

@@ -7,7 +7,7 @@ includes the replica. A notice is urgent in these cases:
   - The agent received a SIGTERM.
 
 The cordon of a node is not urgent. The replica then trains until a successor on another node is ready, and the operator
-requests that successor at once (decision "An urgent notice drains at once, a cordon waits"). A notice that is withdrawn
+requests that successor at once (decision "Drains after urgent notices and after cordons"). A notice that is withdrawn
 before the replica leaves has no effect.
 """
 
@@ -72,7 +72,7 @@ def _node_ends(notice_input: NoticeInput) -> PodNotice | None:
     node = notice_input.node
     if not node.notice:
         return None
-    message = f"is on node {node.name}, which the taint {node.notice} says will end soon"
+    message = f"is on node {node.name}, whose end the taint {node.notice} announces"
     return PodNotice(message, notice_input.pod.grace)
 
 

@@ -42,7 +42,7 @@ def by_quota(refused: CreateRefusal | None) -> bool:
 
 
 def release(ctx: JobContext) -> Decision | None:
-    """Release the job's pods so that another job can start (decision "Jobs that wait for room have turns")."""
+    """Release the job's pods so that another job can start (decision "Waiting jobs take turns at free capacity")."""
     requeue_state, queue_place, waiting_job = ctx.status.internal.requeue_state, ctx.observed.place, _waiting_job(ctx)
     if waiting_job is None:
         return None
@@ -197,7 +197,7 @@ def _could_hold(least: int, alive: Collection[PodView], nodes: Mapping[str, Node
     Usable nodes are those of the job and those that accept new pods. The result may be True although the pods do not
     fit, because rules about where pods may run are ignored. The result is never False if the pods fit. A resource that
     no node lists is ignored too, because such a resource can come from elsewhere, for example from a resource claim
-    (decision "No wait for jobs that room would not help").
+    (decision "No turn for jobs that free capacity cannot help").
     """
     requests = next((pod.requests for pod in alive if pod.requests), None)
     if requests is None:

@@ -1,7 +1,7 @@
 """Checkpoints on request: read an annotation, send Save to the coordinator, and write the outcome to the status.
 
 A request is an annotation because GitOps tools overwrite fields of the spec, but leave annotations alone (decision
-"checkpoint create is an annotation").
+"checkpoint create sets an annotation").
 
 The operator notes the step in progress when it first sees a request. Any later durable checkpoint fulfils the request.
 If the round ends before that, the operator asks the coordinator of the next round again.

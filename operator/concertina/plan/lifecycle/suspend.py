@@ -1,8 +1,8 @@
 """Suspension (`spec.suspend`): drain the round, save its state, then delete the job's pods.
 
 The operator does the same in two more cases. One is a job that was resumed with another pod template while it still had
-old pods. The other is a deleted job that another tool's finalizer keeps (decision "A deleted job that is held is
-drained").
+old pods. The other is a deleted job that another tool's finalizer keeps (decision "Deleted jobs with a foreign
+finalizer are drained").
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
     """Drain the round if members were created from an outdated pod template, so that their pods can be replaced.
 
     Such members exist if a job is suspended and then resumed before its pods are gone. The round is drained with a
-    checkpoint. The members then belong to no round, and their pods are replaced (decision "A pod says what it was made
-    of").
+    checkpoint. The members then belong to no round, and their pods are replaced (decision "Pods carry a hash of their
+    spec").
     """
     outdated = sorted(ctx.replicas.outdated.intersection(ctx.round.members))
     if not outdated:

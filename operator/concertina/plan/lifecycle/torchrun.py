@@ -9,8 +9,8 @@ below, and the operator then creates all of its pods anew:
   - One of the round's pods has an outdated pod template.
 
 Each round has a claim, which the operator commits in the same write. An operator that has not seen the claim can then
-no longer write the status (decision "A claim says whether it is committed"). The operator does not know what torchrun
-does inside the pods and does not report it (decision "launcher: Torchrun without a Service").
+no longer write the status (decision "Status writes test whether the claim is committed"). The operator does not know
+what torchrun does inside the pods and does not report it (decision "launcher: Torchrun without a Service").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bad nodes: find the nodes on which the job failed repeatedly, and keep new pods away from them for a while.
 
 The list of bad nodes is derived from `status.restarts` alone. If the job can run without a bad node, its pods get a
-strict rule not to use that node. Otherwise they only get a preference (decision "Bad nodes: a rule or a wish").
+strict rule not to use that node. Otherwise they only get a preference (decision "How the operator avoids bad nodes").
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def _ended(ctx: JobContext, failed: bool) -> PodPlan:
     """Plan the pods of a job that has ended, as `spec.cleanPodPolicy` says.
 
     If the job is deleted, all running pods are deleted. If the job has failed, the containers of its running pods are
-    stopped and the pods stay, because their logs explain the failure (decision "A failed job's pods are ended in
-    place").
+    stopped and the pods stay, because their logs explain the failure (decision "Pods of a failed job are stopped, not
+    deleted").
     """
     policy = ctx.spec.clean_pod_policy
     if policy is CleanPodPolicy.NONE and not ctx.observed.job.deleting:

@@ -3,8 +3,8 @@
 Failures in quick succession delay the next round, or the next pod of a replica. The first two failures cause no delay.
 Further failures cause delays of 1, 2, 4 and so on up to 30 seconds. The backoff applies to rounds that fail at the same
 step and to replicas whose pods end by themselves. The operator reads the failures from `status.restarts`, so a new
-operator continues the backoff of the previous one (decision "Replacements wait, ever longer"). After the API server has
-refused a pod, the delay depends on the kind of refusal.
+operator continues the backoff of the previous one (decision "Increasing delays before restarts"). After the API server
+has refused a pod, the delay depends on the kind of refusal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OUTSIDE = frozenset(
 """Exit reasons of a pod that the container itself did not cause.
 
 The last two occur after a node has lost power: once the node is back, the kubelet only knows that the container no
-longer runs (decision "Pods of a rebooted node are nobody's failure").
+longer runs (decision "Pods of a rebooted node do not count as failures").
 """
 NOTICED = 128 + signal.SIGTERM
 """Exit code of an agent that received a SIGTERM.

@@ -47,7 +47,7 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
     A forced deletion removes the pod before its node confirms that the pod has stopped. The deletion is forced in two
     cases. The first case is a pod whose node is out of service. The second case is a pod of the bundled trainer whose
     node does not answer. If old workers still run there, storage rejects their writes, so two pods can't write at once
-    (decision "Pods with unfenced writers on lost nodes").
+    (decision "Forced deletion of pods on lost nodes").
     """
     node = ctx.node(pod)
     force = node.out_of_service or (not node.ready and ctx.spec.bundled)
@@ -85,7 +85,7 @@ def pass_over_taken(
     """Increase the attempts of wanted indexes until no other pod has the resulting pod name.
 
     Waiting for a name to become free could take forever: pods of a deleted job with the same name exist for as long as
-    their node is down (decision "Names that are taken are passed over").
+    their node is down (decision "Pod names that are taken are skipped").
     """
     if taken_names:
         for index in wanted_indexes:

@@ -1,6 +1,6 @@
 """Decide how many pods a job with a Kueue queue may have in this pass, and what to write to its Workloads.
 
-These rules hold at every moment (decision "A unit of quota is lent once"):
+These rules hold at every moment (decision "A job never has more pods than its quota"):
   - The job has no pods before one of its Workloads is admitted, and never more pods than Kueue counts quota for.
   - While a Workload is evicted, the operator creates no pods for the job.
   - The operator returns quota only after the pods that used it are gone. Before the write, it lists the pods to check

@@ -189,9 +189,9 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
 def _never_assigned(ctx: JobContext) -> Failure | None:
     """Return a failure if the coordinator never received its Assign call, because an operator died after the commit.
 
-    The new operator does not know what the old one would have sent, so it forms the round anew (decision "A round whose
-    Assigns may be lost is claimed anew"). If only another member lacks its Assign call, the coordinator reports that
-    member as lost.
+    The new operator does not know what the old one would have sent, so it forms the round anew (decision "A new claim
+    if an Assign may be lost"). If only another member lacks its Assign call, the coordinator reports that member as
+    lost.
     """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):

@@ -167,7 +167,7 @@ def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark
     """Delete the pod of a straggler, if the spec asks for that and the job can continue without the pod.
 
     The deletion drains the round, so no step is lost. The straggler's entry in `status.restarts` makes new pods avoid
-    the node (decision "Stragglers by own work").
+    the node (decision "Stragglers are found by their own work time").
     """
     pod = ctx.replicas.pods.get(mark.replica)
     if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
@@ -195,7 +195,7 @@ def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark
     )
 
 
-# --- agents that can't be reached (decision "Silence alone is no death")
+# --- agents that can't be reached (decision "Silence alone does not count as a failure")
 
 UNREACHABLE = "AgentsUnreachable"
 ONE_BY_ONE = (

@@ -6,7 +6,7 @@ another node. Each symptom has its own timeout, so that replacements do not foll
 node on which replicas can't start.
 
 On cgroup v2, a container that runs out of memory also loses its agent, and the kubelet restarts it in the same pod
-(decision "Containers start again in place"). By then the round has continued without that member. This module gives
+(decision "Containers restart within their pod"). By then the round has continued without that member. This module gives
 such a restart its reason and counts it as a failure of the job.
 """
 
@@ -157,7 +157,7 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     """Return entries for `status.restarts` of replicas that can't start, so that their pods are replaced.
 
     If no replica has started yet, the result is empty: the cause is then the job rather than a replica (decision
-    "Replicas that don't get to start").
+    "Replicas that fail to start").
     """
     members = ctx.round.members.keys() if ctx.round.committed else ()
     outside = [pod for name, pod in ctx.replicas.live.items() if name not in members and pod.node]

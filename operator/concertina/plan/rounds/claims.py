@@ -122,8 +122,8 @@ def next_first_claim(ctx: JobContext, decision: Decision) -> str:
 def last_claim(ctx: JobContext, reason: str) -> Claim:
     """Return a claim that no round follows, for the end of the job or of its current round.
 
-    All status writes of an operator that does not know the claim then fail (decision "A claim says whether it is
-    committed").
+    All status writes of an operator that does not know the claim then fail (decision "Status writes test whether the
+    claim is committed").
     """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)

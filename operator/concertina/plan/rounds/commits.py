@@ -1,7 +1,7 @@
 """Commit a claim: choose members, coordinator and the state to start from, and send the Assign calls.
 
 A commit changes `status.world.claim`, and every status write tests that value. If two operators work on the same claim,
-only one of them can commit it (decision "A claim says whether it is committed").
+only one of them can commit it (decision "Status writes test whether the claim is committed").
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
         return RoundTrigger(Reason.DRAINED, "the round has been drained")
     if report.state == protocol.State.DRAINING:
         # The drain is sent even if another operator or the coordinator itself has begun it, so that its time limit
-        # applies here too (decision "No wait for a part that went with its member").
+        # applies here too (decision "No wait for checkpoint parts of lost members").
         return RoundTrigger("Draining", "members change")
     return None
 

@@ -3,7 +3,7 @@
 The usual time to wait for answers is short, so that one slow candidate does not delay a recovery. On a busy machine
 this time can end before healthy members with the newest snapshot have answered. The round would then start from an
 older state although nothing was lost. The operator therefore waits longer for members that may hold the newest state
-(decision "A late member is waited for where state would be lost").
+(decision "Waiting for late members that hold newer state").
 
 Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
 copies are lost. They therefore take part in one more round, whose snapshots other members then hold. If that round had

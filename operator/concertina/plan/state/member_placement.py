@@ -30,7 +30,7 @@ def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Seque
 
     In this order as few neighbours as possible share a zone. Among such orders, as few as possible share a node. The
     order of the previous round (`last_order`) is used if it is equally good, because a member that keeps its rank
-    already has that rank's state (decision "Ranks stand in a ring of zones and nodes").
+    already has that rank's state (decision "Ranks are ordered in a ring of zones and nodes").
     """
     unchanged, best = _unchanged_order(list(places), last_order), _spread(list(places), places, LEVELS)
     ring = unchanged if shared(unchanged, places) <= shared(best, places) else best

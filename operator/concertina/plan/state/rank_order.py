@@ -2,7 +2,8 @@
 
 The ranks of a tensor group are consecutive. So are the ranks of a context group, of a pipeline and of a block, each of
 which consists of whole groups of the previous kind. The order of the replicas therefore decides which groups span
-several network domains (zones, NVLink domains, hosts). All functions are pure (decision "Blocks keep their ranks").
+several network domains (zones, NVLink domains, hosts). All functions are pure (decision "Ranks keep parallel groups
+within node domains").
 """
 
 from __future__ import annotations

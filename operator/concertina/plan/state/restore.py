@@ -301,7 +301,7 @@ def undone(status: JobStatus) -> tuple[Undone, ...]:
     """Return the states that rollbacks have made void, the last rollback at the end.
 
     The last rollback alone is not enough. If it returned to a later step than an earlier rollback, it does not cover
-    what the earlier one undid (decision "All rollbacks are remembered").
+    what the earlier one undid (decision "The status lists all rollbacks").
     """
     if status.rollback is None and not status.internal.invalidated_checkpoints:
         return ()

@@ -154,7 +154,7 @@ STARTS = frozenset((Phase.STARTING.value, Phase.RECOVERING.value))
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
     """Return an event if the job enters one of the ANNOUNCED phases.
 
-    Decision "An event tells what the status would not" gives the reason.
+    Decision "Events do not repeat conditions" gives the reason.
     """
     last_ready, ready, running = (
         old.condition(ConditionType.READY),

@@ -3,7 +3,7 @@
 A trace is reported once, in the pass in which the round begins to train or is aborted. All times are by this operator's
 clock. Agents report durations, which are placed one after the other, beginning at the answer of the coordinator's
 agent. The time of a worker's failure is taken from `status.incidents`. It is never later than the time at which the
-operator noticed the failure (decision "A trace has one clock").
+operator noticed the failure (decision "Trace spans use the operator's clock").
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Coordinator:
     def lost_part(self, replica: str, at: float) -> None:
         """Record that a member is gone whose shard of the run's last checkpoint was not in storage yet.
 
-        The round does not wait for such a shard (decision "No wait for a part that went with its member").
+        The round does not wait for such a shard (decision "No wait for checkpoint parts of lost members").
         """
         if self.members[replica].failure is None:
             self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
@@ -143,8 +143,8 @@ class Coordinator:
     def agree_on_the_end(self, now: float, at: float) -> None:
         """Determine the last step of a script that has finished on all members, and store it in `ends_at`.
 
-        It is the newest step of which all members have a snapshot (decision "A script ends with what all ranks have
-        whole"). If there is no such step, the members that lack the newest snapshot have failed.
+        It is the newest step of which all members have a snapshot (decision "A script ends with a snapshot that all
+        ranks have"). If there is no such step, the members that lack the newest snapshot have failed.
         """
         saved_steps = [member.saved for member in self.members.values() if member.saved is not None]
         if self.ends_at is not None or len(saved_steps) < len(self.members):

@@ -110,9 +110,8 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
     """Return the failures of a round with `secondary` set for those that are consequences of the cause.
 
     The failures are given in order of arrival. When one rank dies, the others fail too, and often report their failures
-    first (decision "The failure that is the cause"). The cause is the first failure that can't be a consequence of a
-    lost peer. Without such a failure, it is the first one that does not look like a consequence, or else the first of
-    all.
+    first (decision "The cause of a failed round"). The cause is the first failure that can't be a consequence of a lost
+    peer. Without such a failure, it is the first one that does not look like a consequence, or else the first of all.
     """
     ordered = tuple(failures)
     cause = min(range(len(ordered)), key=lambda i: (looks_provoked(ordered[i]), ordered[i].reason not in UNPROVOKED))
@@ -135,7 +134,7 @@ def told(failures: Iterable[Failure], members: int) -> tuple[Failure, ...]:
     """Return the failures of a round as the coordinator reports them to the operator.
 
     Only two kinds of failures include the workers' output: the cause, and failures that no new round can repair. The
-    output of all failures would not fit into a Report (decision "Reports are whole"). It is in the pods' logs.
+    output of all failures would not fit into a Report (decision "Reports contain all fields"). It is in the pods' logs.
     """
     marked = mark(failures)
     cause = next(failure for failure in marked if not failure.secondary)

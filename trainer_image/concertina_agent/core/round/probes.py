@@ -1,7 +1,7 @@
 """Selection of the candidates to which an agent sends a Ping before a round.
 
-If each of a thousand agents sent a Ping to all others, there would be a million TLS handshakes (decision "A large world
-is probed in part").
+If each of a thousand agents sent a Ping to all others, there would be a million TLS handshakes (decision "Large jobs
+test only some connections").
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Stragglers: ranks that the other ranks wait for in every step.
 
 In synchronous training, a step takes the same time on all ranks, so its duration does not show which rank is slow
-(decision "Stragglers by own work"). What differs is the time in which a rank does not wait in collectives
-(`Heartbeat.busy`): it is longest on a straggler. This time is summed over several steps, because single steps vary. It
-is compared with the median of the other ranks, because with two ranks, the median of all ranks would depend on the
-straggler itself. The module has no side effects.
+(decision "Stragglers are found by their own work time"). What differs is the time in which a rank does not wait in
+collectives (`Heartbeat.busy`): it is longest on a straggler. This time is summed over several steps, because single
+steps vary. It is compared with the median of the other ranks, because with two ranks, the median of all ranks would
+depend on the straggler itself. The module has no side effects.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ class Heartbeats:
         """Return the ranks that were stopped (SIGSTOP) at the last call and still are, without any progress in between.
 
         `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed, the
-        rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A worker
-        stopped for moments is slow").
+        rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A briefly
+        stopped worker counts as slow").
         """
         moved = {
             heartbeat.rank for heartbeat in self.heartbeats if heartbeat.phase and heartbeat.still < STOPPED_SECONDS
@@ -248,7 +248,7 @@ def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
     """Return the heartbeats of the ranks that are behind, which the other ranks wait for.
 
     If several ranks have made the same progress, these are the ones that do not wait in a collective. If their stacks
-    do not show a difference, all are returned (decision "A heartbeat file instead of lines").
+    do not show a difference, all are returned (decision "A heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]

@@ -1,9 +1,9 @@
 """Building of a data set by one or several processes or machines. An interrupted build can be continued.
 
 The result has the same bytes for any number of processes and machines. The sizes of the source files alone determine
-which pieces of them form an input, and any process turns an input into the same shards (decision "A part of the sources
-is a shard"). For each finished input, the build writes a record beside the shards. The process that finds the records
-of all inputs writes the manifest.
+which pieces of them form an input, and any process turns an input into the same shards (decision "Each part of the
+sources becomes one shard"). For each finished input, the build writes a record beside the shards. The process that
+finds the records of all inputs writes the manifest.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
 
     If another unfinished build was writing there, that build fails at its next shard, and its records are deleted. If
     the folder contains a finished data set of another build, it stays as it is, because jobs may be reading it
-    (decision "Finished data are written over by nothing else").
+    (decision "No other build overwrites finished data").
 
     Raises:
         InvalidInput: When the folder has a data set from other sources or options.

@@ -1,9 +1,9 @@
 """Data set that each position of a mixture is taken from, computed in plain integers without numpy.
 
 Weights are integers, so the pattern repeats after as many positions as their sum, and a table of one period is enough
-(decision "A mixture is a periodic table"). The pattern is Tijdeman's solution of the chairman assignment problem
-(Discrete Mathematics 32, 1980). It keeps each source close to its share: for k sources, a source with share w has been
-chosen c times after n positions, with |c - w * n| <= 1 - 1 / (2k - 2).
+(decision "Data set mixtures follow a repeating pattern"). The pattern is Tijdeman's solution of the chairman assignment
+problem (Discrete Mathematics 32, 1980). It keeps each source close to its share: for k sources, a source with share w
+has been chosen c times after n positions, with |c - w * n| <= 1 - 1 / (2k - 2).
 """
 
 from __future__ import annotations

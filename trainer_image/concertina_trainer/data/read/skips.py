@@ -2,7 +2,7 @@
 
 Samples are counted without the skipped positions: sample n is at the n-th position that is not skipped. So the samples
 of a run are numbered 0, 1, 2, ... without gaps. A range that is added later does not change samples that were consumed
-before it (decision "Samples that are left out are counted out").
+before it (decision "Skipped samples are ranges of positions").
 """
 
 from __future__ import annotations
