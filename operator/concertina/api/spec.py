@@ -307,9 +307,9 @@ class Scheduling(Model):
 
     gang: Gang | None = Field(
         default=None,
-        description="Mechanism that schedules elastic.minReplicas pods together or not at all. Auto: the mechanism "
-        "of the template's scheduler, if the API server serves its API. With any other value, the job "
-        "is Stalled if the API server does not serve the API. Absent: pods are scheduled one by one.",
+        description="Mechanism that schedules elastic.minReplicas pods together or not at all. Auto: that of the "
+        "template's scheduler, if the API server serves its API. Other values: the job is Stalled if the API server "
+        "does not serve the API. Absent: pods are scheduled one by one.",
     )
     queue: str | None = Field(
         default=None,
@@ -550,7 +550,7 @@ class JobSpec(Model):
     workers_per_replica: Annotated[int, Field(ge=1, le=1024)] | Literal["Auto"] = Field(
         default="Auto",
         description="Number of training processes in each pod, or Auto. Auto means one for each GPU in the limits "
-        "or the DRA claims of container 'trainer', or one if it has no GPU.",
+        "or the ResourceClaims of container 'trainer', or one if it has no GPU.",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [

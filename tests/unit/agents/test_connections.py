@@ -167,7 +167,7 @@ def test_garbage_ends_a_stream_and_a_call(tmp_path: Path) -> None:
             await until_async(lambda: bool(heard.changes), "a change", lambda: heard.changes)
             call = connections.views(UID)["r0"].prepare
             assert call is not None
-            assert "not understood" in call.error
+            assert "invalid message" in call.error
             connections.watch(UID, {"r0": address})
             await asyncio.sleep(0.2)
             assert not connections.views(UID)["r0"].connected

@@ -59,7 +59,7 @@ def test_a_job_that_this_version_can_t_read_is_diagnosed_by_its_status(tmp_path:
 def test_what_is_no_job_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(text)
-    with pytest.raises(UserError, match=r"a\.yaml (is neither|is no output of|holds no TrainingJob)"):
+    with pytest.raises(UserError, match=r"a\.yaml (is neither|is not output of|holds no TrainingJob)"):
         read(file)
 
 

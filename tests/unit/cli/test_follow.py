@@ -116,4 +116,4 @@ def test_an_api_server_that_is_away_for_a_while_ends_nothing(
     code, printed = followed(tmp_path, looks, [refusal(), lines(job("trains"))])
     assert (code, [line.split()[-1] for line in printed.splitlines()]) == (0, ["waits", "trains", "over"])
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert [record.getMessage() for record in records] == ["team/a: not yet; asked again until the API server answers"]
+    assert [record.getMessage() for record in records] == ["team/a: not yet; retrying until the API server answers"]

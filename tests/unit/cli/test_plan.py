@@ -140,7 +140,7 @@ def test_a_picture(file: Path, tmp_path: Path) -> None:
             ("--python", "echo"),
             "did not answer as concertina_trainer.planning of this version does: '-m",
         ),
-        ({}, ("--python", "printf [{}]"), "planning of this version does: KeyError: 'peaks'"),
+        ({}, ("--python", "printf [{}]"), "planning of this version does: TypeError: list indices"),
         ({}, ("--tokens", "inf"), "--tokens is the number of tokens of a run: it must be above 0, not inf"),
         ({}, ("--tokens", "nan"), "it must be above 0, not nan"),
         ({}, ("--tokens", "-5"), "it must be above 0, not -5"),

@@ -122,7 +122,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_namespace_that_may_not_be_listed_keeps_from_no_other_and_is_served_later(
     tmp_path: Path, refused: set[str], caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waits_for_jobs = "b is not served until its TrainingJobs may be listed: b/tr"
+    waits_for_jobs = "b is not served until the operator may list its TrainingJobs: b/tr"
 
     async def scenario() -> None:
         server = ApiServer(set(refused))

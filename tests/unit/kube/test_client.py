@@ -86,7 +86,7 @@ def test_a_watch_that_is_cut_off_within_a_line_is_lost(tmp_path: Path, cut: str)
         async with answering(tmp_path, [web.Response(text=f"{json.dumps(event)}\n{cut}")]) as client:
             watch = client.watch(PODS, "default", "1")
             assert await anext(watch) == ("ADDED", event["object"])
-            with pytest.raises(Unreachable, match="no event"):
+            with pytest.raises(Unreachable, match="invalid event"):
                 await anext(watch)
 
     asyncio.run(scenario())

@@ -85,7 +85,7 @@ def test_the_status_says_why_it_releases_and_when_it_tries_again() -> None:
     assert "releases them for default/older, whose turn it is; tries again when its own turn comes" in message
     assert [event.reason for event in made.events] == ["Requeued"]
     made = plan(short(status=TURN, place=MINE), T0 + 120)
-    assert "releases them, and lets other jobs that wait have their turn first" in ready(made)[1]
+    assert "releases them, and lets other waiting jobs have their turn first" in ready(made)[1]
 
 
 def test_jobs_of_other_namespaces_are_not_named() -> None:
