@@ -83,9 +83,9 @@ class Contents:
 
     @property
     def names_without_dicts(self) -> set[str]:
-        """Names of the objects that must still have every array that was saved.
+        """Names of the saved objects, such as a model, that must have every saved array when a state is restored.
 
-        Dicts are left out, because a dict may have fewer arrays than were saved.
+        A dict is not among them, because a script may restore fewer arrays into a dict than it has saved.
         """
         return {name for name, adapter in self._adapters.items() if not isinstance(adapter, DictAdapter)}
 

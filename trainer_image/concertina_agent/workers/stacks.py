@@ -43,7 +43,7 @@ def register(environment: Mapping[str, str]) -> None:
 
 
 async def collect(pids: Sequence[int], heartbeat: str, reaper: Reaper) -> list[str]:
-    """Return all lines about a worker: first information of the kernel, then the stacks, innermost frame first.
+    """Return lines that show where a worker hangs: the state of its threads from /proc, then its Python stacks.
 
     Args:
         pids: Processes of the worker, without their descendants.

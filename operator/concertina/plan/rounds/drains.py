@@ -91,11 +91,11 @@ def must_be_saved(ctx: JobContext) -> bool:
 
 
 def limit(ctx: JobContext, durable: bool) -> float:
-    """Return the seconds that the round has to stop after a drain was requested.
+    """Return the seconds within which the workers must save their state and stop, after the operator requested a drain.
 
-    The limit is the smallest grace period of the departing members, minus the time for a snapshot. If no member is
-    about to be terminated, a durable checkpoint gets no extra time, because the state can also be handed over in
-    memory.
+    If pods of members are about to be terminated, the limit is at most the shortest remaining grace period, minus the
+    time for a snapshot. `durable` says that the drain also writes a checkpoint to storage. Without members that are
+    terminated, a checkpoint gets no extra time, because the state can be handed over in memory instead.
     """
     progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else None) or constants.SAVE

@@ -97,7 +97,11 @@ class _RoundHistory:
 
     @cached
     def begin(self) -> float:
-        """Unix time at which the round began. The first Prepare call can precede the status that shows the claim."""
+        """Unix time at which the round's trace begins: at the failure that the round recovers from, else at its claim.
+
+        If the operator sent the first Prepare call earlier, the trace begins with that call. The first round of a job
+        is prepared before a status write claims it.
+        """
         return min(unix_seconds(self.incident.at) if self.incident else self.claimed, self.asked)
 
     @cached
