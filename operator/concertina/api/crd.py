@@ -43,8 +43,8 @@ COLUMNS = (
 WIDE_COLUMNS = (
     ("Replicas", "integer", ".status.replicas", "Pods of the job that are not finished, without standby replicas."),
     ("Round", "integer", ".status.world.round", "Number of the current round."),
-    ("Queue", "string", "Kueue queue in which the job waits.", "Kueue's queue that the job waits in."),
-    ("Message", "string", "Reason for the current state of the job.", "Why the job does what it does."),
+    ("Queue", "string", r".metadata.labels['kueue\.x-k8s\.io/queue-name']", "Kueue queue in which the job waits."),
+    ("Message", "string", '.status.conditions[?(@.type=="Ready")].message', "Reason for the current state of the job."),
 )
 """Columns that only `kubectl get -o wide` shows."""
 SELECTABLE = (".spec.suspend", ".spec.managedBy")

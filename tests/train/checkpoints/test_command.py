@@ -129,7 +129,7 @@ def test_an_export_is_the_same_model_in_transformers(uri, folder, parent, traine
 def test_prune_shows_first_and_deletes_when_told(uri, tmp_path):
     command("copy", uri, str(tmp_path))
     steps = sorted(m.id.step for m in _finished(uri))
-    assert "add --yes" in command("prune", uri, "--keep", "1")
+    assert "Add --yes" in command("prune", uri, "--keep", "1")
     assert sorted(m.id.step for m in _finished(uri)) == steps
     command("prune", uri, "--keep", "1", "--keep-every-steps", "6", "--yes")
     left = sorted(m.id.step for m in _finished(uri))
