@@ -59,7 +59,7 @@ URGENT = {
         0,
     ),
     "disrupted": (pods(RUNNING, 1, disruption="EvictionByEvictionAPI"), "(EvictionByEvictionAPI)", 0),
-    "node ends": (on_node(RUNNING, 1, notice=TAINT), f"on node node-1, which the taint {TAINT}", 1),
+    "node ends": (on_node(RUNNING, 1, notice=TAINT), f"on node node-1, whose end the taint {TAINT} announces", 1),
     "told": (told(RUNNING, "demo-1-0", notice=20.0), "received a request to stop within 20 s", 0),
 }
 
