@@ -346,7 +346,7 @@ def assemble(
 def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: RoundChannel) -> Saving:
     """Return the object that saves the state in this round.
 
-    It takes snapshots, and makes checkpoints. The next checkpoint is due by the newest durable one that no rollback has
+    It takes snapshots and makes checkpoints. Checkpoints continue after the newest durable one that no rollback has
     undone.
     """
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state

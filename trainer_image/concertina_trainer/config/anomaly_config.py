@@ -58,6 +58,9 @@ class AnomalyConfig(Section):
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """Numbers of steps that a rollback may undo, for any reason. One checkpoint is kept for each."""
+        """Numbers of steps that a rollback may undo, one for each kind of rollback.
+
+        One checkpoint of at least this age is kept for each number.
+        """
         rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))

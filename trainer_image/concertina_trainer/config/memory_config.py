@@ -72,7 +72,7 @@ class MemoryConfig(Section):
 
     @property
     def resharding(self) -> Resharding | None:
-        """Always or Never; None if it is to be chosen."""
+        """Always or Never if the job sets it; None if the trainer chooses."""
         return None if self.reshard_after_forward is Resharding.auto else self.reshard_after_forward
 
     @property

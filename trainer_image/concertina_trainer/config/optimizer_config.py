@@ -1,4 +1,4 @@
-"""spec.trainer.optimizer."""
+"""spec.trainer.optimizer: AdamW and the schedule of its learning rate."""
 
 from __future__ import annotations
 
