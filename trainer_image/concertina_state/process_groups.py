@@ -31,8 +31,8 @@ MOST_GROUPS = 1 << 16
 def can_stay() -> bool:
     """Return whether this process can leave a round and enter another one.
 
-    It is not known yet whether a process that uses a GPU can (docs/gpu-checks.md). Such a process stays only if the
-    environment variable CONCERTINA_GPU_STAYS is 1.
+    A process that uses a GPU stays only if the environment variable CONCERTINA_GPU_STAYS is 1, because it is not known
+    yet whether torch can leave a round on a GPU (docs/gpu-checks.md).
     """
     return not torch.cuda.is_available() or os.environ.get("CONCERTINA_GPU_STAYS") == "1"
 
@@ -118,12 +118,14 @@ class GroupSockets:
 
 
 class Connections:
-    """Connections of the process's groups, which can be ended such that no rank waits for a timeout.
+    """Connections of the process's groups, which can be ended such that no rank has to wait for a timeout.
 
-    Gloo's collectives raise an error if they can no longer read. But gloo loses an error of a write: a connection that
-    is being written to is not on the list of those that an error is reported for, so the collective waits until the
-    timeout of the group. Therefore no write may fail. `abort` ends only reading, in this process. `hold` duplicates the
-    sockets, so that the connections stay open when gloo closes its own descriptors, until all ranks have left.
+    Gloo's collectives raise an error if they can no longer read. But the error of a failed write is lost if the
+    connection ends while gloo answers an operation: gloo has taken this operation off its list by then, and reports the
+    error only to the operations on the list. The operation then waits until the timeout of the group.
+
+    Therefore no write may fail. `abort` ends only reading, and only in this process. `hold` duplicates the sockets, so
+    that the connections stay open after gloo has closed its own descriptors, until all ranks have left.
     """
 
     def __init__(self, is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:

@@ -38,7 +38,7 @@ class Degrees(NamedTuple):
 
     @staticmethod
     def of(parallelism: ParallelismConfig, world: int) -> Degrees:
-        """Return the degrees of a world with `world` ranks.
+        """Return the number of ranks in each dimension, in a world of `world` ranks.
 
         Raises:
             InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -72,7 +72,7 @@ class Degrees(NamedTuple):
         return self[list(Dimension).index(dimension)]
 
     def stride(self, dimension: Dimension) -> int:
-        """Return the difference between the numbers of two ranks that are neighbors in this dimension."""
+        """Return the difference between the ranks of two neighbors in this dimension."""
         return math.prod(self[list(Dimension).index(dimension) + 1 :])
 
     def place(self, rank: int) -> Degrees:

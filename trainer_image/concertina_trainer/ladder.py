@@ -81,7 +81,7 @@ def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ra
     """Return the micro-batch sizes to choose from, the largest first. Each is half of the previous one."""
     least = config.least_micro_batch_size
     if config.micro_batch_size is not None or config.bitwise:
-        # Bitwise cuts the batch alike in all worlds, so the smallest size leaves most ranks something to do.
+        # Bitwise cuts the batch into the same microbatches in all worlds. The smallest size occupies the most ranks.
         return [config.micro_batch_size or least]
     degrees = Degrees.of(parallelism, ranks)
     share = math.ceil(config.global_batch_size / degrees.data)

@@ -1,9 +1,11 @@
 """Imports of everything that a worker or the uploader needs, for the parent process that they are forked from.
 
 The parent imports the modules once, so its children start fast. This module must only import. A tensor operation would
-start threads, which do not survive a fork, and every child would hang. The parent's environment must have
-OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1, because `import torch` starts a second thread otherwise. It must have
-PYTORCH_NVML_BASED_CUDA_CHECK=1, so that asking for GPUs does not open one.
+start threads, which do not survive a fork, and every child would hang. The parent's environment must have these
+variables:
+
+- OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1. Otherwise `import torch` starts a second thread.
+- PYTORCH_NVML_BASED_CUDA_CHECK=1. Otherwise a check whether there are GPUs opens a GPU in the parent.
 """
 
 # ruff: noqa: F401

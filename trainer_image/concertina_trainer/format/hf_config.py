@@ -257,7 +257,7 @@ def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, o
 def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
     """Return a clause for each field in which the models' arithmetic differs.
 
-    A clause names a field as config.json does if `sources` has such a name, by path.
+    A clause names the field by its name in config.json, which `sources` has by path, or else by its path.
     """
     clauses = []
     for path, value, current in _different(stored, model):

@@ -36,17 +36,20 @@ SCALINGS: Mapping[str, tuple[RopeScalingType, Mapping[str, str]]] = {
         },
     ),
 }
-"""Type of ropeScaling by rope_type, and the fields of ropeScaling by the field of config.json."""
+"""Types of position scaling, by the value of rope_type in config.json.
+
+Each value is the type in this project, and a mapping from fields of config.json to fields of ropeScaling.
+"""
 OF_POSITIONS = ("rope_type", "partial_rotary_factor")
 """Fields of config.json that `positions_json` writes."""
 OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor")
 NO_SCALING = ("rope_theta", "rope_type", "rope_local_base_freq", "rope_local_type", "partial_rotary_factor")
-"""Fields of rotary positions that do not belong to a scaling."""
+"""Fields of config.json about rotary positions that are not parameters of a scaling."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Part of what a config.json describes."""
+    """Values of some fields of spec.trainer.model that a config.json describes, and problems with them."""
 
     fields: dict[str, object]
     """Values of fields of spec.trainer.model, by path of the field."""

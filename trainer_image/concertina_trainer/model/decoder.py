@@ -52,7 +52,7 @@ class HeadNorm(RMSNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # Each rank of a tensor group has other heads, so the weight's gradient is the sum over the group.
+        # Each rank of a tensor group has different heads, so the weight's gradient is the sum over the group.
         weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
         return self.normalized(x, weight)
 

@@ -77,9 +77,9 @@ class ShardedAdamW:
     takes longer than the arithmetic of a small model. The constructor creates the optimizer state with the given number
     of steps (decision "AdamW on local tensors").
 
-    With `exact`, each operation rounds once, so the bits do not depend on how a parameter is cut into shards. With
-    torch's own kernels they do, because these kernels compute the last few elements of a tensor with other instructions
-    than the elements before (measured, fused on CPU: one bit of `exp_avg_sq`).
+    With `exact`, each operation rounds once, so the resulting bits do not depend on how a parameter is cut into shards.
+    The bits of torch's own kernels depend on the shards, because these kernels compute the last few elements of a
+    tensor with other instructions than the elements before (measured, fused on CPU: one bit of `exp_avg_sq`).
     """
 
     def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:

@@ -63,7 +63,8 @@ class Stages:
     def counts(self, name: str, parameter: Tensor) -> bool:
         """Return whether this rank is the first of the ranks that hold the same shard of the parameter.
 
-        The last pipeline stage has a copy of tied embeddings, which does not count.
+        The result is False for the last pipeline stage's copy of a tied embedding, because the first stage holds the
+        original.
         """
         repeated = self.own is None and name.startswith("embedding.") and not any(p.part.first for p in self.parts)
         return first_holder(parameter) and not repeated

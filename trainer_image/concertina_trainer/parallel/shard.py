@@ -28,7 +28,7 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
     and gloo can't multiply while it sums. This is set for every module, because FSDP's setters are not recursive.
     `reshard` says whether blocks free their gathered weights between the forward and the backward pass.
     """
-    # Inputs are not cast, because a batch's weights would lose bits.
+    # Inputs are not cast to half precision, because the tokens' weights in the loss would lose bits.
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(config.precision, world.device),
         reduce_dtype=torch.get_default_dtype(),

@@ -1,10 +1,11 @@
 """Times of the parts of a step on this rank: computation, and waiting for other ranks in collectives.
 
-All ranks take the same time for a synchronous step. They differ in how much of it they spend waiting: the rank that
-waits least is the one that the other ranks wait for. On a GPU, where work is only queued, events on its stream give the
-times. An event is read after it has happened, so that reading blocks nothing. On a GPU, FSDP's collectives run
-concurrently with the computation, on streams of their own. Their duration is known, but not how much of it the
-computation hides. So they are not reported as a part of the step there.
+All ranks take the same time for a synchronous step. They differ in how much of it they spend waiting: the slowest rank
+waits least. On a GPU, the host only queues work, so the times come from CUDA events on the GPU's stream. An event is
+read after it has happened, so that reading an event never blocks.
+
+On a GPU, FSDP's collectives run concurrently with the computation, on streams of their own. Their duration is known,
+but not how much of it the computation hides. So on a GPU, FSDP's collectives are not reported as parts of the step.
 """
 
 from __future__ import annotations

@@ -77,7 +77,10 @@ class PlainSums:
         self._device, self._each = device, each
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
-        """Prepare for microbatch `index` of `count`. Copies (HSDP) exchange gradients only after the last one."""
+        """Prepare for microbatch `index` of `count`.
+
+        With several copies of the weights (HSDP), the copies exchange gradients only after the last microbatch.
+        """
         assert isinstance(model, FSDPModule)
         last = index == count - 1
         model.set_requires_gradient_sync(last or self._each)

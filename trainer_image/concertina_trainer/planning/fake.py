@@ -73,9 +73,11 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
             method = inspect.getattr_static(DeviceMesh, name)
             real = staticmethod(_really(method.__func__)) if isinstance(method, staticmethod) else _really(method)
             stack.enter_context(mock.patch.object(DeviceMesh, name, real))
-        # DTensor tries each operation at its global size, which would be counted as if it were allocated.
+        # DTensor runs each operation with fake tensors of the global size. In this mode they would be counted as
+        # allocated memory.
         stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
-        # On GPUs masks consist of blocks and are tiny. FlexAttention keeps what causal attention keeps.
+        # On GPUs, masks consist of blocks and take little memory. FlexAttention keeps the same activations as causal
+        # attention without a mask.
         stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
         stack.enter_context(mock.patch.object(expert, "rows_by_rank", _even_loads))
         stack.enter_context(mock.patch.object(PipelineStage, "_output_slot_is_releasable", _released))

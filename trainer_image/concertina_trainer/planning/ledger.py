@@ -33,7 +33,10 @@ class MemoryKind(enum.StrEnum):
     gradients = "gradients"
     """Gradients, before and after their reduction over ranks."""
     gathered = "gathered"
-    """Gathered weights of the layers that are being computed, whole or as tensor parallelism splits them."""
+    """Gathered weights of the layers that are being computed.
+
+    These are whole weights, or with tensor parallelism this rank's part of them.
+    """
     activations = "activations"
     routed = "routed"
     """Activations of the tokens that this rank has received for its experts (expert parallelism).
@@ -118,7 +121,7 @@ class Ledger(TorchDispatchMode):
         if (in_turn := IN_TURN.get(func)) is not None:
             with self:
                 return in_turn(*args, **kwargs)
-        # With fake tensors, waiting makes a copy, which it does not with real ones.
+        # Waiting for a collective copies the tensor if it is fake, but not if it is real.
         result = args[0] if func is _WAIT and self._mode is not None else func(*args, **kwargs)
         self._turn()
         if func in collective_ops and func not in sync_ops:

@@ -114,11 +114,11 @@ def memory(
         loaded(str(config.model.entrypoint), HERE)  # tensors that it makes at import stay real
         return _run(config, parallelism, size, rank, 0, batch_plan(config, degrees), data)
     pipeline_rank = degrees.place(rank).pipeline
-    # There are few plain layers before those with experts, and all of them are run.
+    # All layers without experts are run, because a model with experts has only a few of them.
     stages = stages_of(config, parallelism)[pipeline_rank :: degrees.pipeline]
     blocks = [sum(map(config.model.routed, part.blocks)) or len(part.blocks) for part in stages]
     plan = batch_plan(config, degrees)
-    # All stages of a rank grow together. Other proportions would change the moment of the peak.
+    # The same number of blocks is left out of all stages of a rank. Otherwise the peak could occur at another time.
     shallow = min(blocks)
 
     def run_at(depth: int, count: int) -> RankMemory:

@@ -80,8 +80,9 @@ class Anomalies:
 
         Raises:
             RollBack: When all ranks have to go back to an earlier state.
-            FloatingPointError: When the loss or the gradient is not finite, and the response is to fail.
-            InvalidInput: When the loss spikes, and the response is to stop the job.
+            FloatingPointError: When the loss or the gradient is not finite, and the batch may not be skipped.
+            InvalidInput: When the loss spikes and the batch may not be skipped, or when too many ranges were skipped
+                already.
         """
         anomaly = self._find(result)
         if anomaly is None:

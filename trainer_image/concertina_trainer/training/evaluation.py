@@ -1,12 +1,12 @@
 """Evaluation of the loss on validation documents (`concertina data build --validation`), at intervals of steps.
 
-The sequences are always the same, in batches of the training's size and shape. So the number of ranks affects the
-evaluation loss as little as it affects the loss of a training step, and not at all with `determinism: Bitwise`.
-Evaluation changes neither the order of the training data nor the gradients.
+The evaluated sequences are always the same, in batches of the training's size and shape. With `determinism: Bitwise`,
+the evaluation loss does not depend on the number of ranks. Otherwise, the number of ranks changes it by rounding errors
+only, like the loss of a training step. Evaluation changes neither the order of the training data nor the gradients.
 
-A step is evaluated before the next one begins. A round that continues from that step evaluates it again, so an
-evaluation that the previous round did not finish is not lost. Therefore a drain does not wait for an evaluation: all
-ranks leave it between two batches (decision "A drain interrupts an evaluation").
+A step is evaluated before the next step begins. If a drain arrives during an evaluation, all ranks stop the evaluation
+after the current batch, so that the drain does not wait. The next round continues from the same step, and evaluates
+that step from the beginning (decision "A drain interrupts an evaluation").
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Evaluation:
     def _losses(self) -> tuple[list[float], list[int]]:
         """Return the mean loss of each batch, and the number of tokens that the batch's sequences predict.
 
-        If a drain arrives, the batches after it are missing.
+        If a drain arrives during the evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
         tokens: list[int] = []
@@ -88,8 +88,8 @@ class Evaluation:
             end = min(self._count, begin + self._plan.global_size)
             batch = microbatches(self._reader, self._plan, self._world.data_rank, begin, end)
             count = int(self._reader.predicted(begin, end).sum())
-            # The host waits for the device once per batch, as it does once per step, and only here: this batch was
-            # read while the device computed the previous one.
+            # The host waits for the device only here, once per batch. Meanwhile it has read the next batch, so reading
+            # overlaps with the computation of the previous batch.
             if sums and sums[-1][-1].item():
                 break
             losses = self._sums.losses(self._engine.losses(batch))

@@ -32,7 +32,10 @@ class RoundInfo:
     token_flops: float | None
     """Operations of one token's forward and backward pass. None: there is no MFU."""
     token_flops_full_attention: float | None
-    """Like `token_flops`, plus attention to the tokens that the causal mask hides. None: not known."""
+    """Operations of one token as in `token_flops`, plus those for pairs of tokens that the causal mask hides.
+
+    None: not known.
+    """
     peak_flops: float | None
     """Operations per second of all devices of the world. None: there is no MFU."""
 
@@ -180,7 +183,7 @@ class Reporter:
                 settings=self.settings,
             )
         )
-        # In each step, because drills and the demo measure steps by these lines.
+        # Logged in each step, because drills and the demo measure steps by these lines.
         self.note(str(StepDoneLine(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
