@@ -110,9 +110,9 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face names within a layer, by this project's name, in addition to NAMES or in place of its entries."""
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Tensors within a layer that hold the rows of several weights one after another, by their Hugging Face name.
+    """Hugging Face tensors within a layer that hold the rows of several weights one after another, by name.
 
-    The value is the names of these weights in this project.
+    Each value is this project's names of these weights, in the order of the rows.
     """
     windows: bool = False
     """Whether the field sliding_window gives layers an attention window. Otherwise the field is ignored."""

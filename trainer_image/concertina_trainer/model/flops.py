@@ -45,9 +45,10 @@ PEAK_FLOPS = {
     "NVIDIA L4": 121e12,
     "AMD Instinct MI300X": 1307e12,
 }
-"""Dense bfloat16 operations a second, as the vendors state them, by the name that the driver gives the device.
+"""Peak rates of devices in dense bfloat16 operations per second, by the device name that the driver reports.
 
-A name must match exactly. Variants of one chip differ by up to a quarter, and a MIG slice has the chip's name too.
+The rates are those that the vendors state. A name must match exactly, because variants of one chip differ by up to a
+quarter. A MIG slice of a chip has the name of the whole chip.
 """
 
 IN_ORDER = (

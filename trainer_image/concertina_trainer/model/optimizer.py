@@ -19,9 +19,9 @@ REMAINING: Mapping[Schedule, Callable[[float], float]] = {
     Schedule.constant: lambda progress: 1.0,
     Schedule.warmup_stable_decay: lambda progress: 1 - math.sqrt(progress),
 }
-"""Learning rate above the minimum, as a fraction of the peak above the minimum, by schedule.
+"""Functions that describe how the learning rate falls from its peak to its minimum, by schedule.
 
-The argument is the progress of the schedule, from 0 to 1.
+Each function maps the progress of the schedule (0 to 1) to the learning rate (1 is the peak, 0 is the minimum).
 """
 
 

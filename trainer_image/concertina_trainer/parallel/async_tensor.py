@@ -82,9 +82,9 @@ def _sequences(rows: Tensor, batch: int) -> Tensor:
 class _Columns(torch.autograd.Function):
     """Products of the tokens of all ranks in the tensor group with this rank's part of each weight.
 
-    The backward pass gathers the tokens again for the gradients of the weights, while it computes another product
-    (Korthikanti et al. 2022, section 4.2.2). If the gathered tokens were kept, they would be the largest activations of
-    a layer that are not split over the group.
+    The gathered tokens are not kept for the backward pass, because they would be the largest activations of a layer
+    that are not split over the group. The backward pass gathers the tokens again for the gradients of the weights. This
+    all-gather runs while another product is computed (Korthikanti et al. 2022, section 4.2.2).
     """
 
     @staticmethod

@@ -25,7 +25,7 @@ from concertina_protocol import COMMUNICATION, StepPart
 
 
 class StepTimes:
-    """Times of the parts of a step."""
+    """Times of the parts of a step on this rank, added up over the steps of a round."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

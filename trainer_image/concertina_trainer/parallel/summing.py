@@ -203,9 +203,9 @@ def _digits(whole: int) -> list[int]:
 
 
 class OrderedReduceScatter(Allocating):
-    """Reduce-scatter that adds the ranks' contributions to the sum so far, in the order of ranks.
+    """Reduce-scatter of gradients that adds the ranks' contributions in the order of ranks, to the sum so far.
 
-    It implements FSDP2's ReduceScatter protocol by an all-to-all and local additions.
+    The class implements FSDP2's ReduceScatter protocol by an all-to-all and local additions.
     """
 
     def __init__(self, times: StepTimes) -> None:

@@ -31,7 +31,7 @@ IN_A_ROW = 8
 class Measured(Protocol):
     """Loss and gradient norm of a step, as in `agreement.StepResult`.
 
-    It is a protocol so that the simulation, which uses these rules too, needs no torch.
+    The simulation uses the rules of this module without torch, so the module does not import `agreement`.
     """
 
     @property

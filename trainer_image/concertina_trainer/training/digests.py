@@ -1,18 +1,19 @@
 """Detection of silent data corruption: bits that should be equal and are not.
 
-FSDP holds each shard of the weights only once, so there are no copies to compare. Two other checks are made every
+FSDP shards the weights, so ranks have no copies of weights to compare between steps. Two other checks are made every
 `corruption_check_steps` steps (decision "Silent corruption under FSDP"):
 
-- Gathered weights: FSDP gathers the same weights on all ranks. If the digest of one rank differs from that of the
-  others, its memory or its network has corrupted them.
-- Resting state: a rank's own weights and moments must not change between the end of one step and the update of the
-  next. This check needs no other rank.
+- Gathered weights: in the forward pass, FSDP gathers the same weights on all ranks, and the ranks compare digests of
+  them. If the digest of one rank differs from the digests of the others, the memory or the network of that rank has
+  corrupted the weights.
+- Resting state: a rank's own weights and moments must not change between the end of one step and the weight update of
+  the next step. A rank checks this without other ranks.
 
-A wrong result of arithmetic that reaches all ranks alike is not detected here. It may show in the loss (see
+A wrong result of arithmetic that reaches all ranks alike is not detected here. Such a result may show in the loss (see
 `anomalies`).
 
-A digest combines the hashes of tensors in order. A hash is that of torch.hash_tensor, an exclusive or, so a digest
-detects accidental changes, but not deliberate ones.
+A digest combines the hashes of tensors in order. The hash is torch.hash_tensor (an exclusive or), so a digest detects
+accidental changes, but not deliberate ones.
 """
 
 from __future__ import annotations

@@ -223,9 +223,10 @@ class Reporter:
         self._channel.send(self._sent)
 
     def _send_again(self, of_progress: dict[str, Any] | None = None, **changed: Any) -> None:
-        """Send the last message again with changed fields.
+        """Send the last message again with the fields `changed`.
 
-        Fields of `of_progress` are changed only in a Progress message.
+        If the last message is a Progress message, the fields `of_progress` are changed too. A beat does not have these
+        fields.
         """
         if isinstance(self._sent, Progress):
             changed |= {"at": time.time(), **(of_progress or {})}
