@@ -28,9 +28,9 @@ The forward pass takes 2 operations for each weight and token, and the all-gathe
 TFLOPS and 50 GB/s, both take the same time with 8000 tokens.
 """
 LEAST_TOKENS = BUSY_TOKENS // 4
-"""Minimum number of tokens of a micro-batch as long as fewer activations can be kept instead.
+"""Tokens of a micro-batch below which a larger micro-batch is faster, although it needs more recomputation.
 
-A smaller micro-batch is slower than a larger one whose activations are all recomputed.
+The larger micro-batch is faster even if all its activations are recomputed.
 """
 MOST_TOKENS = 4 * BUSY_TOKENS
 """Tokens of a micro-batch above which a larger one is no faster, because kernels are then large enough."""

@@ -78,9 +78,10 @@ class ParallelismConfig(BaseModel):
 
     @property
     def expert_shards(self) -> int:
-        """Number of `shard` groups over which the ranks of one expert group extend.
+        """Number of different positions in the shard dimension that the ranks of one expert group have.
 
-        An expert group includes as many ranks of one context and tensor group as possible.
+        An expert group takes as many ranks as possible from the same context and tensor group, and the remaining ranks
+        from other positions in the shard dimension.
         """
         return self.expert // math.gcd(self.expert, self.context * self.tensor)
 

@@ -26,7 +26,7 @@ from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
 OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets")
-"""Fields of spec.trainer.model that may differ between models with the same arithmetic."""
+"""Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,9 +255,10 @@ def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, o
 
 
 def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
-    """Return a clause for each field in which the models' arithmetic differs.
+    """Return a clause for each field in which the models' arithmetic differs, for an error message.
 
-    A clause names the field by its name in config.json, which `sources` has by path, or else by its path.
+    `sources` has the names in config.json of fields of spec.trainer.model, by path. A clause uses this name if there is
+    one, and the path otherwise.
     """
     clauses = []
     for path, value, current in _different(stored, model):

@@ -56,9 +56,10 @@ def usual(name: str, whole: Sequence[int], box: Box, seed: int) -> Tensor:
 
 
 def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: float) -> Tensor:
-    """Return the numbers of one box of a normal tensor with mean 0, float32 on CPU.
+    """Return one box of a tensor of normal random numbers with mean 0, float32 on CPU.
 
-    `deviation` is the standard deviation. `name` and `seed` select the random numbers.
+    `deviation` is the standard deviation. The numbers depend only on the name, the seed, and their positions in the
+    whole tensor of shape `whole`.
     """
     value = torch.empty(box.shape, dtype=torch.float32)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")

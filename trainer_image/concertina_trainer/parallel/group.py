@@ -99,7 +99,7 @@ def of_first_rank(world: DistContext, value: Any) -> Any:
 def interface_of(address: str) -> str:
     """Return the name of the network interface with this IP address, or "" if there is none.
 
-    Gloo finds an interface by the name of the node if none is set, and names of nodes may not resolve.
+    Without a configured interface, gloo resolves the name of the node, which may not be in DNS.
     """
     if address.startswith("127."):
         return "lo"

@@ -70,9 +70,9 @@ class PlainSums:
     def __init__(self, device: torch.device, each: bool) -> None:
         """Choose when gradients are reduced over ranks.
 
-        If `each` is True, the gradients of each microbatch are reduce-scattered at once. Otherwise each rank adds up
-        the unsharded gradients of its microbatches, and they are reduce-scattered after the last one. That takes less
-        communication, but memory for the gradients of the whole model.
+        If `each` is True, the gradients of each microbatch are reduce-scattered at once. If `each` is False, each rank
+        adds up the unsharded gradients of its microbatches, and reduce-scatters the sum after the last microbatch. This
+        takes less communication, but every rank needs memory for the gradients of the whole model.
         """
         self._device, self._each = device, each
 

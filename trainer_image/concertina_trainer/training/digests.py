@@ -113,7 +113,7 @@ class Digests:
     def rest(self, step: int) -> None:
         """Hash the resting state, which is this rank's weights and moments.
 
-        Call this after the update that ends `step`, and after all work between two steps that may take long.
+        Call this at the end of each step, after the weight update of `step` and after any long work, such as saving.
         """
         self._resting = digest(self._still) if self.due(step) else None
 
