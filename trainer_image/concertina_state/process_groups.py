@@ -155,9 +155,10 @@ class Connections:
     def abort(self) -> None:
         """Make all collectives of this process raise, in all threads.
 
-        NCCL's groups are aborted by a private function of torch. Gloo's abort would not suffice: a collective that
-        waits for a rank that is alive would wait until the timeout of the group. So for gloo, reading ends on all
-        connections. This includes the connections to the store, where a rank may be waiting too.
+        For NCCL, a private function of torch aborts the process groups. For gloo, torch's abort does not suffice: a
+        collective that waits for a rank that is still alive would wait until the timeout of the group. So for gloo,
+        this method ends reading on all connections. The connections to the store are among them, because a rank may be
+        waiting for the store.
         """
         if torch.cuda.is_available() and dist.is_initialized():
             distributed_c10d._abort_process_group()

@@ -118,11 +118,11 @@ def _reduced(tensor: Tensor, operation: str, mesh: DeviceMesh) -> Tensor:
 
 
 class _KnownGradient(Function):
-    """Zero, with a given gradient with respect to a tensor.
+    """Return zero, with a gradient with respect to `tensor` that has been computed before.
 
-    Added to a loss, it makes the backward pass use this gradient, which has been computed before. Each tensor has a
-    node of its own: zero-bubble pipeline schedules compute the gradients of inputs and those of weights in two passes,
-    and run each node in one of them.
+    Adding this zero to a loss makes the backward pass use the given gradient. The input of the output layer and its
+    weight each have a node of this class. Zero-bubble pipeline schedules compute the gradients of inputs and of weights
+    in two passes, so each node must run in one pass only.
     """
 
     @staticmethod

@@ -1,9 +1,11 @@
 """Planning process: it plans a job's memory for `concertina plan`, which has no torch, and for workers.
 
-Start it with `python -m concertina_trainer.planning`. It reads requests from standard input, as JSON, one per line, and
-writes an answer to each to standard output, also as JSON (see `answered`). `concertina plan` asks for the memory of
-layouts. It runs the code of a custom model only in this process. A worker asks for settings that fit into its device's
-memory. It can't plan by itself, because its process group excludes the fake one.
+Start the process with `python -m concertina_trainer.planning`. The process reads requests from standard input and
+writes an answer to each request to standard output, both as JSON, one per line (see `answered`).
+
+- `concertina plan` asks for the memory of layouts. The code of a custom model runs only in this process.
+- A worker asks for settings that fit into its device's memory. Planning needs a fake process group, which can't exist
+  in the worker beside its real one.
 """
 
 from __future__ import annotations
