@@ -19,8 +19,8 @@ DEGREES = ("tensor", "pipeline", "context", "expert")
 RESHARD_ABOVE = 100_000_000
 """Number of parameters above which blocks free their gathered weights between the forward and the backward pass.
 
-It applies only if the device's memory is not known. Smaller models need little memory, and gathering weights again
-takes time.
+This number decides only if the device's memory is not known. In smaller models, freeing weights saves little memory,
+and gathering the weights again takes time.
 """
 MOST_DEGREE = 1024
 """Maximum degree of one dimension of parallelism, as in ParallelismConfig."""
@@ -262,7 +262,10 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 
 
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
-    """Return the nearest positive multiples of `step` that are not above `size`, and above `size`."""
+    """Return the positive multiples of `step` that are nearest to `size`.
+
+    They are the greatest multiple that is not above `size`, if there is one, and the next multiple.
+    """
     below = size - size % step
     return tuple(near for near in (below, below + step) if near)
 

@@ -30,7 +30,7 @@ class RouterScores(enum.StrEnum):
 class ExpertsConfig(Section):
     """Mixture of experts in place of a layer's feed-forward.
 
-    A router sends each token through some of them, and no token is dropped.
+    A router sends each token to some of the experts. No token is dropped.
     """
 
     count: int = Field(ge=2, le=1024, description="Experts of a layer that the router chooses from.")
@@ -97,7 +97,10 @@ class Projection(enum.StrEnum):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters: all weights of the model are frozen, and small matrices beside some of them are trained."""
+    """Low-rank adapters (LoRA).
+
+    All weights of the model are frozen. Two small matrices are trained for each adapted weight.
+    """
 
     rank: int = Field(default=16, ge=1, le=4096, description="Rows of the first matrix, columns of the second.")
     alpha: float = Field(
@@ -124,7 +127,7 @@ def _no_default(schema: dict[str, Any]) -> None:
 
 
 class ModelConfig(Section):
-    """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a model of one's own."""
+    """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a custom model."""
 
     entrypoint: str | None = Field(
         default=None,

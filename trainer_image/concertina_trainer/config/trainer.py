@@ -40,7 +40,10 @@ Edge = Annotated[int, Field(ge=0, le=2**53)]  # JSON parsers may round larger nu
 
 
 class ReproductionConfig(Section):
-    """Constraints on a run that trains a checkpoint again; `concertina reproduce` writes them."""
+    """Constraints on a run that trains a checkpoint again, to reproduce it.
+
+    `concertina reproduce` writes this section.
+    """
 
     last_step: int | None = Field(
         default=None,
