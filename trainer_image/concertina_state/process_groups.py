@@ -1,6 +1,6 @@
-"""torch's process groups in a process that joins those of one round after the other. Requires torch 2.15 or later.
+"""Process groups of torch in a process that takes part in one round after the other. Requires torch 2.15 or later.
 
-The bundled trainer and `trainingjob.run` leave their rounds by this module.
+The bundled trainer and `trainingjob.run` leave their rounds by the functions of this module.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from concertina_protocol.lost_peer import LOST_PEER
 
 MOST_GROUPS = 1 << 16
-"""Bound of the number of groups of a round."""
+"""Maximum number of process groups in a round."""
 
 
 def can_stay() -> bool:
     """Return whether this process can leave a round and enter another one.
 
-    It is not known yet whether a process with a GPU can (docs/gpu-checks.md), so such a process stays only if a
-    variable says so.
+    A process that uses a GPU stays only if the environment variable CONCERTINA_GPU_STAYS is 1, because it is not known
+    yet whether torch can leave a round on a GPU (docs/gpu-checks.md).
     """
     return not torch.cuda.is_available() or os.environ.get("CONCERTINA_GPU_STAYS") == "1"
 
 
 def prepare_to_stay() -> None:
-    """Prepare a process that can stay. Call this before the first group."""
+    """Set the variables of a process that can stay. Call this before the first process group is created."""
     if torch.cuda.is_available():
         # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
 def number_groups(round: int) -> None:
-    """Give the groups of a round other names than those of any earlier round.
+    """Give the process groups of a round other names than those of any earlier round.
 
-    A group that something has kept is then an error, and never a group of this round. All ranks must call this,
-    because torch exchanges the connections of a group by its name.
+    If code has kept a group of an earlier round, its use is then an error, and can't be taken for a group of this
+    round. All ranks must call this function, because the ranks of a group find each other by its name.
     """
     distributed_c10d._world.group_count = round * MOST_GROUPS
 
 
 def number_meshes(round: int) -> None:
-    """Make the device meshes that are made from now on unequal to those of any earlier round.
+    """Make new device meshes unequal to all device meshes of earlier rounds.
 
-    DTensor caches placements, shapes and plans of communication by mesh, in each thread. Meshes are equal if their
-    ranks and names are. In an equal mesh of an earlier round this process may have had another place, and the cached
-    values would be silently wrong (decision "A survivor keeps its process").
+    DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
+    ranks and names are equal. A process can have another rank in each round. If a mesh equaled one of an earlier round,
+    DTensor would use the cached values of the other rank, and results would be silently wrong (decision "A survivor
+    keeps its process").
 
     Raises:
-        RuntimeError: This torch compares meshes in another way.
+        RuntimeError: When the installed torch compares meshes in another way.
     """
     if "_thread_id" not in DeviceMesh.__annotations__:
         raise RuntimeError(f"torch {torch.__version__} does not compare device meshes by _thread_id")
@@ -77,13 +78,16 @@ def number_meshes(round: int) -> None:
 
 
 class GroupSockets:
-    """Sockets that torch has opened for process groups, as opposed to those of the script and its libraries."""
+    """Record of the sockets that torch has opened for process groups.
+
+    Other sockets belong to the script and its libraries.
+    """
 
     def __init__(self) -> None:
-        """Begin to record the sockets. Groups that exist already are not known."""
+        """Begin to record. Sockets of groups that exist already are not recorded."""
         self._inodes: set[int] = set()
         self._before: set[int] | None = None
-        """Sockets before the group that is being made, if one is."""
+        """Sockets that existed before the group that is being created, or None if no group is being created."""
         make = distributed_c10d._new_process_group_helper
 
         @functools.wraps(make)
@@ -98,7 +102,7 @@ class GroupSockets:
         distributed_c10d._new_process_group_helper = make_and_record
 
     def __call__(self, inode: int, connection: socket.socket) -> bool:
-        """Return whether a socket is a group's, or a connection of the store at MASTER_PORT."""
+        """Return whether a socket belongs to a process group, or is a connection to the store at MASTER_PORT."""
         before = self._before
         if inode in self._inodes or (before is not None and inode not in before):
             return True
@@ -109,32 +113,34 @@ class GroupSockets:
             return False
 
     def forget(self) -> None:
-        """Forget the sockets of groups that are gone."""
+        """Remove the sockets of process groups that have been closed."""
         self._inodes.clear()
 
 
 class Connections:
-    """Connections of the process's groups, which end without an error that gloo loses.
+    """Connections of the process's groups, which can be ended such that no rank has to wait for a timeout.
 
-    Gloo's collectives raise if they can't read any more. But they wait until the timeout of the group if a connection
-    ends while one is just being answered: gloo has taken it from its list by then, and tells only what is on that list
-    of the error of the write. So no write may fail. Only reading ends, in this process, and the connection stays open
-    until all ranks have left: `hold` keeps it when gloo closes its own end.
+    Gloo's collectives raise an error if they can no longer read. But the error of a failed write is lost if the
+    connection ends while gloo answers an operation: gloo has taken this operation off its list by then, and reports the
+    error only to the operations on the list. The operation then waits until the timeout of the group.
+
+    Therefore no write may fail. `abort` ends only reading, and only in this process. `hold` duplicates the sockets, so
+    that the connections stay open after gloo has closed its own descriptors, until all ranks have left.
     """
 
     def __init__(self, is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:
         """Initialize without connections.
 
         Args:
-            is_of_group: Returns whether a socket belongs to a group, from its inode and itself. By default, all do: a
-                reader of the bundled trainer's data opens its connections again.
+            is_of_group: Returns whether a socket belongs to a process group, from its inode and the socket. By default,
+                all sockets do. The bundled trainer uses the default, because its reader of data reopens connections.
         """
         self._is_of_group = is_of_group
         self._held: dict[int, socket.socket] = {}
-        """Second ends of the connections, by inode."""
+        """Duplicates of the connections' sockets, by inode."""
 
     def hold(self) -> None:
-        """Keep the connections open, whatever closes them."""
+        """Duplicate the connections' sockets, so that the connections stay open if gloo closes its own descriptors."""
         for number, inode in _sockets():
             if inode in self._held:
                 continue
@@ -147,11 +153,12 @@ class Connections:
                     stack.pop_all()
 
     def abort(self) -> None:
-        """Make all collectives of this process raise, those of other threads too.
+        """Make all collectives of this process raise, in all threads.
 
-        NCCL has an abort (private API of torch). That of gloo leaves a collective that waits for a rank which is alive,
-        as the other survivors are, waiting until the timeout of the group. The connections to the store end too,
-        because a rank may be waiting there.
+        For NCCL, a private function of torch aborts the process groups. For gloo, torch's abort does not suffice: a
+        collective that waits for a rank that is still alive would wait until the timeout of the group. So for gloo,
+        this method ends reading on all connections. The connections to the store are among them, because a rank may be
+        waiting for the store.
         """
         if torch.cuda.is_available() and dist.is_initialized():
             distributed_c10d._abort_process_group()
@@ -162,13 +169,13 @@ class Connections:
                 connection.shutdown(socket.SHUT_RD)
 
     def release(self) -> None:
-        """Let the connections go. Call this when all ranks have left the round."""
+        """Close the duplicated sockets. Call this when all ranks have left the round."""
         while self._held:
             self._held.popitem()[1].close()
 
 
 def _sockets() -> Iterator[tuple[int, int]]:
-    """Yield the number and the inode of each socket of this process."""
+    """Yield the file descriptor and the inode of each socket of this process."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             status = os.stat(int(name))
@@ -177,9 +184,9 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def lost_peer(error: BaseException, aborted: bool) -> bool:
-    """Return whether an error only says that a peer is gone, or that the groups of this process were aborted.
+    """Return whether an error only means that a peer is gone, or that the groups of this process were aborted.
 
-    After any other error, as of a device or of memory, the process can't be trusted.
+    After any other error, such as one of a device or of memory, the process can't be trusted.
     """
     if type(error) is not RuntimeError and not isinstance(error, dist.DistError):
         return False
@@ -187,7 +194,7 @@ def lost_peer(error: BaseException, aborted: bool) -> bool:
 
 
 def meets_at_master_port() -> bool:
-    """Return whether the default group has met at a store of torch's at MASTER_PORT."""
+    """Return whether the default process group was created with a TCPStore at MASTER_PORT."""
     if not dist.is_initialized():
         return False
     store: Store = distributed_c10d._get_default_store()
@@ -197,7 +204,7 @@ def meets_at_master_port() -> bool:
 
 
 def leave() -> None:
-    """Close all groups, and free what DTensor has cached for their meshes, which no other round uses."""
+    """Close all process groups, and clear DTensor's caches for their meshes, which no other round can use."""
     if dist.is_initialized():
         dist.destroy_process_group()
     _clear_sharding_prop_cache()

@@ -1,6 +1,7 @@
-"""Preparing data for the bundled trainer: `concertina data ...`, or `python -m concertina_trainer.cli data ...`.
+"""Command line for preparing data: `concertina data ...`, or `python -m concertina_trainer.cli data ...`.
 
-The parser needs no other package. Each command imports what it needs, so that `--help` works without numpy and obstore.
+The parser uses only the standard library. Each command imports the packages that it needs, so that `--help` works
+without numpy and obstore.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from concertina_trainer.data.defaults import BYTES, COLUMN, NGRAM, SHARD_BYTES
 
 _WIDTH = 30
 _SHOWN = 20
-"""Shards that `show` lists unless all are requested."""
+"""Number of shards that `show` lists without --all."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_trainer.cli") -> int:
@@ -87,7 +88,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """Return a parser for argparse that refuses numbers below `least`."""
+    """Return a type function for argparse that rejects numbers below `least`."""
 
     def parsed(text: str) -> float:
         with contextlib.suppress(ValueError):
@@ -145,7 +146,7 @@ def _say(line: str) -> None:
 
 
 class _Bar:
-    """Progress bar, on a terminal only."""
+    """Progress bar, shown only if standard error is a terminal."""
 
     def __init__(self, unit: str = "MB", size: float = 1e6) -> None:
         self._unit, self._size = unit, size
@@ -183,7 +184,7 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
 
 
 def _manifests(uri: str) -> Iterator[tuple[str, DataManifest]]:
-    """Yield the manifest of the data and, if documents were set aside, the manifest of those.
+    """Yield the manifest of the data, and then that of the validation documents if there are any, each with its URI.
 
     Raises:
         InvalidInput: When there is no manifest, or it is damaged.

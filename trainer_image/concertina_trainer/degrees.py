@@ -1,8 +1,9 @@
 """Position of each rank of a world in the dimensions of parallelism.
 
-The operator imports this module, so it does not import torch. Ranks are in the order of `Dimension`, the last one
-innermost. The ranks of a tensor group are neighbours, since they communicate the most. The ranks of a block are
-neighbours too, so that a world grows and shrinks at its end (decision "The order of ranks").
+The operator imports this module, so it does not import torch. Ranks are numbered along the dimensions in the order of
+`Dimension`, and the last dimension (tensor) varies fastest. So the ranks of a tensor group, which communicate the most,
+have consecutive numbers. The ranks of a block are consecutive too, so that a world can grow and shrink at its end
+(decision "The order of ranks").
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 
 
 class Dimension(enum.StrEnum):
-    """Dimensions of parallelism from the outermost on: ranks of the last one are neighbours."""
+    """Dimensions of parallelism, from the one that varies slowest with the rank to the one that varies fastest."""
 
     replicate = "replicate"
     shard = "shard"
@@ -26,10 +27,10 @@ class Dimension(enum.StrEnum):
 
 
 class Degrees(NamedTuple):
-    """Number of ranks in each dimension, or a rank's position in each."""
+    """Number of ranks in each dimension, or a rank's position in each dimension."""
 
     replicate: int = 1
-    """Copies of weights and optimizer state."""
+    """Number of copies of weights and optimizer state."""
     shard: int = 1
     pipeline: int = 1
     context: int = 1
@@ -37,10 +38,10 @@ class Degrees(NamedTuple):
 
     @staticmethod
     def of(parallelism: ParallelismConfig, world: int) -> Degrees:
-        """Return the degrees of a world.
+        """Return the number of ranks in each dimension, in a world of `world` ranks.
 
         Raises:
-            InvalidInput: When the world is no whole number of blocks.
+            InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
         """
         if world % parallelism.block:
             raise InvalidInput(
@@ -59,7 +60,7 @@ class Degrees(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Number of ranks, or groups of them, that compute different sequences."""
+        """Number of data-parallel ranks or groups: each computes other sequences."""
         return self.replicate * self.shard
 
     @property
@@ -71,7 +72,7 @@ class Degrees(NamedTuple):
         return self[list(Dimension).index(dimension)]
 
     def stride(self, dimension: Dimension) -> int:
-        """Return the distance between the ranks of neighbours in this dimension."""
+        """Return the difference between the ranks of two neighbors in this dimension."""
         return math.prod(self[list(Dimension).index(dimension) + 1 :])
 
     def place(self, rank: int) -> Degrees:

@@ -1,4 +1,4 @@
-"""Errors that make a world go back to an earlier state."""
+"""Errors that make all ranks go back to an earlier state."""
 
 from concertina_protocol import FailureReason
 
@@ -6,8 +6,8 @@ from concertina_protocol import FailureReason
 class RollBack(Exception):
     """The training since `step` can't be trusted.
 
-    The whole world goes back to a state of that step or before, and continues without the `skipped` samples (all
-    samples that were ever skipped, see `data.skips`).
+    All ranks go back to a saved state of that step or an earlier one. They continue without the samples `skipped`,
+    which are all samples that were ever skipped in the run (see `data.skips`).
     """
 
     def __init__(self, reason: FailureReason, message: str, step: int, skipped: tuple[tuple[int, int], ...]) -> None:

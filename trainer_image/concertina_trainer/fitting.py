@@ -1,7 +1,8 @@
-"""Settings that a job leaves out: those of the saved state, or those that fit into the devices' memory.
+"""Choice of the settings that a job leaves out: those of the saved state, or those that fit into the devices' memory.
 
-They decide in which order numbers are added, so all ranks of all rounds have the same (decision "The first worker
-chooses what fits"). They are chosen for the smallest world that the job allows, where a rank has most to hold.
+The settings determine the order in which numbers are added, so they are the same on all ranks and in all rounds of a
+run (decision "The first worker chooses what fits"). They are chosen for the smallest world that the job allows, because
+the fewer ranks there are, the more of the state each one holds.
 """
 
 from __future__ import annotations
@@ -28,23 +29,26 @@ from concertina_trainer.model.own import OwnSpec
 from concertina_trainer.parallel.group import DistContext, of_first_rank
 
 DEVICE_BYTES = "CONCERTINA_DEVICE_BYTES"
-"""Variable: memory of a device that a worker can use, in bytes, instead of the size that the device has."""
+"""Environment variable: bytes of a device's memory that a worker may use. Default: the size of the device."""
 LEAST_RANKS = "CONCERTINA_LEAST_RANKS"
-"""Variable: number of ranks of the smallest world that the job allows."""
+"""Environment variable: number of ranks of the smallest world that the job allows."""
 PLANNING_SECONDS = 300.0
-"""Seconds for the planning process. With all of a large custom model to run, it takes some minutes."""
+"""Maximum seconds for the planning process.
+
+A large custom model is run whole, which can take some minutes.
+"""
 _POLL_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Configuration of a round, with a value in each of the fields of MemoryChoice."""
+    """Configuration of a round, in which all fields of MemoryChoice have values."""
 
     config: TrainerConfig
     chosen: dict[str, str]
-    """Values of the fields that the job does not set, by path."""
+    """Values that were chosen for fields that the job leaves out, by path of the field."""
     note: str = ""
-    """Line for the log, or an empty string."""
+    """Line for the log about the choice, or an empty string."""
 
 
 def fitted(
@@ -55,19 +59,19 @@ def fitted(
     world: DistContext,
     check: Callable[[], None],
 ) -> Fitted:
-    """Return the configuration of the round, the same on all ranks.
+    """Return the configuration of the round, which is the same on all ranks.
 
     Args:
         config: Configuration of the job.
         own: Custom model, or None for the decoder.
         reader: Reader of the data.
-        recorded: Configuration of the state that the round continues from, or None if there is none.
-        world: This rank's place in the round.
+        recorded: Configuration that was saved with the state from which the round continues, or None for a new run.
+        world: This rank's position in the round.
         check: Function that raises if the round is over.
 
     Raises:
-        DoesNotFit: When a new run does not fit into the memory of the smallest device, with any settings.
-        InvalidInput: When a variable can't be used.
+        DoesNotFit: When a new run does not fit into the memory of the smallest device with any settings.
+        InvalidInput: When the value of an environment variable is invalid.
     """
     default = _default(recorded or config, own, world)
     if recorded is not None or not (device_bytes := least_memory(world)):
@@ -115,10 +119,10 @@ def least_ranks(world: DistContext) -> int:
 
 
 def least_memory(world: DistContext) -> int:
-    """Return the memory of the smallest device of all ranks, in bytes; 0 if it is not known.
+    """Return the memory of the smallest device of all ranks in bytes, by an all-reduce; 0 if it is not known.
 
     Raises:
-        InvalidInput: When the variable is no number of bytes.
+        InvalidInput: When the environment variable DEVICE_BYTES is not a number of bytes.
     """
     text = os.environ.get(DEVICE_BYTES) or "0"
     if not (text.isascii() and text.isdigit()):
@@ -134,7 +138,7 @@ def least_memory(world: DistContext) -> int:
 def _planned(request: dict[str, Any], check: Callable[[], None]) -> dict[str, Any] | str:
     """Return the answer of a planning process, or a sentence about why there is none.
 
-    It is another process, because no process group may exist where one is pretended.
+    Planning needs a process of its own, because a fake process group can't exist beside this worker's real one.
     """
     command = [sys.executable, "-m", "concertina_trainer.planning"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

@@ -1,4 +1,7 @@
-"""Settings that trade speed for memory, from the fastest to the smallest, and the first of them that fits. No torch."""
+"""Settings that trade speed for memory, in order from the fastest to the smallest, and the first that fits. No torch.
+
+A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights are freed.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,37 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.degrees import Degrees
 
 USABLE = 0.92
-"""Share of a GPU's memory that tensors can use. The rest is for CUDA's context, the workspaces of NCCL and cuBLAS, and
-the allocator's waste. Not measured on a GPU."""
+"""Fraction of a GPU's memory that tensors can use.
+
+The rest is for CUDA's context, the workspaces of NCCL and cuBLAS, and the allocator's fragmentation. The value was not
+measured on a GPU.
+"""
 GIB = 1 << 30
 BUSY_TOKENS = 8192
-"""Tokens of a micro-batch from which on a rank's products take longer than FSDP's collectives.
+"""Tokens of a micro-batch from which on a rank's matrix products take longer than FSDP's collectives.
 
-The forward pass of a weight takes 2 operations per token, and its gathering 2 bytes. At 400 TFLOPS and 50 GB/s, both
-take the same time with 8000 tokens.
+The forward pass takes 2 operations for each weight and token, and the all-gather takes 2 bytes for each weight. At 400
+TFLOPS and 50 GB/s, both take the same time with 8000 tokens.
 """
 LEAST_TOKENS = BUSY_TOKENS // 4
-"""Tokens of a micro-batch below which it is faster to compute a larger one and recompute all of its activations."""
+"""Tokens of a micro-batch below which a larger micro-batch is faster, although it needs more recomputation.
+
+The larger micro-batch is faster even if all its activations are recomputed.
+"""
 MOST_TOKENS = 4 * BUSY_TOKENS
-"""Tokens of a micro-batch from which on a larger one gains nothing: the overhead of kernels is small by then."""
+"""Tokens of a micro-batch above which a larger one is no faster, because kernels are then large enough."""
 MICROBATCHES_PER_STAGE = 4
-"""Microbatches of a pipeline, per stage, that a larger micro-batch leaves: the bubble is a fifth of the step then."""
+"""Minimum number of microbatches per pipeline stage when the micro-batch size is chosen.
+
+With 4, a fifth of the step is the pipeline's bubble.
+"""
 
 
 def usable_memory(device_bytes: int) -> float:
-    """Return the bytes that tensors can use on a device.
+    """Return the bytes that tensors can use on a device of `device_bytes`.
 
-    Drivers of different versions report sizes that differ by some MiB. The size is rounded down to whole GiB, so that
-    the choice does not depend on the driver.
+    Different versions of the driver report sizes that differ by some MiB. The size is rounded down to whole GiB, so
+    that the driver does not affect which settings are chosen.
     """
     return device_bytes // GIB * GIB * USABLE
 
@@ -43,12 +55,13 @@ def ladder(
 ) -> list[MemoryChoice]:
     """Return the settings to choose from for a world of `ranks`, the fastest first.
 
-    A field that the configuration sets has only this value. More activations are recomputed before a micro-batch
-    becomes so small that it is slower: below BUSY_TOKENS if all are kept, and below LEAST_TOKENS otherwise.
-    `has_blocks` says whether the model has blocks to recompute.
+    A field that the configuration sets has only that value. A micro-batch that is too small makes training slow, so
+    before the micro-batch gets smaller than BUSY_TOKENS, activations are recomputed. Before it gets smaller than
+    LEAST_TOKENS, all activations are recomputed. `has_blocks` says whether the model has blocks whose activations can
+    be recomputed.
 
     Raises:
-        InvalidInput: When the world is no whole number of blocks of the layout.
+        InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
     """
     sizes = _micro_batch_sizes(config, parallelism, ranks)
     activations = [config.memory.activations] if config.memory.activations else list(Activations)
@@ -68,10 +81,10 @@ def ladder(
 
 
 def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ranks: int) -> list[int]:
-    """Return the sizes to choose from, the largest first, each half of the previous one."""
+    """Return the micro-batch sizes to choose from, the largest first. Each is half of the previous one."""
     least = config.least_micro_batch_size
     if config.micro_batch_size is not None or config.bitwise:
-        # Bitwise cuts the batch alike in all worlds, so the smallest size leaves most ranks something to do.
+        # Bitwise cuts the batch into the same microbatches in all worlds. The smallest size occupies the most ranks.
         return [config.micro_batch_size or least]
     degrees = Degrees.of(parallelism, ranks)
     share = math.ceil(config.global_batch_size / degrees.data)
@@ -86,10 +99,11 @@ def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ra
 
 
 def first_fitting(rungs: Sequence[MemoryChoice], limit: float, peak: Callable[[MemoryChoice], float]) -> MemoryChoice:
-    """Return the first setting whose peak is within the limit, or the last one.
+    """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if there is none.
 
-    Peaks fall along the ladder, or nearly so, and measuring one takes seconds. So the first setting is tried, and then
-    the others by bisection. A higher limit never yields a later setting, whatever the peaks are.
+    Planning a peak takes seconds, so not every setting is tried: the first one is, and the others are searched by
+    bisection. Bisection assumes that each setting has a lower peak than the one before, which is nearly always so. Even
+    where it is not, a higher limit never leads to a later setting.
     """
     if peak(rungs[0]) <= limit:
         return rungs[0]

@@ -1,6 +1,6 @@
-"""Degrees of parallelism that a model, its data and a world allow, and the nearest allowed ones.
+"""Rules on which degrees of parallelism a model, its data and the number of ranks allow.
 
-The operator imports this module, so it does not import torch.
+Messages name the nearest degrees that are allowed. The operator imports this module, so it does not import torch.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSch
 from concertina_trainer.config.trainer import TrainerConfig
 
 DEGREES = ("tensor", "pipeline", "context", "expert")
-"""Degrees whose nearest allowed values are named in messages."""
+"""Degrees of parallelism for which a message names the nearest allowed values."""
 RESHARD_ABOVE = 100_000_000
-"""Number of parameters above which a block's weights are freed between forward and backward, if the device's memory is
-not known.
+"""Number of parameters above which blocks free their gathered weights between the forward and the backward pass.
 
-In smaller models memory does not matter, and the cost of gathering them again does.
+This number decides only if the device's memory is not known. In smaller models, freeing weights saves little memory,
+and gathering the weights again takes time.
 """
 MOST_DEGREE = 1024
-"""Maximum degree of one dimension, as in ParallelismConfig."""
+"""Maximum degree of one dimension of parallelism, as in ParallelismConfig."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayoutRule:
-    """Rule on the sections trainer and parallelism of a spec, in the API server's language and in Python."""
+    """Rule on the sections trainer and parallelism of a job's spec.
+
+    It is stated twice: in CEL for the API server, and in Python for the trainer.
+    """
 
     field: str
-    """Path in the spec of what to change."""
+    """Path in the spec of the field to change if the rule is violated."""
     cel: str
-    """Rule in CEL. `self` is the spec, which has a trainer."""
+    """Rule in CEL. `self` is the spec, whose trainer section is present."""
     holds: Callable[[TrainerConfig, ParallelismConfig], bool]
     message: str
 
@@ -43,7 +46,10 @@ _MODEL = "self.trainer.model"
 
 
 def _of_model(field: str, otherwise: str) -> str:
-    """Return a CEL expression for a field of the model, which a size may set; `otherwise` is for a model without."""
+    """Return a CEL expression for the value of a field of the model.
+
+    A named size may set the field. `otherwise` is the expression for a model without a named size.
+    """
     return f"(has({_MODEL}.size) ? {value_of_size(field, f'{_MODEL}.size')} : {otherwise})"
 
 
@@ -69,7 +75,7 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
 
 
 def _whole(dimension: str) -> LayoutRule:
-    """Return the rule that a custom model is not cut in this dimension."""
+    """Return the rule that a custom model has degree 1 in this dimension of parallelism."""
     return LayoutRule(
         f"parallelism.{dimension}",
         f"!has(self.trainer.model.entrypoint) || self.parallelism.{dimension} == 1",
@@ -79,9 +85,9 @@ def _whole(dimension: str) -> LayoutRule:
 
 
 def _of_sizes(rule: LayoutRule) -> LayoutRule:
-    """Return a rule on sizes of the model, which holds where `trainer.model.from` says where they are described.
+    """Return the rule with an exception: it accepts a spec in which `trainer.model.from` is set.
 
-    The trainer applies it once it has read them.
+    The sizes of such a model are in another file. The trainer checks the rule once it has read that file.
     """
     return dataclasses.replace(
         rule,
@@ -212,7 +218,7 @@ RULES = tuple(
 
 
 def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismConfig) -> str:
-    """Return a sentence about why the rule refuses this, with the nearest degrees that all rules allow."""
+    """Return why the rule refuses this layout, and the nearest degrees that all rules allow."""
     dimension = rule.field.removeprefix("parallelism.")
     if dimension not in DEGREES:
         return rule.message
@@ -230,9 +236,9 @@ def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismCo
 
 
 def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int | None = None) -> tuple[str, ...]:
-    """Return the reasons against this layout, a sentence each; none if the bundled trainer can train in it.
+    """Return the reasons against this layout, one sentence each, or none if the bundled trainer can train in it.
 
-    `world` is the number of ranks, if it is known.
+    `world` is the number of ranks, or None if it is not known.
     """
     sentences = [
         f"{rule.field}: {refusal(rule, trainer, parallelism)}" for rule in RULES if not rule.holds(trainer, parallelism)
@@ -246,7 +252,7 @@ def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int 
 
 
 def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
-    """Return whether blocks free their gathered weights between forward and backward.
+    """Return whether blocks free their gathered weights between the forward and the backward pass.
 
     `weights` is the number of parameters of a custom model.
     """
@@ -256,13 +262,16 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 
 
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
-    """Return the multiples of `step`, at least one, next to `size` on either side."""
+    """Return the positive multiples of `step` that are nearest to `size`.
+
+    They are the greatest multiple that is not above `size`, if there is one, and the next multiple.
+    """
     below = size - size % step
     return tuple(near for near in (below, below + step) if near)
 
 
 def _nearest(requested_degree: int, allowed: Callable[[int], bool], most: int) -> tuple[int, ...]:
-    """Return the nearest allowed degree on either side, if there is one."""
+    """Return the nearest allowed degree below the requested one and the nearest above, as far as they exist."""
     below = next((degree for degree in range(requested_degree - 1, 0, -1) if allowed(degree)), None)
     above = next((degree for degree in range(requested_degree + 1, most + 1) if allowed(degree)), None)
     return tuple(degree for degree in (below, above) if degree is not None)

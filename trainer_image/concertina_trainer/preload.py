@@ -1,8 +1,11 @@
-"""Imports of everything that a worker or the uploader needs, made once in the parent that they are forked from.
+"""Imports of everything that a worker or the uploader needs, for the parent process that they are forked from.
 
-This module only imports. A tensor operation would start threads that do not survive a fork, and hang every child. The
-parent's environment must have OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 (otherwise `import torch` leaves a second
-thread), and PYTORCH_NVML_BASED_CUDA_CHECK=1 so that asking for GPUs does not open one.
+The parent imports the modules once, so its children start fast. This module must only import. A tensor operation would
+start threads, which do not survive a fork, and every child would hang. The parent's environment must have these
+variables:
+
+- OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1. Otherwise `import torch` starts a second thread.
+- PYTORCH_NVML_BASED_CUDA_CHECK=1. Otherwise a check whether there are GPUs opens a GPU in the parent.
 """
 
 # ruff: noqa: F401

@@ -1,4 +1,4 @@
-"""The c10d store of a round, served by a child of the coordinator's agent that outlives the round's workers."""
+"""The TCPStore of a round, served by a child process of the coordinator's agent. It outlives the round's workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 
 
 def serve(fd: str) -> NoReturn:
-    """Serve a TCPStore on an already bound, listening socket (its file descriptor) until killed."""
+    """Serve a TCPStore on a socket that is bound and listening, until killed. `fd` is its file descriptor."""
     listener = socket.socket(fileno=int(fd))
     host, port = listener.getsockname()[:2]
     store = TCPStore(

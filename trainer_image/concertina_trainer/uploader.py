@@ -1,4 +1,7 @@
-"""Uploader of the bundled trainer: it records in manifests what was trained, and keeps checkpoints for rollbacks."""
+"""Uploader of the bundled trainer's checkpoints.
+
+It records the configuration of the trainer in manifests, and keeps older checkpoints for rollbacks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Worker: one rank of a round, and then of the next. It is a fork of the preloaded parent (see `preload`)."""
+"""Worker process: one rank of a round, and afterwards of the next round. It is forked from the preloaded parent.
+
+The parent has imported everything (see `preload`).
+"""
 
 from __future__ import annotations
 
@@ -72,15 +75,19 @@ from concertina_trainer.training.loop import TrainingRun, train
 from concertina_trainer.training.progress_report import Reporter, RoundInfo
 
 AFTER_THE_CULPRIT = 0.5
-"""Seconds by which ranks without corruption delay their report, so that the corrupt one reports first."""
+"""Seconds by which a rank delays its report of corruption on other ranks.
+
+The rank whose memory is corrupt then reports first.
+"""
 KEPT_LINES = 50
-"""Lines of a traceback that the agent is told."""
+"""Number of the last lines of a traceback to send to the agent."""
 
 
 def main() -> NoReturn:
-    """Run the rounds of this worker, and exit.
+    """Run the rounds of this worker process, and exit.
 
-    The exit status is 0 after Done, 78 after Fault InvalidInput, else 1 with the reason in stderr's last lines.
+    The exit status is 0 after Done, and 78 after a Fault for invalid input. After any other error it is 1, and the last
+    lines of stderr have the reason.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if process_groups.can_stay():
@@ -91,9 +98,9 @@ def main() -> NoReturn:
     entered = None
     while isinstance(end := one_round(channel, heartbeat, entered), Left):
         channel.say_left(end)
-        gc.collect()  # the old model goes while the agents prepare the next round
+        gc.collect()  # frees the old model while the agents prepare the next round
         if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # the streams of the next round can't use what those of this round have freed
+            torch.cuda.empty_cache()  # otherwise the next round's streams could not use the freed memory
         entry = channel.next_round()
         connections.release()
         os.environ.update(entry.environment)
@@ -106,11 +113,12 @@ def main() -> NoReturn:
 
 
 def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None) -> Left | int:
-    """Run one round, and return Left if the process has left it and stays, else the exit status.
+    """Run one round. Return Left if this process stays for the next round, and otherwise the exit status.
 
-    The process stays after a drain, and if it has lost a peer or the agent has ended the round. After any other end a
-    new process is the safer one (decision "A survivor keeps its process"). `entered` is the time (perf_counter) at
-    which this process entered the round, or None if it began with it.
+    The process stays after a drain, after the loss of a peer, and when the agent ends the round. After any other end
+    the process exits, because a new process is a safer start for another round (decision "A survivor keeps its
+    process"). `entered` is the time (time.perf_counter) at which this process entered the round, or None if the process
+    was started for this round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay())
@@ -161,10 +169,10 @@ def _fault(
 
 
 def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, ParallelismConfig]:
-    """Return the configuration from the environment.
+    """Return the configuration of trainer, checkpoints and parallelism from environment variables.
 
     Raises:
-        InvalidInput: When it is invalid, or the model can't be trained in this layout.
+        InvalidInput: When the configuration is invalid, or the model can't be trained in this layout.
     """
     try:
         config = TrainerConfig.model_validate(json.loads(os.environ["CONCERTINA_TRAINER"]))
@@ -178,7 +186,7 @@ def configuration() -> tuple[TrainerConfig, CheckpointConfig | None, Parallelism
 
 
 def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
-    """Check that the model can be trained in this layout.
+    """Check that the model can be trained in this parallel layout, with this number of ranks.
 
     Raises:
         InvalidInput: When it can't.
@@ -189,21 +197,24 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Parts of a round, before they have a state."""
+    """Model, optimizer and data of a round, before a state is restored."""
 
     config: TrainerConfig
     checkpoint: CheckpointConfig | None
     world: DistContext
     reader: Reader
     aside: Reader | None
-    """Reader of documents that were set aside, if trainer.evaluation asks for it."""
+    """Reader of validation documents, or None without trainer.evaluation."""
     model: Stages
     optimizer: ShardedAdamW
     state: TrainState
 
 
 def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
-    """Run the whole round: join, build, restore, train. Nothing of it is open afterwards."""
+    """Run the whole round: join the process group, build the model, restore the state, and train.
+
+    All resources of the round are closed when this function returns.
+    """
     config, checkpoint, parallelism = configuration()
     config, model_source = with_described_model(config, start.restore, channel)
     _check_layout(config.model_copy(update={"model": config.model.model_copy(update={"from_": None})}), parallelism)
@@ -242,12 +253,12 @@ def build(
     saved: TrainerConfig | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Built:
-    """Build data, model and optimizer, without a state.
+    """Build the data reader, the model and the optimizer, without a state.
 
-    `saved` is the configuration of the state that will be restored. `check` raises if the round is over.
+    `saved` is the configuration that was saved with the state to restore, or None. `check` raises if the round is over.
 
     Raises:
-        InvalidInput: When data and model do not fit each other, or can't be used.
+        InvalidInput: When the data do not fit the model, or can't be used.
     """
     begun = step > 0
     reader = Reader(config.data, config.model.sequence_length, config.seed, on_wait=reporter.stalled, begun=begun)
@@ -277,10 +288,10 @@ def build(
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Check the data of a run that trains a checkpoint again.
+    """Check the data of a run that trains a checkpoint again (`concertina reproduce`).
 
     Raises:
-        DataChanged: When they are other data.
+        DataChanged: When the data are not those that the checkpoint was trained on.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:
@@ -306,7 +317,7 @@ def round_info(built: Built, requested: Restore, restored: ShardMetadata) -> Rou
 def assemble(
     built: Built, start: Start, restored: ShardMetadata, reporter: Reporter, channel: RoundChannel
 ) -> TrainingRun:
-    """Return everything that the loop needs, at the position of the restored state."""
+    """Return the parts of the training run, positioned at the restored state."""
     config, world = built.config, built.world
     reproduced = config.reproduction.skipped if config.reproduction else ()
     anomalies = Anomalies(config, united(restored.skipped, start.restore.skipped, reproduced), restored.trend)
@@ -333,9 +344,10 @@ def assemble(
 
 
 def begin_saving(built: Built, start: Start, restored: ShardMetadata, channel: RoundChannel) -> Saving:
-    """Return the saving of this round.
+    """Return the object that saves the state in this round.
 
-    It takes snapshots, and checkpoints after the newest durable one that was not undone.
+    It takes snapshots and makes checkpoints. Checkpoints continue after the newest durable one that no rollback has
+    undone.
     """
     config, checkpoint, world, state = built.config, built.checkpoint, built.world, built.state
     round, digest = int(os.environ["CONCERTINA_ROUND"]), config.digest()

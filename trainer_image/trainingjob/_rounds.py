@@ -1,7 +1,8 @@
-"""`trainingjob.run`: the rounds of a script that keeps its process (see `concertina_protocol.worker_channel.rounds`).
+"""`trainingjob.run`: rounds of a script whose process stays (see `concertina_protocol.worker_channel.rounds`).
 
-Whatever belongs to a round ends with it: the process groups, the conversation with the agent, the `State`, the data and
-the step count. The next round begins as a new process would: with new variables, and at the beginning of `main`.
+When a round ends, everything that belongs to it is closed: the process groups, the channel to the agent, the `State`,
+the data and the step count. The next round begins in the same process as it would in a new one: with new environment
+variables, and at the beginning of `main`.
 """
 
 from __future__ import annotations
@@ -32,36 +33,39 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 KEPT_LINES = 50
-"""Lines of a traceback that the agent is told."""
+"""Number of the last lines of a traceback to send to the agent."""
 STORE_SECONDS = 10.0
-"""Most seconds to wait for the store of rank 0, before torch does so itself."""
+"""Maximum seconds to wait for the store of rank 0. Afterwards, torch itself waits for it."""
 STORE_PAUSE, LONGEST_PAUSE = 0.005, 0.05
-"""First and longest pause in seconds between two tries to reach the store."""
+"""First and longest pause in seconds between two attempts to connect to the store."""
 HOLD_THE_WORLD = {
     "accelerate.state": "PartialState._shared_state",
     "deepspeed.comm.comm": "cdb",
     "jax._src.distributed": "global_state.client",
     "megatron.core.parallel_state": "_DATA_PARALLEL_GROUP",
 }
-"""Libraries that keep the ranks or groups of a world for the life of the process: the variable, by module."""
+"""Libraries that keep the ranks or groups of a world for the life of the process.
+
+The value is the name of the variable that holds them, by module.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finished(Generic[T]):
-    """Result of a `main` that has returned because the run is complete."""
+    """Return value of `main` in a run that is complete."""
 
     value: T
 
 
 def run(path: str, main: Callable[[], T]) -> T:
-    """Run the rounds of a script under an agent. See `trainingjob.run`.
+    """Run `main` in one round after the other, under the agent. See `trainingjob.run`.
 
     Args:
         path: Path of the agent's socket.
         main: The script's function.
 
     Raises:
-        RuntimeError: This process is connected to its agent already.
+        RuntimeError: When this process is connected to its agent already.
     """
     groups, why = _process_groups()
     if groups is None:
@@ -89,11 +93,11 @@ def run(path: str, main: Callable[[], T]) -> T:
             write_line(f"trainingjob.run: this process ends with its round, because {library} keeps the old world.")
             os._exit(outcome.code)
         store_was_torchs = groups.meets_at_master_port()
-        connections.hold()  # an end would disturb ranks that have not left yet
+        connections.hold()  # closed connections would disturb ranks that have not left yet
         _end_round(groups)
         group_sockets.forget()
         rounds.say_left(outcome)
-        gc.collect()  # the old model goes while the agents prepare the next round
+        gc.collect()  # frees the old model while the agents prepare the next round
         entry = rounds.next_round()
         connections.release()
         os.environ.update(entry.environment)
@@ -101,7 +105,7 @@ def run(path: str, main: Callable[[], T]) -> T:
 
 
 def _holds_the_world() -> str:
-    """Return the name of a library that keeps the ranks or groups of the round, or an empty string."""
+    """Return the name of an imported library that keeps the ranks or groups of the round, or an empty string."""
     for module, variable in HOLD_THE_WORLD.items():
         value: Any = sys.modules.get(module)
         for name in variable.split("."):
@@ -112,7 +116,7 @@ def _holds_the_world() -> str:
 
 
 def _process_groups() -> tuple[Optional[ModuleType], str]:
-    """Return the module for torch's groups if this process can stay, and otherwise None and the reason."""
+    """Return the module `process_groups` if this process can stay, or otherwise None and the reason as a sentence."""
     if importlib.util.find_spec("torch") is None:
         return None, "torch is not installed, and only its process groups can be left."
     try:
@@ -129,12 +133,12 @@ def _process_groups() -> tuple[Optional[ModuleType], str]:
 def _one_round(
     rounds: RoundChannel, groups: ModuleType, main: Callable[[], T], wait_for_store: bool
 ) -> Union[Finished[T], Left]:
-    """Call `main` in one round. Return what it has returned, or how this process leaves the round.
+    """Call `main` in one round. Return its result if the run is complete, or a Left message if the process stays.
 
-    All other exceptions of `main` are raised: they end the process, and a new one takes its place.
+    All other exceptions of `main` are raised. They end the process, and a new process takes its place.
 
     Raises:
-        SystemExit: The script has ended itself.
+        SystemExit: When the script exits by itself.
     """
     here = world()
     code, output = 1, ""
@@ -164,7 +168,7 @@ def _one_round(
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and those from which it was raised or during whose handling it was."""
+    """Yield an error and the errors that caused it (`__cause__`, `__context__`), directly or indirectly."""
     seen: set[int] = set()
     waiting: list[Optional[BaseException]] = [error]
     while waiting:
@@ -176,7 +180,7 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _end_round(groups: ModuleType) -> None:
-    """End all that belongs to the round. Nothing of it may change anything afterwards."""
+    """Close everything that belongs to the round, so that none of it can affect the next round."""
     _channel.leave()
     for name, end in (("trainingjob._state", "end_round"), ("trainingjob._data", "end_round")):
         if (module := sys.modules.get(name)) is not None:
@@ -192,10 +196,12 @@ def _end_round(groups: ModuleType) -> None:
 
 
 def _wait_for_store(rounds: RoundChannel) -> None:
-    """Wait until rank 0 serves the store at MASTER_PORT, because torch tries again only after up to a second.
+    """Wait until rank 0 serves the store at MASTER_PORT.
+
+    torch would wait too, but after a failed attempt it tries again only after up to a second.
 
     Raises:
-        RoundLeft: The round has ended.
+        RoundLeft: When the round has ended.
     """
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     until, pause = time.monotonic() + STORE_SECONDS, STORE_PAUSE

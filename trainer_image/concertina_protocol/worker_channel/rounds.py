@@ -1,8 +1,8 @@
-"""Rounds of one worker process: the channel on which the bundled trainer or a script enters and leaves them.
+"""Rounds of one worker process: the channel through which the bundled trainer or a script enters and leaves rounds.
 
-Leave can arrive while the main thread waits in a collective for a rank that is gone. So a thread of the channel reads,
-and aborts the groups, whose collectives then raise. From then on nothing of the round leaves the process: each use of
-the channel raises RoundLeft, in any thread.
+The agent's message Leave can arrive while the main thread waits in a collective for a rank that is gone. So another
+thread reads the channel. On Leave, it aborts the process groups, and their collectives raise in the main thread. From
+then on, no message of the round leaves the process: each use of the channel raises RoundLeft, in any thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from concertina_protocol.worker_channel.worker_end import ChannelClosed, WorkerE
 from concertina_protocol.worker_channel.worker_messages import Enter, Hello, Leave, Left
 
 ABORT_SECONDS = 0.01
-"""Seconds between two aborts, because the main thread may be about to make another group."""
+"""Seconds between two aborts of the process groups.
+
+Aborts are repeated, because the main thread may be creating another group during the first one.
+"""
 CLOSED = "the agent closed its end"
 T = TypeVar("T")
 
@@ -28,42 +31,49 @@ def _keep(message: Message) -> bool:
 
 
 class RoundLeft(BaseException):
-    """The agent has ended the round. This is no Exception, so that no handler of errors on the way takes it for one."""
+    """The agent has ended the round.
+
+    It is not an Exception, so that no `except Exception` in the trainer or in a script catches it.
+    """
 
 
 class RoundChannel:
-    """Channel to the agent, for one round after the other."""
+    """Channel from a worker to its agent, for one round after the other."""
 
     def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
-        """Begin to read. `abort` aborts all groups of the process, from another thread."""
+        """Start the thread that reads. `abort` aborts all process groups, and is called from that thread."""
         self._end, self._abort = end, abort
         self.changed = threading.Condition()
-        """Lock of all facts here, and of those that `handle` changes."""
+        """Condition that guards all fields of this object, and the data that `handle` changes."""
         self._messages: collections.deque[Message] = collections.deque()
         self._handle: Callable[[Message], bool] = _keep
         self._round: int | None = None
-        """Round that the main thread is in."""
+        """Number of the round that the main thread is in, or None between rounds."""
         self._over = False
-        """Whether the round has ended, so that nothing of it may be said any more."""
+        """Whether the round has ended, after which none of its messages may be sent."""
         self._last_left = -1
-        """Highest round that the agent has ended."""
+        """Number of the latest round that the agent has ended, or -1."""
         self.closed = False
-        """Whether the agent is gone."""
+        """Whether the agent has closed its end of the channel."""
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     # --- within a round
 
     def check(self) -> None:
-        """Check that the round goes on.
+        """Check that the round has not ended.
 
         Raises:
-            RoundLeft: When it does not.
+            RoundLeft: When it has.
         """
         if self._over:
             raise RoundLeft
 
     def send(self, message: Message) -> None:
-        """Send a message of the round from any thread."""
+        """Send a message of the round. It can be called in any thread.
+
+        Raises:
+            RoundLeft: When the round has ended.
+        """
         self.check()
         self._end.send(message)
 
@@ -71,7 +81,8 @@ class RoundChannel:
         """Return the messages that have arrived, without waiting.
 
         Raises:
-            ChannelClosed: If the agent is gone.
+            RoundLeft: When the round has ended.
+            ChannelClosed: When the agent has closed its end.
         """
         self.check()
         with self.changed:
@@ -82,19 +93,21 @@ class RoundChannel:
         return messages
 
     def receive(self, kind: type[T]) -> T:
-        """Wait for the next message of this kind; keep others that arrive before it for `poll`."""
+        """Wait for the next message of type `kind`, and return it. Other messages are kept for `poll`."""
         return self._receive(kind, self.check)
 
     def request(self, message: Message, kind: type[T]) -> T:
-        """Send a message and wait for the answer."""
+        """Send a message, and wait for the answer, which is the next message of type `kind`."""
         self.send(message)
         return self.receive(kind)
 
     def wait_until(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition on handled messages holds, or the agent is gone.
+        """Wait until `holds` returns True, or until the agent has closed its end.
+
+        `holds` is a condition on data that the function `handle` changes.
 
         Raises:
-            RoundLeft: When the round ends before.
+            RoundLeft: When the round ends first.
         """
         with self.changed:
             while not holds() and not self.closed:
@@ -104,13 +117,13 @@ class RoundChannel:
     # --- between rounds
 
     def enter(self, round: int, hello: Hello, handle: Callable[[Message], bool] = _keep) -> None:
-        """Enter a round, which the agent may have ended already.
+        """Enter a round. The agent may have ended it already.
 
         Args:
             round: Number of the round.
             hello: First message to the agent.
-            handle: Handles a message of the round in the thread that reads. The result False keeps the message for
-                `receive` and `poll`.
+            handle: Function that the reading thread calls for each message of the round. If it returns False, the
+                message is kept for `receive` and `poll`.
 
         Raises:
             RoundLeft: When the round has ended.
@@ -128,23 +141,29 @@ class RoundChannel:
         return self._over
 
     def end_round(self) -> None:
-        """End the round in this process, whose main thread has left it. No abort happens after this."""
+        """End the round in this process, after the main thread has left it.
+
+        The reading thread does not abort process groups after this.
+        """
         with self.changed:
             self._round, self._over = None, True
             self.changed.notify_all()
 
     def complete_round(self) -> None:
-        """End the round's work in this process, which goes on. No abort happens after this."""
+        """End the round because its work is complete. The process continues with other work.
+
+        The reading thread does not abort process groups after this.
+        """
         with self.changed:
             self._round = None
             self.changed.notify_all()
 
     def say_left(self, left: Left) -> None:
-        """Say the last thing of a round that has ended here."""
+        """Send the last message of a round that has ended in this process."""
         self._end.send(left)
 
     def next_round(self) -> Enter:
-        """Wait for the next round. What arrived for the old one is dropped."""
+        """Wait for the next round. Messages of the previous round that have arrived are dropped."""
         return self._receive(Enter, lambda: None)
 
     def finish(self) -> None:
@@ -184,7 +203,10 @@ class RoundChannel:
                 self.changed.notify_all()
 
     def _leave(self, round: int) -> None:
-        """Abort until the main thread has left the round, unless it has left it by itself or has not entered it."""
+        """Abort the process groups repeatedly until the main thread has left the round.
+
+        Nothing is aborted if the main thread is not in this round.
+        """
         with self.changed:
             self._last_left = max(self._last_left, round)
             self._over = True

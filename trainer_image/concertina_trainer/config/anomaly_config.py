@@ -20,8 +20,8 @@ class AnomalyResponse(enum.StrEnum):
 class AnomalyConfig(Section):
     """Response to a step that looks wrong.
 
-    Skip leaves its batch out. RollBack goes back to a durable checkpoint and leaves out all batches since. Both record
-    which samples were left out.
+    Skip leaves out the batch of the step. RollBack goes back to a durable checkpoint, and leaves out all batches after
+    it. With both, the saved state records which samples were left out.
     """
 
     non_finite: Literal[AnomalyResponse.skip, AnomalyResponse.roll_back, AnomalyResponse.stop] = Field(
@@ -58,6 +58,9 @@ class AnomalyConfig(Section):
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """Numbers of steps that a rollback may undo, for any reason. One checkpoint is kept for each."""
+        """Maximum numbers of steps that a rollback undoes: after silent corruption, and after a bad loss.
+
+        For each number, a checkpoint is kept from which such a rollback can start.
+        """
         rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))

@@ -1,8 +1,9 @@
 """Changes of spec.trainer since a state was saved, and whether training can resume from the state. No torch.
 
-Names and shapes of tensors do not determine most of a model's arithmetic: how many heads share a row of weights, the
-base of the rotary positions, how experts are scored. They say nothing about the order of the data either. So both are
-compared by the configuration that the state carries (decision "A resumed run keeps its model and its order of data").
+The names and shapes of tensors do not determine most of a model's arithmetic: how many heads share a row of weights,
+the base of the rotary positions, how experts are scored. They do not determine the order of the data either. So the
+configuration that is saved with the state is compared with the present one (decision "A resumed run keeps its model and
+its order of data").
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
 MAY_CHANGE = ("from", "experts.balanceLoss", "experts.biasRate")
-"""Fields of the model that affect where it is described or how it is trained, but not what it computes."""
+"""Fields of spec.trainer.model that may change when training resumes, because they do not affect the arithmetic."""
 ABSENT = object()
 LONGEST = 200
-"""Maximum characters of a value in a sentence."""
+"""Maximum number of characters of a value in a message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Change:
     """Change of one field."""
 
     field: str
-    """Path below spec.trainer."""
+    """Path of the field below spec.trainer."""
     saved: str
     now: str
 
@@ -36,22 +37,23 @@ class Change:
 
 
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes with which training cannot resume: of the model's arithmetic, and of the order of the data.
+    """Return the changes that prevent training from resuming: in the model's arithmetic, and in the order of the data.
 
-    A sample's position counts sequences, and the seed shuffles them, so both belong to the order of the data. Data
-    sets, their mixture and `data.documents` have a digest of their own.
+    The sequence length and the seed belong to the order of the data: a sample's position is a number of sequences, and
+    the seed shuffles the sequences. The data sets, their mixture and `data.documents` are not compared here, because
+    they have a digest of their own.
     """
     return list(_changes(_identity(saved), _identity(now)))
 
 
 def other_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return all other changes. Training resumes with the new values."""
+    """Return the changes with which training can resume. The new values apply."""
     refused = {change.field for change in identity_changes(saved, now)}
     return [change for change in _changes(_settings(saved), _settings(now)) if change.field not in refused]
 
 
 def architecture(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields that determine what the model computes, by path, with the values that absent ones mean."""
+    """Return the fields that determine the model's arithmetic, by path, with defaults in place of absent values."""
     fields = {name: value for name, value in resolved(model).items() if name not in MAY_CHANGE}
     if model.experts is not None:
         fields["experts.biasRate"] = "absent" if model.experts.bias_rate is None else "present"
@@ -66,14 +68,17 @@ def _identity(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:
-    """Return all fields except `reproduction`, with the resolved defaults of the fields of `model`."""
+    """Return all fields except `reproduction`, by path, with defaults in place of absent fields of `model`."""
     dumped = config.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"reproduction", "model"})
     model = {f"model.{name}": value for name, value in resolved(config.model).items()}
     return {**dict(_flat(dumped)), **model}
 
 
 def resolved(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields by path, with defaults that depend on other fields: stating such a default is no change."""
+    """Return the model's fields by path, with the values of defaults that depend on other fields.
+
+    A job that sets a field to its default value is therefore equal to a job that leaves it out.
+    """
     dumped = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"options", "size"})
     dumped |= {"kvHeads": model.resolved_kv_heads, "hiddenDim": model.resolved_hidden_dim}
     if model.resolved_head_dim == model.dim / model.heads:

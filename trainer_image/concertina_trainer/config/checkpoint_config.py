@@ -10,16 +10,17 @@ from pydantic.alias_generators import to_camel
 
 
 class DamageResponse(enum.StrEnum):
-    """Response to a checkpoint whose bytes are not those that were written."""
+    """Response to a damaged checkpoint, whose bytes are not those that were written."""
 
     STOP = "Stop"
     USE_PREVIOUS = "UsePrevious"
 
 
 class CheckpointConfig(BaseModel):
-    """`spec.checkpoint` as the trainer reads it: fields that a newer operator adds are ignored.
+    """`spec.checkpoint` as the trainer reads it.
 
-    What a person writes is validated strictly, as concertina.api.spec.Checkpoint.
+    Unknown fields are ignored, because the operator may be newer than the trainer and have more fields. The operator
+    validates the spec that a user writes strictly (concertina.api.spec.Checkpoint).
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)

@@ -42,7 +42,7 @@ class MixtureSource(Section):
 
 
 class DataConfig(Section):
-    """Token shards and their manifest, as `concertina data build` writes them: of one folder, or of a mixture."""
+    """Training data: one or more data sets, each of them token shards and a manifest from `concertina data build`."""
 
     uri: str | None = Field(
         default=None,
@@ -101,7 +101,10 @@ class DataConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Evaluation of the loss on documents that were set aside: those of `concertina data build --validation`."""
+    """Evaluation of the loss on validation documents.
+
+    `concertina data build --validation` sets these documents aside.
+    """
 
     every_steps: int = Field(
         default=500, ge=1, le=1000000000, description="Steps between evaluations; the last step is evaluated too."

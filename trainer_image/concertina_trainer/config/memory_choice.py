@@ -1,6 +1,7 @@
-"""Fields of spec.trainer that trade speed for memory, and that are chosen for a job that does not set them. No torch.
+"""Fields of spec.trainer that trade speed for memory. The trainer chooses those that a job does not set. No torch.
 
-A state carries the configuration that it was trained with, so a run keeps what was chosen for its first round (decision
+The fields are the micro-batch size, which activations are recomputed, and whether gathered weights are freed after the
+forward pass. The configuration is saved with the state, so a run keeps what was chosen in its first round (decision
 "The first worker chooses what fits").
 """
 
@@ -14,12 +15,12 @@ from concertina_trainer.config.memory_config import Activations, Resharding
 from concertina_trainer.config.trainer import TrainerConfig
 
 MICRO_BATCH_SIZE, ACTIVATIONS, RESHARD = "microBatchSize", "memory.activations", "memory.reshardAfterForward"
-"""Paths of the fields below spec.trainer."""
+"""Paths below spec.trainer of the fields that MemoryChoice has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryChoice:
-    """Value of each of the fields."""
+    """Values of the fields that trade speed for memory."""
 
     micro_batch_size: int
     activations: Activations
@@ -27,7 +28,7 @@ class MemoryChoice:
 
     @staticmethod
     def parsed(fields: Mapping[str, Any]) -> MemoryChoice:
-        """Return a choice in the form of dataclasses.asdict."""
+        """Return the choice with the fields that dataclasses.asdict has returned."""
         return MemoryChoice(
             int(fields["micro_batch_size"]),
             Activations(fields["activations"]),
@@ -36,9 +37,10 @@ class MemoryChoice:
 
     @staticmethod
     def of(config: TrainerConfig, frees_weights: bool) -> MemoryChoice:
-        """Return the values that a configuration has, with those of a device whose memory is not known.
+        """Return the values of a configuration, with defaults for fields that it does not set.
 
-        `frees_weights` says whether such a device frees gathered weights.
+        The defaults are those for a device whose memory is not known. `frees_weights` is the default for freeing
+        gathered weights.
         """
         memory = config.memory
         return MemoryChoice(
@@ -48,7 +50,7 @@ class MemoryChoice:
         )
 
     def filled(self, config: TrainerConfig) -> TrainerConfig:
-        """Return the configuration with these values in the fields that are absent."""
+        """Return the configuration, with these values in those fields of MemoryChoice that it does not set."""
         memory = config.memory.model_copy(
             update={
                 "activations": config.memory.activations or self.activations,
@@ -59,7 +61,7 @@ class MemoryChoice:
         return config.model_copy(update={"micro_batch_size": rows, "memory": memory})
 
     def chosen(self, config: TrainerConfig) -> dict[str, str]:
-        """Return the values of the fields that are absent in the configuration, by path."""
+        """Return the values of this choice for the fields that the configuration does not set, by path."""
         values = {
             MICRO_BATCH_SIZE: str(self.micro_batch_size),
             ACTIVATIONS: self.activations.value,
@@ -75,7 +77,7 @@ class MemoryChoice:
 
 
 def absent(config: TrainerConfig) -> tuple[str, ...]:
-    """Return the paths of the fields that the configuration does not set."""
+    """Return the paths of the fields of MemoryChoice that the configuration does not set."""
     values = {
         MICRO_BATCH_SIZE: config.micro_batch_size,
         ACTIVATIONS: config.memory.activations,
@@ -85,6 +87,6 @@ def absent(config: TrainerConfig) -> tuple[str, ...]:
 
 
 def without(config: TrainerConfig) -> TrainerConfig:
-    """Return the configuration without the fields."""
+    """Return the configuration with none of the fields of MemoryChoice set."""
     memory = config.memory.model_copy(update={"activations": None, "reshard_after_forward": None})
     return config.model_copy(update={"micro_batch_size": None, "memory": memory})

@@ -10,7 +10,7 @@ from concertina_trainer.config.section import Section
 
 
 class SnapshotConfig(Section):
-    """Copies of the state in node memory, from which training resumes after a failure."""
+    """Snapshots: copies of the state in the memory of nodes, from which training resumes after a failure."""
 
     every_steps: int = Field(
         default=1,
@@ -46,9 +46,9 @@ class Offload(enum.StrEnum):
 
 
 class MemoryConfig(Section):
-    """Measures that save memory of the devices, at the cost of more computation or communication.
+    """Settings that reduce the memory used on devices, and cost computation or communication.
 
-    The results are the same.
+    The results of training are the same with all settings.
     """
 
     activations: Activations | None = Field(
@@ -72,7 +72,7 @@ class MemoryConfig(Section):
 
     @property
     def resharding(self) -> Resharding | None:
-        """Always or Never; None if it is to be chosen."""
+        """Always or Never if the job sets it; None if the trainer chooses."""
         return None if self.reshard_after_forward is Resharding.auto else self.reshard_after_forward
 
     @property

@@ -30,7 +30,7 @@ class RouterScores(enum.StrEnum):
 class ExpertsConfig(Section):
     """Mixture of experts in place of a layer's feed-forward.
 
-    A router sends each token through some of them, and no token is dropped.
+    A router sends each token to some of the experts. No token is dropped.
     """
 
     count: int = Field(ge=2, le=1024, description="Experts of a layer that the router chooses from.")
@@ -97,7 +97,10 @@ class Projection(enum.StrEnum):
 
 
 class LoraConfig(Section):
-    """Low-rank adapters: all weights of the model are frozen, and small matrices beside some of them are trained."""
+    """Low-rank adapters (LoRA).
+
+    All weights of the model are frozen. Two small matrices are trained for each adapted weight.
+    """
 
     rank: int = Field(default=16, ge=1, le=4096, description="Rows of the first matrix, columns of the second.")
     alpha: float = Field(
@@ -116,12 +119,15 @@ class LoraConfig(Section):
 
 
 def _no_default(schema: dict[str, Any]) -> None:
-    """Leave the default out of the CRD: the API server would fill it in, and a size has another one."""
+    """Remove the default from the field's schema in the CRD.
+
+    The API server would fill in the default, although a named size has another value.
+    """
     schema.pop("default")
 
 
 class ModelConfig(Section):
-    """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a model of one's own."""
+    """Llama-style decoder (RMSNorm, rotary positions, grouped-query attention, SwiGLU), or a custom model."""
 
     entrypoint: str | None = Field(
         default=None,
@@ -259,7 +265,10 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _sized(cls, data: Any) -> Any:
-        """Fill in the fields of a size. The API server has filled in defaults, so a default counts as not set."""
+        """Fill in the fields that a named size determines.
+
+        The API server has filled in defaults, so a field with its default value counts as not set.
+        """
         if not isinstance(data, Mapping) or data.get("size") not in set(ModelSize):
             return data
         defaults = {to_camel(name): field.default for name, field in cls.model_fields.items()}
@@ -279,17 +288,17 @@ class ModelConfig(Section):
 
     @property
     def rotary_dim(self) -> int:
-        """Number of elements of a head that are rotated."""
+        """Number of elements of each head that are rotated."""
         return int(self.resolved_head_dim * self.rotary_share)
 
     @property
     def query_dim(self) -> int:
-        """Total width of all queries of a token."""
+        """Number of elements of a token's queries, over all heads."""
         return self.heads * self.resolved_head_dim
 
     @property
     def key_dim(self) -> int:
-        """Total width of all keys of a token."""
+        """Number of elements of a token's keys, over all key heads."""
         return self.resolved_kv_heads * self.resolved_head_dim
 
     @property
@@ -298,18 +307,21 @@ class ModelConfig(Section):
 
     @property
     def expert_dim(self) -> int:
-        """Width of an expert, in a model with experts."""
+        """Hidden width of one expert's feed-forward, in a model with experts."""
         return (self.experts and self.experts.hidden_dim) or self.resolved_hidden_dim
 
     @property
     def token_width(self) -> int:
-        """Total width of the feed-forwards that compute a token in a layer, with experts if there are any."""
+        """Sum of the hidden widths of all feed-forwards that compute a token in a layer.
+
+        In a model with experts, these are the chosen experts and the shared ones.
+        """
         if self.experts is None:
             return self.resolved_hidden_dim
         return (self.experts.active_per_token + self.experts.shared) * self.expert_dim
 
     def window_of(self, layer: int) -> WindowConfig | None:
-        """Return the window that tokens attend to in this layer, counted from 0, or None if there is none."""
+        """Return the attention window of a layer, counted from 0, or None if the layer has full attention."""
         every = self.window and self.window.full_every
         return None if every and (layer + 1) % every == 0 else self.window
 
@@ -329,16 +341,16 @@ class ModelConfig(Section):
 
     @property
     def multiplied_weights(self) -> int:
-        """Elements of the matrices that each token is multiplied by.
+        """Number of elements of all matrices by which each token is multiplied.
 
-        Excludes norms, the experts that the router does not choose, and an embedding that is only looked up in.
+        Norms, experts that the router does not choose, and an embedding that only looks up rows are not counted.
         """
         active = self._weights(self.experts.active_per_token if self.experts else 0)
         looked_up = 0 if self.tie_embeddings else self.vocab_size * self.dim
         return active - looked_up - self.layers * self.block_vectors - self.dim
 
     def _weights(self, experts: int) -> int:
-        """Return the number of parameters, with this many of the experts that a router chooses from."""
+        """Return the model's number of parameters, with `experts` routed experts in each layer that has experts."""
         embeddings = (1 if self.tie_embeddings else 2) * self.vocab_size * self.dim
         blocks = (self.layers - self.routed_layers) * self.block_weights
         blocks += self.routed_layers * self.routed_block_weights(experts)
@@ -346,13 +358,13 @@ class ModelConfig(Section):
 
     @property
     def lora_weights(self) -> int:
-        """Number of parameters of adapters."""
+        """Number of parameters of all adapters."""
         if self.lora is None:
             return 0
         return self.layers * self.lora.rank * sum(sum(self.shape(projection)) for projection in set(self.lora.targets))
 
     def shape(self, projection: Projection) -> tuple[int, int]:
-        """Return the number of inputs and of outputs of one matrix of a dense block."""
+        """Return the numbers of input and output features of one matrix of a block without experts."""
         dim, hidden, query, key = self.dim, self.resolved_hidden_dim, self.query_dim, self.key_dim
         return {
             Projection.query: (dim, query), Projection.key: (dim, key), Projection.value: (dim, key),
@@ -362,7 +374,7 @@ class ModelConfig(Section):
 
     @property
     def trained_weights(self) -> int:
-        """Number of parameters with gradients and moments."""
+        """Number of parameters that are trained, and so have gradients and moments."""
         return self.lora_weights or self.weights
 
     @property
@@ -371,13 +383,13 @@ class ModelConfig(Section):
 
     @property
     def block_weights(self) -> int:
-        """Number of parameters of one dense decoder block."""
+        """Number of parameters of one decoder block without experts."""
         attention = 2 * self.dim * (self.query_dim + self.key_dim)
         return attention + 3 * self.dim * self.resolved_hidden_dim + self.block_vectors
 
     @property
     def block_vectors(self) -> int:
-        """Number of parameters of one decoder block that are no matrices: norms and biases."""
+        """Number of parameters of one decoder block that are vectors: norms and biases."""
         biases = self.query_dim + 2 * self.key_dim if self.qkv_bias else 0
         norms = (4 if self.post_norms else 2) * self.dim + (2 * self.resolved_head_dim if self.qk_norm else 0)
         return norms + biases
@@ -388,7 +400,7 @@ class ModelConfig(Section):
         return 3 * self.dim * self.expert_dim
 
     def routed_block_weights(self, experts: int) -> int:
-        """Return the parameters of a block with experts, counting this many of those that its router chooses from."""
+        """Return the number of parameters of a block with experts, of which `experts` routed experts are counted."""
         if self.experts is None:
             return self.block_weights
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
@@ -436,14 +448,14 @@ class ModelConfig(Section):
 
 
 OF_ANY_MODEL = ("entrypoint", "options", "sequence_length")
-"""Fields that also apply to a model of one's own."""
+"""Fields of spec.trainer.model that also apply to a custom model."""
 _OF_THE_DECODER = {name: field.default for name, field in ModelConfig.model_fields.items() if name not in OF_ANY_MODEL}
 
 
 def _unsaid(name: str, default: object) -> str:
-    """Return a CEL expression for a field that is not set.
+    """Return a CEL expression that is true if a field is not set.
 
-    The API server fills in defaults before it evaluates rules, so a field that has its default counts as not set.
+    The API server fills in defaults before it evaluates rules, so a field with its default value counts as not set.
     """
     path = f"self.{ModelConfig.model_fields[name].alias or to_camel(name)}"
     if default is None:
@@ -453,7 +465,7 @@ def _unsaid(name: str, default: object) -> str:
 
 
 def _of_size(name: str) -> str:
-    """Return a CEL expression for a field that is not set, or has the value of the size."""
+    """Return a CEL expression that is true if a field is not set, or has the value that the named size gives it."""
     default = _OF_THE_DECODER[name]
     return f"({_unsaid(name, default)} || self.{to_camel(name)} == {value_of_size(to_camel(name), 'self.size')})"
 

@@ -17,9 +17,9 @@ class ModelSize(enum.StrEnum):
     tiny = "135M"
     """HuggingFaceTB/SmolLM-135M."""
     small = "1B"
-    """meta-llama/Llama-3.2-1B, without the scaling of positions beyond the first 8192."""
+    """meta-llama/Llama-3.2-1B, without its scaling of rotary positions for sequences longer than 8192 tokens."""
     medium = "3B"
-    """meta-llama/Llama-3.2-3B, likewise."""
+    """meta-llama/Llama-3.2-3B, without its scaling of rotary positions for sequences longer than 8192 tokens."""
     large = "8B"
     """meta-llama/Meta-Llama-3-8B."""
     huge = "70B"
@@ -29,7 +29,7 @@ class ModelSize(enum.StrEnum):
 
 
 OF_DATA = ("vocabSize", "sequenceLength")
-"""Fields that a job may set beside a size, since they belong to its data and its batch."""
+"""Fields that a job may set in addition to a named size, because they belong to its data and its batch."""
 _LLAMA = {"kvHeads": 8, "vocabSize": 128256, "sequenceLength": 8192, "ropeTheta": 500000.0, "normEpsilon": 1e-5}
 SIZES: Mapping[ModelSize, Mapping[str, Any]] = MappingProxyType(
     {
@@ -59,13 +59,16 @@ SIZES: Mapping[ModelSize, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )  # fmt: skip
-"""Fields of spec.trainer.model that each size sets."""
+"""Values of fields of spec.trainer.model, by named size."""
 WITH_EXPERTS = tuple(size.value for size, fields in SIZES.items() if "experts" in fields)
 EXPERTS = {"count": 8, "activePerToken": 2, "shared": 0, "firstDense": 0, "scores": "Softmax"}
-"""Fields of the experts of sizes that have any, which a job may only repeat. They have the width of hiddenDim."""
+"""Fields of the experts of named sizes with experts.
+
+A job that sets these fields must repeat these values. The experts' width is hiddenDim.
+"""
 
 
 def value_of_size(field: str, size: str) -> str:
-    """Return a CEL expression for a field's value in a size. `size` is the expression of the size."""
+    """Return a CEL expression for the value of a field in a named size. `size` is the CEL expression for the name."""
     values = ", ".join(f"'{name}': {json.dumps(fields[field])}" for name, fields in SIZES.items())
     return f"{{{values}}}[{size}]"

@@ -1,4 +1,4 @@
-"""spec.trainer.optimizer."""
+"""spec.trainer.optimizer: AdamW and the schedule of its learning rate."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from concertina_trainer.config.section import Section, SectionRule
 
 
 class Schedule(enum.StrEnum):
-    """Course of the learning rate after the warm-up."""
+    """How the learning rate changes after the warm-up."""
 
     cosine = "Cosine"
     linear = "Linear"
     constant = "Constant"
     warmup_stable_decay = "WarmupStableDecay"
-    """Constant, then a decay (Hägele et al. 2024, arXiv 2405.18392)."""
+    """Constant, then a decay at the end of the run (Hägele et al. 2024, arXiv 2405.18392)."""
 
 
 class OptimizerConfig(Section):
-    """AdamW with a linear warm-up, and a schedule down to minLearningRateFactor of learningRate at the last step."""
+    """AdamW, with a linear warm-up of the learning rate and a schedule for the steps after the warm-up.
+
+    At the last step the rate is minLearningRateFactor times learningRate, except with the schedule Constant.
+    """
 
     RULES: ClassVar = (
         SectionRule(

@@ -17,7 +17,7 @@ class PipelineSchedule(enum.StrEnum):
 
     @property
     def stages(self) -> int:
-        """Number of stages of each rank."""
+        """Number of pipeline stages on each rank."""
         return 2 if self in (PipelineSchedule.interleaved, PipelineSchedule.zero_bubble) else 1
 
 
@@ -70,21 +70,25 @@ class ParallelismConfig(BaseModel):
 
     @property
     def backward_in_halves(self) -> bool:
-        """Whether the backward pass has two halves (zero bubble).
+        """Whether the pipeline schedule splits the backward pass into two halves (zero bubble).
 
-        If weights were freed between the halves, torch's FSDP would lose gradients.
+        Gathered weights must not be freed between the halves, because torch's FSDP would lose gradients.
         """
         return self.pipeline > 1 and self.schedule is PipelineSchedule.zero_bubble
 
     @property
     def expert_shards(self) -> int:
-        """Number of `shard` groups that the ranks of one expert group belong to.
+        """Number of different positions in the shard dimension that the ranks of one expert group have.
 
-        An expert group includes as many ranks of one context and tensor group as possible.
+        An expert group takes as many ranks as possible from the same context and tensor group, and the remaining ranks
+        from other positions in the shard dimension.
         """
         return self.expert // math.gcd(self.expert, self.context * self.tensor)
 
     @property
     def block(self) -> int:
-        """Number of ranks that only work together: a world is a whole number of blocks."""
+        """Number of ranks in a block: the smallest number of ranks that can train in this layout.
+
+        A world always consists of whole blocks.
+        """
         return self.group * (self.shard or self.expert_shards)

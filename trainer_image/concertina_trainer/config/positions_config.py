@@ -21,7 +21,7 @@ class RopeScalingType(enum.StrEnum):
 
 
 class RopeScalingConfig(Section):
-    """Change of the frequencies of rotary positions, with which a model reads longer sequences."""
+    """Scaling of the rotary position frequencies, which lets a model process longer sequences."""
 
     type: RopeScalingType = Field(
         description="Llama3 divides low frequencies by factor, Linear all of them. Yarn (arXiv 2309.00071) divides "

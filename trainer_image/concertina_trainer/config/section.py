@@ -1,6 +1,6 @@
 """Base class of the sections of `spec.trainer`.
 
-Sections have camelCase names, refuse unknown names, and have rules that the API server checks too.
+Sections have camelCase names and reject unknown names. The API server checks the rules of a section too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pydantic.alias_generators import to_camel
 
 @dataclasses.dataclass(frozen=True)
 class SectionRule:
-    """Rule on several fields of a section, in the API server's language and in Python."""
+    """Rule on several fields of a section, stated in CEL for the API server and in Python for the trainer."""
 
     field: str
-    """Field to name in the refusal."""
+    """Field that the API server's error message names."""
     cel: str
     holds: Callable[[Any], bool]
     message: str
@@ -39,7 +39,7 @@ class Section(BaseModel):
 
     @classmethod
     def add_rules(cls, schema: dict[str, Any]) -> None:
-        """Add the rules to the section's schema, for the CRD."""
+        """Add the section's rules to its schema for the CRD."""
         rules = [{"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.field}"} for rule in cls.RULES]
         if rules:
             schema["x-kubernetes-validations"] = rules

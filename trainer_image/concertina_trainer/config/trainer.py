@@ -33,14 +33,17 @@ class Determinism(enum.StrEnum):
 
 MOST_FIXED_MICROBATCHES = 16
 DEFAULT_MICRO_BATCH_SIZE = 8
-"""Micro-batch size of a device whose memory is not known."""
+"""Micro-batch size for a device whose memory is not known, in sequences."""
 
 
 Edge = Annotated[int, Field(ge=0, le=2**53)]  # JSON parsers may round larger numbers
 
 
 class ReproductionConfig(Section):
-    """Constraints on a run that trains a checkpoint again; `concertina reproduce` writes them."""
+    """Constraints on a run that trains a checkpoint again, to reproduce it.
+
+    `concertina reproduce` writes this section.
+    """
 
     last_step: int | None = Field(
         default=None,
@@ -126,17 +129,17 @@ class TrainerConfig(Section):
 
     @property
     def least_micro_batch_size(self) -> int:
-        """Smallest micro-batch size that the other fields allow."""
+        """Smallest micro-batch size, in sequences, that the other fields allow."""
         return math.ceil(self.global_batch_size / MOST_FIXED_MICROBATCHES) if self.bitwise else 1
 
     @property
     def resolved_micro_batch_size(self) -> int:
-        """Micro-batch size, or that of a device whose memory is not known."""
+        """Micro-batch size in sequences, with a default for a device whose memory is not known."""
         return self.micro_batch_size or max(DEFAULT_MICRO_BATCH_SIZE, self.least_micro_batch_size)
 
     @property
     def last_step(self) -> int:
-        """Step after which the run is complete."""
+        """Number of finished steps with which the run is complete."""
         return (self.reproduction and self.reproduction.last_step) or self.steps
 
     RULES = (
@@ -191,9 +194,9 @@ class TrainerConfig(Section):
     )
 
     def digest(self) -> str:
-        """Return a digest of the settings that determine the numbers of a run.
+        """Return a digest of the settings that affect the numbers of a run.
 
-        The data has a digest of its own, by content.
+        The data are not included, because they have a digest of their own, which depends on their contents.
         """
         without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
         settings = self.model_dump(mode="json", exclude=without)

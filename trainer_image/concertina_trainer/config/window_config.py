@@ -1,4 +1,4 @@
-"""spec.trainer.model.window: layers in which a token attends to the nearest tokens only."""
+"""spec.trainer.model.window: layers in which each token attends only to the nearest tokens before it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concertina_trainer.config.section import Section
 
 
 class WindowConfig(Section):
-    """Layers in which a token attends to a window of tokens: itself and those just before it."""
+    """Attention window: in some or all layers, a token attends only to itself and to the tokens just before it."""
 
     size: int = Field(ge=1, le=1048576, description="Tokens of the window.")
     full_every: int | None = Field(

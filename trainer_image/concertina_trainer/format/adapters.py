@@ -1,4 +1,7 @@
-"""Names of low-rank adapters: those of NAME.weight are NAME.lora_a and NAME.lora_b. No torch."""
+"""Names of low-rank adapters. No torch.
+
+The adapter of the weight NAME.weight has two matrices, NAME.lora_a and NAME.lora_b.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""config.json of Hugging Face models: what model of the bundled decoder it describes, and whether two are the same.
+"""config.json of Hugging Face models: which model of the bundled decoder it describes, and whether two are the same.
 
-Most of a model's arithmetic is in no tensor's name or shape: how many heads share a row of weights, the base of the
-rotary positions, what is added to a norm. Weights of a model with other arithmetic still train, from a bad loss
-(decision "Initial weights are checked against config.json").
+The names and shapes of tensors do not determine most of a model's arithmetic: how many heads share a row of weights,
+the base of the rotary positions, what is added to a norm's weight. If weights are loaded into a model with other
+arithmetic, training still runs, but starts from a high loss (decision "Initial weights are checked against
+config.json").
 """
 
 from __future__ import annotations
@@ -25,40 +26,43 @@ from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
 OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets")
-"""Fields of spec.trainer.model that models of the same arithmetic may have otherwise."""
+"""Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """Model that a config.json describes."""
+    """Model that a config.json describes, and what prevents the bundled decoder from computing it."""
 
     kind: str
-    """model_type"""
+    """The field `model_type`."""
     fields: Mapping[str, object]
-    """Fields of spec.trainer.model by path."""
+    """Values of fields of spec.trainer.model, by path of the field."""
     sources: Mapping[str, str]
-    """Fields of config.json by path, as far as there are any."""
+    """Name in config.json of a field of spec.trainer.model, by path; without fields that have no such name."""
     problems: Sequence[str]
-    """What the bundled decoder does not compute, and what is missing: a clause each."""
+    """Reasons why the bundled decoder can't compute the model, one clause each.
+
+    A reason is a feature that the decoder does not have, or a field that is missing.
+    """
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.kind]
 
     def model(self) -> ModelConfig:
-        """Return the model.
+        """Return the section spec.trainer.model with these fields.
 
         Raises:
-            ValidationError: When spec.trainer.model can't have the fields.
+            ValidationError: When the fields are not valid for spec.trainer.model.
         """
         return ModelConfig.model_validate(_nested(self.fields))
 
 
 def read(text: bytes, where: str) -> Described:
-    """Return the model that the contents of a config.json describe.
+    """Return the model that the contents of a config.json describe. `where` is its place, for messages.
 
     Raises:
-        InvalidInput: When it is none that the bundled decoder computes. The message names each field.
+        InvalidInput: When the bundled decoder does not compute this model. The message names each problem.
     """
     try:
         found = described(json.loads(text))
@@ -75,7 +79,7 @@ def read(text: bytes, where: str) -> Described:
 
 
 def check(text: bytes, where: str, model: ModelConfig) -> Family:
-    """Check that the contents of a config.json are of this model, and return its family.
+    """Check that the contents of a config.json describe `model`, and return the family of the model.
 
     Raises:
         InvalidInput: When a field differs. The message has each such field, both values, and what to set.
@@ -86,15 +90,17 @@ def check(text: bytes, where: str, model: ModelConfig) -> Family:
 
 
 def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
-    """Return the model that `model.from` describes, with the fields of `model` that are not the architecture's.
+    """Return the described model `found`, with those fields of `model` that are not part of the architecture.
+
+    These fields are the sequence length, adapters, and how experts are balanced.
 
     Args:
-        model: Section of the spec. Fields that it states must be those of `found`.
-        found: Model that is described there.
-        where: Place of the description, for messages.
+        model: Section spec.trainer.model. Fields of the architecture that it sets must have the values of `found`.
+        found: Model that the config.json at `model.from` describes.
+        where: Place of the config.json, for messages.
 
     Raises:
-        InvalidInput: When `model` states something else. The message has each such field, both values, and what to do.
+        InvalidInput: When `model` sets another value. The message has each such field, both values, and what to do.
     """
     experts = found.experts
     if experts is not None and model.experts is not None:
@@ -115,7 +121,7 @@ def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
 
 
 def _stated(section: Section, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the fields that have other values than their defaults, by path."""
+    """Yield the path and the value of each field that does not have its default value."""
     for name, field in type(section).model_fields.items():
         value, path = getattr(section, name), f"{prefix}{field.alias}"
         if isinstance(value, Section):
@@ -125,12 +131,16 @@ def _stated(section: Section, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
-    """Check that a checkpoint of this trainer is of this model, as `check` does."""
+    """Check that `stored`, the model of a checkpoint of this trainer, has the same arithmetic as `model`.
+
+    Raises:
+        InvalidInput: When a field differs. The message has each such field, both values, and what to set.
+    """
     _refuse(_differences(stored, model, {}), where)
 
 
 def family_of(model: ModelConfig) -> tuple[str, Family] | None:
-    """Return the model_type and the family that computes as this model does, or None if there is none."""
+    """Return the first family (with its model_type) that computes as this model does, or None."""
     for kind, family in FAMILIES.items():
         if not list(_lost(kind, model)):
             return kind, family
@@ -138,10 +148,10 @@ def family_of(model: ModelConfig) -> tuple[str, Family] | None:
 
 
 def config_json(model: ModelConfig) -> dict[str, Any]:
-    """Return the config.json of the same model.
+    """Return the config.json that describes this model, for the first family that computes as this model does.
 
     Raises:
-        InvalidInput: When no Hugging Face model computes as this one does.
+        InvalidInput: When no family does.
     """
     found = family_of(model)
     if found is None:
@@ -155,7 +165,7 @@ def config_json(model: ModelConfig) -> dict[str, Any]:
 
 
 def described(config: Mapping[str, Any]) -> Described:
-    """Return the model that a config.json describes, with everything that stands against it."""
+    """Return the model that a config.json describes, with all reasons why the bundled decoder can't compute it."""
     kind = config.get("model_type")
     if kind not in FAMILIES:
         fact = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
@@ -181,9 +191,9 @@ def described(config: Mapping[str, Any]) -> Described:
 
 
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Return the fields with the defaults that transformers uses for absent ones.
+    """Return the fields of config.json, with the defaults of transformers for fields that are absent.
 
-    A file may be older than a field. Null counts as absent, except for NULLABLE.
+    A file may be older than a field. Null counts as absent, except in the fields NULLABLE.
     """
     present = {name: value for name, value in config.items() if value is not None}
     present |= {name: present[other] for other, name in family.other_names.items() if other in present}
@@ -195,7 +205,10 @@ def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
-    """Return the config.json of a family's model with the values of this model, as far as the family has them."""
+    """Return a config.json of the family `kind` with the values of `model`.
+
+    Values for which the family has no field are left out, so the result may describe another model (see `_lost`).
+    """
     family, values = FAMILIES[kind], resolved(model)
     sources = {**COMMON, **family.fields}
     known = {name: path for name, path in sources.items() if path in values or name in NULLABLE}
@@ -215,7 +228,7 @@ def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
 
 
 def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
-    """Yield the fields that are lost, or other ones, when the model is written as one of this family."""
+    """Yield the fields whose values are lost or changed if the model is written as one of the family `kind`."""
     found = described(_written(kind, model))
     if FAMILIES[kind].whole_heads and model.dim % model.heads:
         yield "dim"
@@ -229,7 +242,10 @@ def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
 
 
 def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, object, object]]:
-    """Yield the fields of which the models' arithmetic differs, with both values."""
+    """Yield the fields in which the models' arithmetic differs.
+
+    Each is a path, the value in `stored`, and the value in `model`.
+    """
     first, second = architecture(stored), architecture(model)
     for path in sorted({*first, *second}):
         value, current = first.get(path, ABSENT), second.get(path, ABSENT)
@@ -239,7 +255,11 @@ def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, o
 
 
 def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
-    """Return a clause for each difference, with the names that the fields have in a config.json."""
+    """Return a clause for each field in which the models' arithmetic differs, for an error message.
+
+    `sources` has the names in config.json of fields of spec.trainer.model, by path. A clause uses this name if there is
+    one, and the path otherwise.
+    """
     clauses = []
     for path, value, current in _different(stored, model):
         is_there = _shown(value)

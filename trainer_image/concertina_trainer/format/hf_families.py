@@ -1,8 +1,8 @@
-"""Families of Hugging Face models that the bundled decoder computes, by `model_type`, and their fields and names.
+"""Families of Hugging Face models that the bundled decoder computes, by `model_type`.
 
-A family says which fields of config.json are which fields of spec.trainer.model, and what its tensors are called. All
-of them have the fields of COMMON and the names of NAMES, unless they say otherwise. Sources: configuration_*.py and
-modeling_*.py of transformers 5.
+A family maps fields of config.json to fields of spec.trainer.model, and the names of this project's weights to those of
+Hugging Face. Every family has the fields COMMON and the names NAMES, unless it states other ones. Sources:
+configuration_*.py and modeling_*.py of transformers 5.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 EXPERT = "{expert}"
-"""Placeholder for the number of the expert in a name."""
+"""Placeholder for the number of an expert in the name of a tensor."""
 COMMON = {
     "num_hidden_layers": "layers",
     "hidden_size": "dim",
@@ -24,7 +24,7 @@ COMMON = {
     "tie_word_embeddings": "tieEmbeddings",
     "rms_norm_eps": "normEpsilon",
 }
-"""Fields of config.json that have a field of spec.trainer.model."""
+"""Fields of spec.trainer.model by the field of config.json that has the same value."""
 DEFAULTS: Mapping[str, object] = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
@@ -33,17 +33,17 @@ DEFAULTS: Mapping[str, object] = {
     "rope_type": "default",
     "partial_rotary_factor": 1.0,
 }
-"""Values that transformers takes for absent fields."""
+"""Default values of transformers for fields that are absent in config.json."""
 PLAIN: Mapping[str, object] = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
 NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
-"""Fields in which null does not count as absent."""
+"""Fields of config.json in which null is a value of its own. In other fields null counts as absent."""
 NO_WINDOW = {"use_sliding_window": False}
 ENDS = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-"""This project's names outside of layers, and those of Hugging Face."""
+"""Hugging Face names of the weights outside of layers, by the name in this project."""
 NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.query.weight": "self_attn.q_proj.weight",
@@ -55,7 +55,7 @@ NAMES = {
     "feed_forward.up.weight": "mlp.up_proj.weight",
     "feed_forward.down.weight": "mlp.down_proj.weight",
 }
-"""Names within a layer."""
+"""Hugging Face names of the weights within a layer, by the name in this project."""
 QKV_BIAS = {
     "attention.query.bias": "self_attn.q_proj.bias",
     "attention.key.bias": "self_attn.k_proj.bias",
@@ -98,27 +98,30 @@ class Family:
     """Hugging Face models of one `model_type`."""
 
     architecture: str
-    """Class of transformers."""
+    """Name of the model's class in transformers."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Fields of config.json beside COMMON, or instead of those in it, and the fields of spec.trainer.model."""
+    """Fields of spec.trainer.model by field of config.json, in addition to COMMON or in place of its entries."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """Values of absent fields, where DEFAULTS are not those of the family."""
+    """Values of absent fields that differ from DEFAULTS in this family."""
     only: Mapping[str, object] = field(default_factory=dict)
-    """Fields of config.json that the decoder computes with one value only."""
+    """Fields of config.json for which the decoder supports only this value."""
     fixed: Mapping[str, object] = field(default_factory=dict)
-    """Fields of spec.trainer.model that no field of config.json has: all models of the family have these values."""
+    """Fields of spec.trainer.model without a field in config.json, with the value in all models of the family."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Names within a layer beside NAMES, or instead of those in it."""
+    """Hugging Face names within a layer, by this project's name, in addition to NAMES or in place of its entries."""
     fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names within a layer of tensors that hold the rows of several weights, and the names of these."""
+    """Hugging Face tensors within a layer that hold the rows of several weights one after another, by name.
+
+    Each value is this project's names of these weights, in the order of the rows.
+    """
     windows: bool = False
-    """Whether layers have a window where sliding_window says so."""
+    """Whether the field sliding_window gives layers an attention window. Otherwise the field is ignored."""
     full_every: int | None = None
-    """Distance of layers without a window, where layer_types and sliding_window_pattern are absent."""
+    """Every n-th layer has no window if both layer_types and sliding_window_pattern are absent. None: all have one."""
     whole_heads: bool = False
-    """Whether transformers takes only models whose hidden_size is a multiple of num_attention_heads."""
+    """Whether transformers requires that hidden_size is a multiple of num_attention_heads."""
     other_names: Mapping[str, str] = field(default_factory=dict)
-    """Other names of fields of config.json, which some versions of transformers write."""
+    """Alternative names of fields in config.json, which some versions of transformers write, with the usual name."""
 
 
 FAMILIES = {
@@ -303,4 +306,4 @@ FAMILIES = {
         other_names={"num_local_experts": "n_routed_experts"},
     ),
 }
-"""Families by `model_type`. A model is exported as the first one that computes as it does."""
+"""Families by `model_type`. A model is exported as the first family that computes as the model does."""

@@ -1,6 +1,6 @@
 """Names of the bundled decoder's weights in a family of Hugging Face models.
 
-Export writes these names, and initFrom reads them.
+Exports are written with these names, and `initFrom` reads checkpoints with these names.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from concertina_trainer.config.model_config import ModelConfig, Projection
 from concertina_trainer.format.hf_families import ENDS, EXPERT, NAMES, Family
 
 MODEL = "model."
-"""Prefix of the names of weights in a checkpoint. Moments have other prefixes."""
+"""Prefix of the names of weights in this trainer's checkpoints. Moments have other prefixes."""
 _LAYER = r"blocks\.(\d+)\.(.+)"
 _THEIR_LAYER = r"model\.layers\.(\d+)\.(.+)"
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnName:
-    """Name of a weight in this project (without MODEL)."""
+    """Name of a weight in this project, without the prefix MODEL."""
 
     name: str
     expert: int | None = None
-    """Number of the expert whose part of the weight it is, or None for the whole weight."""
+    """Number of the expert if the tensor is one expert's part of the weight, or None for the whole weight."""
 
 
 def theirs(name: str, family: Family) -> str | None:
-    """Return the Hugging Face name of a weight (without MODEL), with EXPERT if there is a tensor for each expert.
+    """Return the Hugging Face name of a weight (without the prefix MODEL), or None if the family has no such weight.
 
-    Several weights have the same name if one tensor holds the rows of all. None if the family has no such weight.
+    The name contains EXPERT if there is a tensor for each expert. Several weights have the same Hugging Face name if
+    one tensor holds the rows of all of them.
     """
     if (layer := re.fullmatch(_LAYER, name)) is None:
         return ENDS.get(name)
@@ -39,7 +40,10 @@ def theirs(name: str, family: Family) -> str | None:
 
 
 def ours(name: str, family: Family) -> Sequence[OwnName]:
-    """Return this project's names of a Hugging Face weight, in the order of its rows, or none if there is none."""
+    """Return this project's names of a Hugging Face tensor, or an empty list if the decoder has no such weight.
+
+    A tensor that holds the rows of several weights has several names, in the order of the rows.
+    """
     if (layer := re.fullmatch(_THEIR_LAYER, name)) is None:
         return [OwnName(own) for own, other in ENDS.items() if other == name]
     if layer[2] in family.fused:
@@ -51,12 +55,15 @@ def ours(name: str, family: Family) -> Sequence[OwnName]:
 
 
 def rows(name: str, model: ModelConfig) -> int:
-    """Return the number of rows of a weight that shares a tensor with others."""
+    """Return the number of rows of a weight that shares a Hugging Face tensor with other weights."""
     return model.shape(Projection(name.split(".")[-2].capitalize()))[1]
 
 
 def rank_in_tensor(name: str, family: Family) -> int:
-    """Return the place of a weight, named as in a checkpoint, among those that share its tensor."""
+    """Return the index of a weight among the weights that share its Hugging Face tensor.
+
+    `name` is the name in this trainer's checkpoints. The index is 0 for a weight with a tensor of its own.
+    """
     inner = name.removeprefix(MODEL).split(".", 2)[-1]
     return next((parts.index(inner) for parts in family.fused.values() if inner in parts), 0)
 

@@ -1,4 +1,7 @@
-"""Rotary positions in config.json, which has had them in three places: top level, rope_scaling, rope_parameters."""
+"""Rotary positions in config.json.
+
+Versions of transformers have written them in three places: at the top level, in rope_scaling, and in rope_parameters.
+"""
 
 from __future__ import annotations
 
@@ -33,22 +36,25 @@ SCALINGS: Mapping[str, tuple[RopeScalingType, Mapping[str, str]]] = {
         },
     ),
 }
-"""By rope_type: the type, and the fields of ropeScaling by those of config.json."""
+"""Types of position scaling, by the value of rope_type in config.json.
+
+Each value is the type in this project, and a mapping from fields of config.json to fields of ropeScaling.
+"""
 OF_POSITIONS = ("rope_type", "partial_rotary_factor")
-"""Fields that `positions_json` writes."""
+"""Fields of config.json that `positions_json` writes."""
 OPTIONAL = ("beta_fast", "beta_slow", "truncate", "attention_factor")
 NO_SCALING = ("rope_theta", "rope_type", "rope_local_base_freq", "rope_local_type", "partial_rotary_factor")
-"""Fields beside those of a scaling."""
+"""Fields of config.json about rotary positions that are not parameters of a scaling."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Part of what a config.json describes."""
+    """Values of some fields of spec.trainer.model that a config.json describes, and problems with them."""
 
     fields: dict[str, object]
-    """Fields of spec.trainer.model by path."""
+    """Values of fields of spec.trainer.model, by path of the field."""
     sources: dict[str, str]
-    """Fields of config.json by path."""
+    """Name in config.json of a field of spec.trainer.model, by path of the field."""
     problems: Sequence[str]
 
 
@@ -65,11 +71,11 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
-    """Return the positions of a config.json.
+    """Return the rotary positions that a config.json describes.
 
     Args:
-        values: Its fields, with the family's defaults, and those of `rope`.
-        rope: What `rope_of` returns.
+        values: Fields of config.json, with the family's defaults, and with the fields of `rope`.
+        rope: Result of `rope_of`.
     """
     sources = {"ropeTheta": "rope_theta", "rotaryShare": "partial_rotary_factor"}
     fields: dict[str, object] = {path: values[name] for path, name in sources.items()}
@@ -96,7 +102,10 @@ def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
 
 
 def positions_json(model: ModelConfig) -> dict[str, Any]:
-    """Return the fields of config.json, as all versions of transformers read them."""
+    """Return the fields of config.json for the model's rotary positions.
+
+    All versions of transformers can read the result.
+    """
     unscaled = {"rope_theta": model.rope_theta, "partial_rotary_factor": model.rotary_share}
     scaling = model.rope_scaling
     if scaling is None:

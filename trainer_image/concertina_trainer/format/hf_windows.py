@@ -1,4 +1,4 @@
-"""Windows of attention in config.json."""
+"""Attention windows in config.json."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from concertina_trainer.format.hf_families import Family
 from concertina_trainer.format.hf_positions import Part
 
 WINDOW, FULL = "sliding_attention", "full_attention"
-"""Values of layer_types."""
+"""Values in the list layer_types."""
 
 
 def windows(values: Mapping[str, Any], family: Family) -> Part:
-    """Return the windows of a config.json; `values` has its fields and the family's defaults."""
+    """Return the attention windows that a config.json describes. `values` has its fields and the family's defaults."""
     size, layers = values.get("sliding_window"), values.get("num_hidden_layers")
     if not family.windows or size is None or layers is None:
         return Part({}, {}, [])
@@ -31,7 +31,7 @@ def windows(values: Mapping[str, Any], family: Family) -> Part:
 
 
 def windows_json(model: ModelConfig, family: Family) -> dict[str, Any]:
-    """Return the fields of config.json."""
+    """Return the fields of config.json for the model's attention windows."""
     if not family.windows:
         return {}
     if model.window is None:
@@ -41,5 +41,5 @@ def windows_json(model: ModelConfig, family: Family) -> dict[str, Any]:
 
 
 def layer_types(layers: int, full_every: int | None) -> list[str]:
-    """Return the value of layer_types."""
+    """Return the list layer_types, in which every `full_every`-th layer has full attention."""
     return [FULL if full_every and (layer + 1) % full_every == 0 else WINDOW for layer in range(layers)]

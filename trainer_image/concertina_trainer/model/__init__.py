@@ -1,1 +1,1 @@
-"""Model, how it is cut over ranks (FSDP2, TP), and its optimizer."""
+"""The bundled decoder, custom models, the loss, and the optimizer."""

@@ -1,6 +1,8 @@
-"""Attention within documents: a token attends to the earlier tokens of its own document.
+"""Attention within documents: a token attends to itself and to the earlier tokens of its own document.
 
-If several ranks share each sequence (`Context`), queries are those of this rank's tokens, and keys those of all.
+Under context parallelism (`Context`), the ranks of a context group share each sequence. A rank then computes the
+queries of its own tokens, `[batch, heads, length / size, head_dim]`, with the keys and values of all tokens of the
+sequence, which are gathered from the group.
 """
 
 from __future__ import annotations
@@ -20,33 +22,43 @@ from concertina_trainer.model.soft_cap import soft_capped
 Mask: TypeAlias = Any
 """Bool tensor `[batch or 1, 1, queries, keys]`, or a BlockMask of FlexAttention."""
 BLOCK = 128
-"""Number of queries, and of keys, of one block of FlexAttention."""
+"""Number of queries, and number of keys, in one block of a FlexAttention mask."""
 PAIRS_AT_ONCE = 1 << 26
-"""Number of pairs of a query and a key to examine at once when blocks are computed. Each takes some bytes."""
+"""Number of pairs of a query and a key to examine at once while a mask's blocks are computed.
+
+The number bounds the temporary memory, because each pair takes some bytes.
+"""
 
 
 class Context(Protocol):
-    """Division of each sequence among the ranks that share it."""
+    """Division of each sequence among the ranks of a context group (context parallelism)."""
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks in the context group."""
         ...
 
     def queries(self, length: int, device: torch.device) -> Tensor:
-        """Return which of a sequence's `length` tokens this rank computes, as int64 `[length / size]`."""
+        """Return the positions in a sequence of `length` tokens that this rank computes, int64 `[length / size]`."""
         ...
 
     def keys(self, length: int, device: torch.device) -> Tensor:
-        """Return the token of each key that `gather` returns, as int64 `[length]`."""
+        """Return the position in the sequence of each key that `gather` returns, as int64 `[length]`.
+
+        The gathered keys are in the order of ranks, which is not the order of the sequence.
+        """
         ...
 
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all tokens."""
+        """Return the keys and values of all tokens, gathered from the ranks of the context group.
+
+        The arguments are those of this rank's tokens, `[batch, heads, length / size, head_dim]`. The results are
+        `[batch, heads, length, head_dim]`, in the order that `keys` returns.
+        """
         ...
 
     def take(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part of `tokens` `[batch, length]`."""
+        """Return the columns of `tokens` `[batch, length]` that this rank computes, `[batch, length / size]`."""
         ...
 
 
@@ -58,19 +70,19 @@ def causal_mask(
     window: int | None = None,
     needed: bool = False,
 ) -> Mask | None:
-    """Return the attention mask, or None if plain causal attention suffices.
+    """Return the attention mask, or None if the plain causal attention of torch (`is_causal`) suffices.
 
-    On CUDA the mask consists of blocks, so its memory grows with blocks and not with pairs of tokens. FlexAttention has
-    no backward pass on CPU.
+    On CUDA the mask is a BlockMask of FlexAttention, whose memory grows with the number of blocks. On CPU, where
+    FlexAttention has no backward pass, the mask is a bool tensor with an element for each pair of tokens.
 
     Args:
         document_ids: `[batch, length]`, the document of each token of a whole sequence. None: documents are not
             separated.
-        length: Tokens of a whole sequence.
-        context: Division of the sequence among ranks.
+        length: Number of tokens of a whole sequence.
+        context: Division of the sequence among the ranks of a context group. None: each rank has whole sequences.
         device: Device of the mask.
-        window: Number of tokens that a token attends to, itself included. None: all before it.
-        needed: Whether to return a mask in any case.
+        window: Number of tokens that a token attends to, itself included. None: itself and all tokens before it.
+        needed: Whether to return a mask even if plain causal attention suffices. `attend` needs one for a soft cap.
     """
     size = length if window is None else min(window, length)
     if document_ids is None and context is None and size == length and not needed:
@@ -91,9 +103,10 @@ def _pairs(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: i
 
 
 def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: int) -> Mask:
-    """Return the mask that FlexAttention's create_block_mask returns.
+    """Return the same BlockMask as FlexAttention's create_block_mask, and use less memory.
 
-    That function takes three bytes for each pair of tokens. This one examines some queries at a time.
+    create_block_mask takes three bytes for each pair of a query and a key. This function examines about PAIRS_AT_ONCE
+    pairs at a time.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -119,9 +132,9 @@ def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: 
 
 
 def _in_blocks(pairs: Tensor) -> Tensor:
-    """Return how many pairs of each block are True.
+    """Return the number of True pairs in each block of BLOCK queries and BLOCK keys.
 
-    `pairs` is `[batch, queries, keys]`, and the result int64 `[batch, blocks, blocks]`.
+    `pairs` is bool `[batch, queries, keys]`. The result is int64 `[batch, query blocks, key blocks]`.
     """
     whole = F.pad(pairs, (0, -pairs.shape[2] % BLOCK, 0, -pairs.shape[1] % BLOCK))
     cut: Tensor = whole.unflatten(2, (-1, BLOCK)).unflatten(1, (-1, BLOCK))
@@ -129,9 +142,12 @@ def _in_blocks(pairs: Tensor) -> Tensor:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks are True in each row, and the indices of the row with these first.
+    """Return the key blocks to compute for each query block, in the form that BlockMask takes.
 
-    `blocks` is `[batch, blocks, blocks]`. Both results are int32, with a dimension for heads inserted after the batch.
+    `blocks` is bool `[batch, query blocks, key blocks]`. The first result, int32 `[batch, 1, query blocks]`, is the
+    number of True blocks in each row. The second result, int32 `[batch, 1, query blocks, key blocks]`, has the indices
+    of each row's key blocks, those of the True blocks first. The dimension of size 1 is that of heads, which all have
+    the same mask.
     """
     chosen = blocks[:, None].to(torch.int32)
     first = torch.argsort(chosen, dim=-1, descending=True, stable=True)
@@ -140,20 +156,21 @@ def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Scores of queries and keys."""
+    """Parameters for computing attention scores from queries and keys."""
 
     gqa: bool
-    """Whether several queries share a key."""
+    """Whether several query heads share a key head (grouped-query attention)."""
     scale: float
-    """Factor of the product of a query and a key."""
+    """Factor of the dot product of a query and a key."""
     soft_cap: float | None = None
-    """Soft bound of the scaled products."""
+    """Soft cap of the scaled dot products (see `soft_capped`), or None."""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scores: Scores) -> Tensor:
-    """Return causal attention under `mask`, as `[batch, heads, length, head_dim]`.
+    """Return causal attention under `mask`, as `[batch, heads, queries, head_dim]`.
 
-    Without a mask, scores have no soft bound: causal_mask returns one where `needed`.
+    The soft cap of `scores` is applied only with a mask. Callers with a soft cap therefore call causal_mask with
+    `needed`.
     """
     gqa, scale = scores.gqa, scores.scale
     if mask is None:
@@ -168,7 +185,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scores:
 
 
 def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Scores) -> Tensor:
-    """Compute attention by all pairs, as no kernel of torch on CPU has a soft bound."""
+    """Compute attention with a soft cap on CPU, from the scores of all pairs of a query and a key.
+
+    No attention kernel of torch on CPU applies a soft cap.
+    """
     shared = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     capped = soft_capped(query @ key.transpose(-2, -1) * scores.scale, scores.soft_cap)
@@ -177,7 +197,10 @@ def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Sco
 
 @functools.cache
 def _cap_of(cap: float | None) -> Callable[..., Tensor] | None:
-    """Return the function of a score for FlexAttention, always the same one, so that it is compiled once."""
+    """Return the function that FlexAttention applies to each score, or None without a cap.
+
+    The cache returns the same function for the same cap, so that torch.compile compiles it only once.
+    """
     if cap is None:
         return None
 
@@ -191,7 +214,7 @@ def _cap_of(cap: float | None) -> Callable[..., Tensor] | None:
 def _compiled() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # There are few kernels, and otherwise each worker of a node starts a pool of processes to compile them. With 8
-    # workers on 16 cores that took more than 100 s, and 27 s without pools.
+    # Without this option each worker of a node starts a pool of processes to compile kernels, although there are only a
+    # few kernels. With 8 workers on 16 cores, compilation took more than 100 s with the pools and 27 s without them.
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, options={"compile_threads": 1})
     return compiled

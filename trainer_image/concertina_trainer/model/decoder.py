@@ -1,6 +1,6 @@
 """Compact decoder: RMSNorm, rotary positions, grouped-query attention, gated feed-forward or experts.
 
-Fields of ModelConfig are the switches between the families of models that it computes (format/hf_families.py).
+The fields of ModelConfig select among the model families that the decoder can compute (see format/hf_families.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed._symmetric_memory  # defines the operations of PRODUCTS that are its own
+import torch.distributed._symmetric_memory  # registers the symm_mem operations of PRODUCTS
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
@@ -45,16 +45,24 @@ class RMSNorm(nn.Module):
 
 
 class HeadNorm(RMSNorm):
-    """RMSNorm of each head. Ranks of a tensor group have the same weight and different heads."""
+    """RMSNorm over the elements of each head, for queries or keys.
+
+    Under tensor parallelism, the ranks of a tensor group have the same weight `[head_dim]` and normalize different
+    heads.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        # Gradients of the ranks' heads are added up.
+        # Each rank of a tensor group has different heads, so the weight's gradient is the sum over the group.
         weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
         return self.normalized(x, weight)
 
 
 class Products:
-    """Products of a layer's input with its first weights, and of its last weight with what becomes its result."""
+    """Matrix products at the beginning and at the end of a layer. Asynchronous tensor parallelism replaces this class.
+
+    `columns` multiplies the layer's input by its first weights (such as query, key and value). `rows` multiplies the
+    layer's intermediate result by its last weight (such as output).
+    """
 
     def columns(self, x: Tensor, weights: Sequence[nn.Linear]) -> Sequence[Tensor]:
         return [weight(x) for weight in weights]
@@ -125,7 +133,7 @@ PRODUCTS = (
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
 )
-"""Operations that are expensive to compute again."""
+"""Operations whose results selective activation checkpointing keeps, because they are expensive to recompute."""
 
 
 def _keeping_products() -> Any:
@@ -138,9 +146,10 @@ def _keeping_products() -> Any:
 def computed_again(
     activations: Activations, draws: bool, compute: Callable[..., Any], *arguments: Any, **keywords: Any
 ) -> Any:
-    """Return what `compute` returns, recomputing in the backward pass what `activations` does not keep.
+    """Return the result of `compute`, with the activation checkpointing that `activations` selects.
 
-    `draws` says whether `compute` draws random numbers.
+    The backward pass recomputes the activations that are not kept. If `draws` is True, `compute` draws random numbers
+    (for dropout), and the recomputation starts from the same state of the random number generator.
     """
     if activations is Activations.keep or not torch.is_grad_enabled():
         return compute(*arguments, **keywords)
@@ -162,12 +171,17 @@ class Block(nn.Module):
         self.feed_forward_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
 
     def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
-        """Compute the block. See MixtureOfExperts for `weights`."""
+        """Compute the block for x `[batch, length, dim]`, and return a tensor of the same shape.
+
+        `weights` `[batch, length]` are the weights of tokens in the loss (see `MixtureOfExperts.forward`).
+        """
         result: Tensor
         # Nothing in a block draws random numbers.
         result, loads = computed_again(self.activations, False, self._computed, x, mask, weights)
         if isinstance(self.feed_forward, MixtureOfExperts):
-            self.feed_forward.count(loads)  # once, also if it is computed again
+            # Not within `_computed`, which activation checkpointing runs again in the backward pass: the tokens of the
+            # microbatch would be counted twice.
+            self.feed_forward.count(loads)
         return result
 
     def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -183,17 +197,20 @@ class Block(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class StageLayers:
-    """Layers of one pipeline stage."""
+    """Layers of one pipeline stage, by their numbers in the whole decoder."""
 
     blocks: range
     first: bool = True
-    """Whether the stage's input is tokens."""
+    """Whether this is the first stage, whose input is tokens."""
     last: bool = True
-    """Whether the stage's output is logits."""
+    """Whether this is the last stage, whose output is logits or the loss."""
 
 
 class Decoder(nn.Module):
-    """Whole decoder, or some of its layers. Names of weights are those of the whole decoder."""
+    """Whole decoder, or the layers of one pipeline stage.
+
+    Weights have the names that they have in the whole decoder, so that checkpoints do not depend on the stages.
+    """
 
     def __init__(
         self,
@@ -207,7 +224,8 @@ class Decoder(nn.Module):
         self.embedding_scale = config.dim**0.5 if config.embedding_scale else None
         self.logit_soft_cap, self.masked = config.logit_soft_cap, config.attention_soft_cap is not None
         self.part, self.context, self.tensor_degree = part, context, 1
-        # Tied weights are one parameter used twice. `to_empty` would untie two parameters that share memory.
+        # With tied embeddings, the embedding and the output layer use one parameter. Two parameters that share memory
+        # would be separated by `to_empty`.
         tied = config.tie_embeddings
         has_embedding = part.first or (part.last and tied)
         self.embedding = nn.Embedding(config.vocab_size, config.dim) if has_embedding else None
@@ -220,7 +238,7 @@ class Decoder(nn.Module):
             freeze(self)
 
     def mixtures(self) -> Iterator[MixtureOfExperts]:
-        """Return the mixtures of experts of its layers."""
+        """Return the mixtures of experts among the layers of this decoder."""
         feed_forwards = (block.feed_forward for block in self.blocks.values())
         return (layer for layer in feed_forwards if isinstance(layer, MixtureOfExperts))
 
@@ -233,24 +251,26 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return logits `[batch, length, vocabulary]` for tokens `[batch, length]`, or the weighted sum of losses.
 
-        If ranks share sequences, all inputs except `document_ids` are this rank's part of the sequences. A stage that
-        is not the first takes the output of the previous stage, `[batch, length, dim]`. A stage that is not the last
-        returns a tensor of that shape. With gradients and `weights`, the loads of experts are counted, and gradients
-        include the balancing loss.
+        Under context parallelism, `length` is the number of this rank's tokens of each sequence, except for
+        `document_ids`. A pipeline stage that is not the first takes the output of the previous stage, `[batch, length,
+        dim]`. A stage that is not the last returns a tensor of that shape. Under tensor parallelism, this tensor
+        between stages is split along `length` over the tensor group. If gradients are enabled and `weights` is given,
+        the layers count the tokens of each expert, and the gradients include that of the experts' balancing loss.
 
         Args:
             x: Tokens `[batch, length]`, or the output of the previous stage.
-            document_ids: `[batch, length]` of whole sequences. A token attends only to its own document. Positions are
-                relative, so they need not begin anew in each document.
-            targets: `[batch, length]`. With `weights`, the result is the weighted sum of the tokens' losses.
-            weights: `[batch, length]`, the weight of each token in the loss.
+            document_ids: `[batch, length]` of whole sequences: the document of each token. A token attends only to its
+                own document. Rotary positions are relative, so they do not begin again at 0 in each document.
+            targets: `[batch, length]`: the token to predict at each position. With `targets` and `weights`, the result
+                is the weighted sum of the tokens' losses.
+            weights: `[batch, length]`: the weight of each token in the loss.
         """
         if self.part.first:
             assert self.embedding is not None
             length, x = x.size(1), self.embedding(x)
             x = x if self.embedding_scale is None else x * self.embedding_scale
         else:
-            length = x.size(1) * self.tensor_degree  # between layers each rank of a tensor group has some of the tokens
+            length = x.size(1) * self.tensor_degree  # between layers, the tensor group splits the length
         whole = length * (1 if self.context is None else self.context.size)
         masks = {
             window: causal_mask(document_ids, whole, self.context, x.device, window, self.masked)

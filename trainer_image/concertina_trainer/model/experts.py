@@ -1,8 +1,9 @@
 """Mixture of experts (Shazeer et al. 2017): a router sends each token through some of the feed-forwards of a layer.
 
-Each token is computed by all experts that were chosen for it: no expert has a capacity, and none drops a token. Loads
-are balanced by a loss (Fedus et al. 2021, for each sequence as in DeepSeek-V3, arXiv 2412.19437 section 2.1.2), by
-biases that follow the loads (Wang et al. 2024, arXiv 2408.15664; `training/expert_loads.py` updates them), or by both.
+Each token is computed by all experts that the router chose for it. Experts have no capacity limit, so no token is
+dropped. The load of an expert is the number of its tokens. Loads are balanced by a loss (Fedus et al. 2021, for each
+sequence as in DeepSeek-V3, arXiv 2412.19437 section 2.1.2), by router biases that follow the loads (Wang et al. 2024,
+arXiv 2408.15664; `training/expert_loads.py` updates them), or by both.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from concertina_trainer.model.activation import ACTIVATIONS
 from concertina_trainer.model.precision import precise
 
 GROUPED = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes for which torch has grouped products."""
+"""Dtypes for which torch has grouped matrix products (`grouped_mm`)."""
 
 
 class Router(nn.Module):
@@ -33,12 +34,13 @@ class Router(nn.Module):
         self.bias: Tensor | None
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores and chosen experts for tokens `[n, dim]`.
+        """Return the scores of all experts, and the experts chosen for each token, for tokens `[n, dim]`.
 
-        The scores of all experts are `[n, experts]`, at least in float32. The numbers of the chosen experts are int64
+        The scores are `[n, experts]`, in float32 or a higher precision. The indices of the chosen experts are int64
         `[n, active]`.
         """
-        # Ranks of a tensor group have the same router and different tokens, so gradients are added up.
+        # The ranks of a tensor group have the same router weight and different tokens, so the weight's gradient is the
+        # sum over the group.
         weight = self.weight.to_local(grad_placements=[Partial()]) if isinstance(self.weight, DTensor) else self.weight
         logits = F.linear(precise(tokens), precise(weight))
         scores = logits.softmax(-1) if self.scores is RouterScores.softmax else logits.sigmoid()
@@ -49,7 +51,8 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """Experts of a layer that are on this rank.
 
-    They are three tensors: gate and up `[experts, hidden, dim]`, down `[experts, dim, hidden]`.
+    Three parameters hold the weights of all these experts: gate and up `[experts, hidden, dim]`, down `[experts, dim,
+    hidden]`.
     """
 
     def __init__(self, dim: int, hidden_dim: int, activation: Activation, count: int) -> None:
@@ -60,9 +63,10 @@ class Experts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, dim, hidden_dim))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Compute rows `[n, dim]`, which are in the order of experts, and return a tensor of the same shape.
+        """Compute the experts for rows `[n, dim]`, and return a tensor of the same shape.
 
-        `counts`, int64 `[experts]`, is the number of rows of each expert.
+        A row is the input of one expert for one token. Rows are sorted by expert. `counts`, int64 `[experts]`, is the
+        number of rows of each expert.
         """
         gate, up, down = (p.to_local() if isinstance(p, DTensor) else p for p in (self.gate, self.up, self.down))
         inner = self.activation(grouped_product(rows, gate, counts)) * grouped_product(rows, up, counts)
@@ -70,10 +74,10 @@ class Experts(nn.Module):
 
 
 def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
-    """Multiply groups of rows by a matrix each, and return `[n, out]`.
+    """Multiply each group of rows by the transposed matrix of the group, and return `[n, out]`.
 
-    The first counts[0] of the rows `[n, in]` are multiplied by the first matrix of weights `[groups, out, in]`, and so
-    on. Weights without rows have a gradient of zeros.
+    The first counts[0] of the rows `[n, in]` belong to the first matrix of `weights` `[groups, out, in]`, the next
+    counts[1] rows to the second matrix, and so on. A matrix without rows gets a gradient of zeros.
     """
     if rows.dtype in GROUPED:
         return F.grouped_mm(rows, weights.transpose(-2, -1), offs=counts.cumsum(0).to(torch.int32))
@@ -82,24 +86,28 @@ def grouped_product(rows: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
 
 
 Dispatch: TypeAlias = Callable[[Tensor, Tensor, Experts], Tensor]
-"""Function that sends rows to the experts, and returns the results in the same order.
+"""Function that sends rows to the ranks of their experts, and returns the results in the order of the rows.
 
-Its arguments are rows `[n, dim]` in the order of all experts, and the number of rows of each, int64 `[all experts]`.
+Its arguments are the rows `[n, dim]`, sorted by expert; the number of rows of each expert of the layer, int64 `[all
+experts]`; and the experts of this rank.
 """
 
 
 def here(rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-    """Compute the experts if this rank has all of them."""
+    """Compute the rows without communication, on a rank that has all experts of the layer (see Dispatch)."""
     result: Tensor = experts(rows, counts)
     return result
 
 
 OverSequences: TypeAlias = Callable[[Tensor], Tensor]
-"""Function that returns counts `[sequences, n]` over whole sequences, from the counts over this rank's tokens."""
+"""Function that sums counts `[sequences, n]` over the ranks that have tokens of the same sequences.
+
+Its argument has the counts of this rank's tokens, and its result those of the whole sequences.
+"""
 
 
 def whole(counts: Tensor) -> Tensor:
-    """Return the counts unchanged, for ranks that share no sequences with others."""
+    """Return the counts unchanged, on a rank that has all tokens of its sequences (see OverSequences)."""
     return counts
 
 
@@ -109,7 +117,8 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         """Build the router and the experts.
 
-        `hidden_dim` is the width of one expert. `shared` computes every token besides.
+        `hidden_dim` is the width of one expert. `shared`, if given, is a feed-forward that computes every token in
+        addition to the chosen experts.
         """
         super().__init__()
         self.number, self.balance_loss = config.count, config.balance_loss
@@ -120,21 +129,26 @@ class MixtureOfExperts(nn.Module):
         self.dispatch: Dispatch = here
         self.over_sequences: OverSequences = whole
         self.loads: Tensor | None = None
-        """int64 `[experts]`: number of tokens that each expert was chosen for since this was last read and reset.
+        """int64 `[experts]`: number of this rank's tokens that were sent to each expert, summed over microbatches.
 
-        Tokens without weight are not counted.
+        `training.expert_loads` reads the numbers once per step, and then resets them. Tokens of weight 0 are not
+        counted.
         """
 
     def count(self, loads: Tensor | None) -> None:
-        """Add the loads of a microbatch."""
+        """Add one microbatch's number of tokens of each expert, int64 `[experts]`, to `loads`. None adds nothing."""
         if loads is not None:
             self.loads = loads if self.loads is None else self.loads + loads
 
     def forward(self, x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Compute x `[batch, length, dim]`, and return a tensor of the same shape, with the loads.
+        """Compute x `[batch, length, dim]`, and return a tensor of the same shape, with the loads of the experts.
 
-        `weights` `[batch, length]` is the weight of each token in the loss, 0 for padding. With it, the loads are
-        returned, to be counted once, and gradients include that of the balancing loss.
+        The loads, int64 `[experts]`, are the number of tokens of this microbatch that each expert was chosen for. They
+        are None without `weights`. The caller has to add them by `count`, once per microbatch. This method does not add
+        them itself, because activation checkpointing calls it a second time in the backward pass.
+
+        `weights` `[batch, length]` is the weight of each token in the loss, 0 for padding. If it is given, gradients
+        include that of the balancing loss.
         """
         tokens = x.flatten(0, 1)
         scores, chosen = self.router(tokens)
@@ -163,19 +177,19 @@ class MixtureOfExperts(nn.Module):
 def balance(
     chances: Tensor, chosen: Tensor, weights: Tensor, over_sequences: OverSequences = whole
 ) -> tuple[Tensor, Tensor]:
-    """Return how many tokens each expert has, int64 `[experts]`, and the balancing loss.
+    """Return the number of tokens that each expert was chosen for, int64 `[experts]`, and the balancing loss.
 
-    If other ranks have tokens of the same sequences, the loss is this rank's part, and the sum of the parts is the
-    loss.
+    Both cover this rank's tokens. If other ranks have tokens of the same sequences, the balancing loss of the sequences
+    is the sum of the ranks' losses.
 
-    A sequence of T tokens adds its tokens' weights times the sum over experts of f * P. P is the mean chance, and f the
-    share of the choices that fell on the expert, times the number of experts. The gradient is that of P. The loss is 1
-    for even loads.
+    For each sequence, the loss is the sum of its tokens' weights, times the sum over experts of f * P. P is the
+    expert's mean chance over the tokens of the sequence. f is the fraction of choices that fell on the expert, times
+    the number of experts. Only P has a gradient. With even loads, the sum over experts is 1.
 
     Args:
-        chances: `[batch, length, experts]` of the router, which add up to 1 for each token.
-        chosen: `[batch, length, active]`, the chosen experts.
-        weights: `[batch, length]`, the tokens' weights.
+        chances: `[batch, length, experts]`: scores of the router, normalized to a sum of 1 for each token.
+        chosen: `[batch, length, active]`: indices of the chosen experts.
+        weights: `[batch, length]`: weights of the tokens in the loss. Tokens of weight 0 are not counted.
         over_sequences: Function that sums counts over whole sequences.
     """
     experts = chances.size(-1)
@@ -193,15 +207,19 @@ def balance(
 
 
 def _counted(chosen: Tensor, experts: int) -> Tensor:
-    """Count the tokens of each expert. The host would have to wait for bincount."""
+    """Return how often each expert occurs in `chosen`, as int64 `[experts]`.
+
+    torch.bincount would make the host wait for the device.
+    """
     return chosen.new_zeros(experts).scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 class _WithLoss(torch.autograd.Function):
-    """Tensor on the way to the loss, with another loss added to it.
+    """Identity function of a tensor that also adds another loss (the balancing loss) to the backward pass.
 
-    Therefore no layer, and no stage of a pipeline, has to pass the other loss on. The other loss is a sum over all
-    microbatches and ranks, so its gradient is 1.
+    The tensor is an intermediate result of the main loss. So the other loss gets its gradient although no layer and no
+    pipeline stage passes it on to the output. The other loss is a plain sum over all microbatches and ranks, so its
+    gradient is 1.
     """
 
     @staticmethod

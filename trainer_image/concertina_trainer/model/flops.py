@@ -1,14 +1,15 @@
-"""Operations that training a token takes, and the peak rates of devices. Imports torch only to ask for a device's name.
+"""Floating-point operations that training a token takes, and the peak rates of devices.
 
-An MFU is comparable with another one only if both count alike (decision "MFU counts operations like FlopCounterMode"):
+The module imports torch only to ask for a device's name. An MFU is comparable with another one only if both count
+operations in the same way (decision "MFU counts operations like FlopCounterMode"):
 
-- Products count 2 operations for each weight and token in the forward and 4 in the backward. A frozen weight counts 2
-  in the backward (the gradient of its input), and none if nothing before it is trained.
+- Matrix products count 2 operations for each weight and token in the forward pass and 4 in the backward pass. A frozen
+  weight counts 2 in the backward pass (for the gradient of its input), or none if no trained weight comes before it.
 - Attention counts 12 x heads x headDim x length for each layer and token when every token attends to all tokens of its
   sequence, as torchtitan and torch's `FlopCounterMode` count it. The trainer's own MFU counts half of that, because
-  attention is causal, and less in layers in which a token attends to a window.
-- Looking up an embedding, norms and elementwise operations count nothing. Neither does what is computed again in the
-  backward: by activation checkpointing, or by attention kernels.
+  attention is causal, and less in layers with an attention window.
+- Embedding lookups, norms and elementwise operations count nothing. Recomputation in the backward pass counts nothing
+  either, whether activation checkpointing or an attention kernel does it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ PEAK_FLOPS = {
     "NVIDIA L4": 121e12,
     "AMD Instinct MI300X": 1307e12,
 }
-"""Dense bfloat16 operations a second, as the vendors state them, by the name that the driver gives the device.
+"""Peak rates of devices in dense bfloat16 operations per second, by the device name that the driver reports.
 
-A name must match exactly. Variants of one chip differ by up to a quarter, and a MIG slice has the chip's name too.
+The rates are those that the vendors state. A name must match exactly, because variants of one chip differ by up to a
+quarter. A MIG slice of a chip has the name of the whole chip.
 """
 
 IN_ORDER = (
@@ -55,20 +57,21 @@ IN_ORDER = (
     (Projection.gate, Projection.up),
     (Projection.down,),
 )
-"""Matrices of a block, in the order in which a token meets them. Those of one entry have the same input."""
+"""Matrices of a block in the order of computation. The matrices of one entry have the same input."""
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the peak of one device, or None if its name is not in the table."""
+    """Return the peak rate of one device in operations per second, or None if PEAK_FLOPS does not have it."""
     import torch  # `concertina plan` counts operations without it
 
     return PEAK_FLOPS.get(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
 
 
 def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
-    """Return the operations of one token's forward and backward.
+    """Return the operations of one token's forward and backward pass.
 
-    `full_attention` counts the pairs of tokens that the causal mask hides, as torchtitan does.
+    If `full_attention` is True, attention also counts the pairs of tokens that the causal mask hides, as torchtitan
+    does.
     """
     frozen = config.multiplied_weights - config.lora_weights if config.lora else 0
     unreached, attends = _before_the_first_adapter(config)
@@ -78,16 +81,17 @@ def token_flops(config: ModelConfig, full_attention: bool = False) -> float:
 
 
 def _keys(config: ModelConfig, layer: int) -> float:
-    """Return the mean number of tokens that a token of a whole sequence attends to."""
+    """Return the number of tokens that a token attends to, as the mean over the positions of a whole sequence."""
     length, window = config.sequence_length, config.window_of(layer)
     size = length if window is None else min(window.size, length)
     return size - size * size / (2 * length)
 
 
 def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:
-    """Return the weights whose input needs no gradient, and the layers whose attention needs none.
+    """Return the number of weights whose input needs no gradient, and of layers whose attention needs no gradient.
 
-    Gradients end at the first trained weight. Without adapters that is the embedding, so every input needs one.
+    The backward pass ends at the first trained weight. Without adapters that is the embedding, so every weight needs
+    the gradient of its input. With adapters, the weights of the first block up to the first adapter do not need it.
     """
     if config.lora is None:
         return 0, 0

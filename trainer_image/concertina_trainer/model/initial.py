@@ -1,8 +1,8 @@
-"""Initial weights: each element is a function of the seed, the weight's name and the element's position only.
+"""Initial weights: each element depends only on the seed, the weight's name and the element's position.
 
-A rank computes the elements that it holds, and every layout begins with the same bits. Random bits come from Philox,
-which computes the n-th block without those before it (Salmon et al. 2011, Parallel Random Numbers: As Easy as 1, 2, 3).
-A normal number is the quantile of a uniform one, so each needs exactly 32 bits.
+A rank computes only the elements that it holds, and training begins with the same bits in every layout. The random bits
+come from Philox, which computes its n-th block without the blocks before it (Salmon et al. 2011, Parallel Random
+Numbers: As Easy as 1, 2, 3). A normal number is the quantile of a uniform one, so each takes exactly 32 random bits.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ RESIDUAL = (
 )  # fmt: skip
 """Weights whose products are added to the residual stream."""
 PER_BLOCK = 8
-"""Normal numbers of one of Philox's blocks of 256 bits."""
+"""Number of normal numbers that one Philox block of 256 bits yields."""
 AT_ONCE = 1 << 20
-"""Elements that are computed together. Each takes 20 bytes meanwhile."""
+"""Number of elements to compute at once. Each takes 20 bytes of temporary memory."""
 
 
 def initial_value(name: str, whole: Sequence[int], box: Box, config: ModelConfig, seed: int) -> Tensor:
-    """Return the initial values of a box, float32 on CPU.
+    """Return the initial values of one box of the decoder's weight `name`, float32 on CPU.
 
-    Norms multiply by 1, and biases are 0. Matrices are normal, and those that write into the residual stream are scaled
-    down. The product of adapters is 0.
+    `whole` is the shape of the whole weight, and the box is a range of indices in each of its dimensions. Norms begin
+    as a multiplication by 1, and biases are 0. Matrices are normal; those that write into the residual stream have a
+    smaller standard deviation. Of an adapter's two matrices, B is 0, so their product is 0.
     """
     if len(whole) == 1:
         zero = name.endswith(".bias") or config.norm_offset
@@ -55,7 +56,11 @@ def usual(name: str, whole: Sequence[int], box: Box, seed: int) -> Tensor:
 
 
 def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: float) -> Tensor:
-    """Return normal numbers around 0 of the box's shape, float32 on CPU."""
+    """Return one box of a tensor of normal random numbers with mean 0, float32 on CPU.
+
+    `deviation` is the standard deviation. The numbers depend only on the name, the seed, and their positions in the
+    whole tensor of shape `whole`.
+    """
     value = torch.empty(box.shape, dtype=torch.float32)
     key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
     flat, offset = value.view(-1), 0
@@ -68,7 +73,7 @@ def normal(name: str, whole: Sequence[int], box: Box, seed: int, deviation: floa
 
 
 def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
-    """Yield the box's elements as ranges of the whole tensor's elements, row-major."""
+    """Yield the box's elements as ranges [begin, end) of the whole tensor's elements in row-major order."""
     inner = len(whole)  # the box has all of the dimensions from here on
     while inner and box.shape[inner - 1] == whole[inner - 1]:
         inner -= 1
@@ -81,7 +86,7 @@ def _runs(whole: Sequence[int], box: Box) -> Iterator[tuple[int, int]]:
 
 
 def _normal(key: int, begin: int, end: int) -> Tensor:
-    """Return elements [begin, end) of an endless sequence of standard normal numbers, float64."""
+    """Return elements [begin, end) of the endless sequence of standard normal numbers of `key`, float64."""
     first = begin // PER_BLOCK
     blocks = -(-end // PER_BLOCK) - first
     bits = np.random.Philox(key=key, counter=first).random_raw(blocks * PER_BLOCK // 2).astype("<u8", copy=False)

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, Hu et al. 2021, arXiv 2106.09685).
 
-The weights that were trained before are frozen. Beside a weight W is the product of two small matrices, and a layer
-computes x (W + alpha / rank B A)^T.
+All weights of the base model are frozen. A layer with a frozen weight W `[outputs, inputs]` has two small trained
+matrices, A `[rank, inputs]` and B `[outputs, rank]`, and computes x (W + alpha / rank B A)^T.
 """
 
 from __future__ import annotations

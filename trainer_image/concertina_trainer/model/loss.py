@@ -1,10 +1,11 @@
 """Cross entropy of the output layer, computed without all logits in memory.
 
-With a vocabulary of 128,256, the logits of 8192 tokens take 4.2 GB in float32, and their gradient as much. Here the
-rows are computed in chunks, and the gradients of each chunk in the forward pass (Liger Kernel, arXiv 2410.10989). With
-tensor parallelism, each rank has the logits of its part of the vocabulary (Megatron-LM, arXiv 1909.08053, section 3).
+With a vocabulary of 128,256, the logits of 8192 tokens take 4.2 GB in float32, and their gradient takes as much. This
+module computes the logits in chunks of rows, and the gradients of each chunk in the forward pass (Liger Kernel, arXiv
+2410.10989). Under tensor parallelism, the vocabulary is split over the tensor group, and each rank computes the logits
+of its part (Megatron-LM, arXiv 1909.08053, section 3).
 
-torch.nn.functional.linear_cross_entropy takes no weights of tokens and no DTensors.
+torch.nn.functional.linear_cross_entropy accepts neither token weights nor DTensors.
 """
 
 from __future__ import annotations
@@ -25,30 +26,32 @@ from concertina_trainer.model.soft_cap import soft_capped
 CHUNK_LOGITS = 2**28
 """Maximum number of logits of a chunk: 1 GiB in float32.
 
-Each further chunk reads and writes the gradient of the weight, which takes longer than the chunk's overhead.
+Each additional chunk reads and writes the gradient of the output layer's weight once more, which takes longer than
+launching the chunk's kernels.
 """
 
 
 def summed_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, token_weights: Tensor, soft_cap: float | None = None
 ) -> Tensor:
-    """Return the sum of the tokens' cross entropies, each times its weight, at least in float32.
+    """Return the sum over tokens of the cross entropy times the token's weight, in float32 or a higher precision.
 
-    The result can be differentiated once.
+    Call backward on the result only once.
 
     Args:
         x: Input of the output layer, `[batch, length, dim]`.
-        weight: Weight of the output layer, `[vocabulary, dim]`. If it is a DTensor, its rows are distributed over a
-            mesh of one dimension, and every rank of the mesh has the same `x`.
+        weight: Weight of the output layer, `[vocabulary, dim]`. If it is a DTensor, its rows are split over a mesh of
+            one dimension (the tensor group), and every rank of the group has the same `x`.
         targets: `[batch, length]`, each below the size of the vocabulary.
         token_weights: `[batch, length]`.
-        soft_cap: Soft bound of the logits.
+        soft_cap: Soft cap of the logits (see `soft_capped`), or None.
     """
     mesh, offset = None, 0
     if isinstance(weight, DTensor):
         mesh = weight.device_mesh
         offset = mesh.get_local_rank() * -(-len(weight) // mesh.size())  # as torch.chunk distributes rows
-        # Each rank computes the gradient of x for its part of the vocabulary.
+        # Each rank computes the gradient of x from its part of the vocabulary, so the gradient is the sum over the
+        # group.
         x, weight = cast(DTensor, x).to_local(grad_placements=[Partial()]), weight.to_local()
     rows, targets, token_weights = x.flatten(0, 1), targets.flatten() - offset, token_weights.flatten()
     has_gradient = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, weight)]
@@ -77,24 +80,28 @@ def summed_cross_entropy(
 
 
 def _added(total: Tensor | None, product: Tensor) -> Tensor:
-    """Add a chunk's gradient, from the second one on in float32: the sum would lose digits in a lower precision."""
+    """Return `total`, the gradient of the weight so far, plus a chunk's gradient `product`.
+
+    From the second chunk on, the sum is in float32, because it would lose digits in a lower precision.
+    """
     return product if total is None else precise(total).add_(product)
 
 
 def _loss_and_gradient(
     logits: Tensor, targets: Tensor, token_weights: Tensor, mesh: DeviceMesh | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss of logits `[rows, vocabulary]`, and its gradient with respect to them in their type.
+    """Return the weighted loss of logits `[rows, vocabulary]`, and its gradient with respect to the logits.
 
-    A target outside the range of this rank's logits is a row of another rank.
+    The gradient has the dtype of the logits. If `mesh` is given, the vocabulary is split over its ranks, and `logits`
+    has the columns of this rank. A target that is not among these columns is a column of another rank.
     """
     is_own = (targets >= 0) & (targets < logits.size(1))
     at_target = torch.arange(len(targets), device=targets.device), targets.where(is_own, 0)
     logarithms = F.log_softmax(logits, 1, dtype=torch.promote_types(logits.dtype, torch.float32))
     target_logarithms, scale = logarithms[at_target], token_weights
     if mesh is not None:
-        # They are relative to the sum of this rank's exponentials, and have to be to the sum of all ranks'.
-        own_sums = logits[:, 0] - logarithms[:, 0]  # as logarithms
+        # The softmax so far is over this rank's part of the vocabulary. Correct it to the whole vocabulary.
+        own_sums = logits[:, 0] - logarithms[:, 0]  # log of the sum of exponentials
         largest = _reduced(own_sums, "max", mesh)
         sums = largest + _reduced((own_sums - largest).exp(), "sum", mesh).log()
         own_targets = (target_logarithms + own_sums).where(is_own, 0)
@@ -111,10 +118,11 @@ def _reduced(tensor: Tensor, operation: str, mesh: DeviceMesh) -> Tensor:
 
 
 class _KnownGradient(Function):
-    """Zero, whose gradient with respect to a tensor is given.
+    """Return zero, with a gradient with respect to `tensor` that has been computed before.
 
-    The tensors of a loss have one each, so that schedules that compute the gradients of inputs and of weights apart
-    (zero bubble) run each once.
+    Adding this zero to a loss makes the backward pass use the given gradient. The input of the output layer and its
+    weight each have a node of this class. Zero-bubble pipeline schedules compute the gradients of inputs and of weights
+    in two passes, so each node must run in one pass only.
     """
 
     @staticmethod

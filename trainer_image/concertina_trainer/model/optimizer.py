@@ -1,4 +1,4 @@
-"""AdamW over each rank's own shards, and its schedule as a pure function of the step."""
+"""AdamW on each rank's own shards, and the learning rate as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ REMAINING: Mapping[Schedule, Callable[[float], float]] = {
     Schedule.constant: lambda progress: 1.0,
     Schedule.warmup_stable_decay: lambda progress: 1 - math.sqrt(progress),
 }
-"""Part of the distance to the minimum that remains, by the part of the schedule that is done."""
+"""Functions that describe how the learning rate falls from its peak to its minimum, by schedule.
+
+Each function maps the progress of the schedule (0 to 1) to the learning rate (1 is the peak, 0 is the minimum).
+"""
 
 
 def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
-    """Return the rate of step `step` of `steps`, counted from 0.
+    """Return the learning rate of step `step` of `steps`, counted from 0.
 
-    After a linear warm-up, the schedule reaches the minimum at the last step.
+    The rate rises linearly during the warm-up. Then it follows the schedule, which ends at the last step.
     """
     warmup, minimum = config.resolved_warmup_steps(steps), config.min_learning_rate
     if step < warmup:
@@ -38,12 +41,15 @@ def learning_rate(step: int, steps: int, config: OptimizerConfig) -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return a rank's own part of a sharded tensor, sharing its memory."""
+    """Return this rank's shard of a DTensor, which shares the DTensor's memory, or a plain tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def first_holder(tensor: Tensor) -> bool:
-    """Return whether this rank is the first of those that hold the same part."""
+    """Return whether this rank is the first of the ranks that hold the same shard of `tensor`.
+
+    Several ranks hold the same shard if the DTensor is replicated in a dimension of its mesh.
+    """
     if not isinstance(tensor, DTensor):
         return True
     coordinate = tensor.device_mesh.get_coordinate()
@@ -55,24 +61,25 @@ def first_holder(tensor: Tensor) -> bool:
 
 
 class Parameters(Protocol):
-    """Parameters of a model, as one rank has them."""
+    """Parameters of a model, sharded or not, as one rank has them."""
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
     def counts(self, name: str, parameter: Tensor) -> bool:
-        """Return whether this rank is the first of those that hold the same part."""
+        """Return whether this rank is the first of the ranks that hold the same shard of the parameter."""
         ...
 
 
 class ShardedAdamW:
-    """AdamW on plain local tensors.
+    """AdamW on this rank's shards, as plain tensors.
 
-    An update is elementwise, so no rank needs another's part, and the overhead of DTensor's dispatch, which takes
-    longer than the arithmetic of a small model, is avoided. The state is filled in directly, with the right step
-    (decision "AdamW on local tensors").
+    The update is elementwise, so no rank needs the shard of another rank. Plain tensors avoid DTensor's dispatch, which
+    takes longer than the arithmetic of a small model. The constructor creates the optimizer state with the given number
+    of steps (decision "AdamW on local tensors").
 
-    With `exact`, each operation rounds once. torch's own kernels compute the last few elements of a tensor with other
-    instructions than the rest (measured, fused on CPU: one bit of `exp_avg_sq`), so their bits depend on the cut.
+    With `exact`, each operation rounds once, so the resulting bits do not depend on how a parameter is cut into shards.
+    The bits of torch's own kernels depend on the shards, because these kernels compute the last few elements of a
+    tensor with other instructions than the elements before (measured, fused on CPU: one bit of `exp_avg_sq`).
     """
 
     def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
@@ -100,7 +107,8 @@ class ShardedAdamW:
         )
         for parameter in self._local.values():
             self._adam.state[parameter] = {
-                # Like torch's own: the fused update on a GPU reads it as float32, whatever torch's default dtype is.
+                # float32, because the fused kernel on a GPU reads the step as float32, whatever torch's default dtype
+                # is.
                 "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
@@ -131,7 +139,10 @@ class ShardedAdamW:
         torch._foreach_sub_(parameters, moves)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return moments by name of the moment and of the parameter, for parameters of which this rank has a part."""
+        """Return the moments by kind (`exp_avg`, `exp_avg_sq`) and by parameter name, as shards of this rank.
+
+        Parameters of which this rank has no elements are left out.
+        """
         return {
             kind: {name: self._adam.state[p][kind] for name, p in self._local.items()}
             for kind in ("exp_avg", "exp_avg_sq")
@@ -142,11 +153,14 @@ class ShardedAdamW:
             self._adam.state[parameter]["step"].fill_(float(step))
 
     def gradients(self) -> list[Tensor]:
-        """Return this rank's parts of the gradients."""
+        """Return the gradients of this rank's shards."""
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
     def counted_gradients(self) -> list[Tensor]:
-        """Return the gradients that this rank is the first to hold, so that a sum over all ranks has each once."""
+        """Return the gradients of the shards that this rank is the first to hold.
+
+        A sum over all ranks then counts each gradient once, although several ranks may hold copies of a shard.
+        """
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 
     def drop_gradients(self) -> None:
@@ -154,7 +168,10 @@ class ShardedAdamW:
             parameter.grad = None
 
     def update(self, rate: float, gradient_scale: float) -> None:
-        """Apply one step with the reduced gradients, which are scaled and then dropped."""
+        """Apply one step of AdamW with the learning rate `rate`, and drop the gradients.
+
+        The gradients have been reduced over ranks. They are multiplied by `gradient_scale` first.
+        """
         for name, parameter in self._sharded.items():
             self._local[name].grad = local(parameter.grad) if parameter.grad is not None else None
             parameter.grad = None

@@ -1,4 +1,4 @@
-"""Custom models (`trainer.model.entrypoint`): load them, refuse what the trainer can't support, and add the loss."""
+"""Custom models (`trainer.model.entrypoint`): load them, check that they can be trained, and compute their loss."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from concertina_trainer.model.spec import DataShape, ModelSpec
 SAME = 1e-2
 """Relative tolerance between a loss and the value that the gradients of its weights imply.
 
-Both are rounded, in any precision.
+Both values have rounding errors, whose size depends on the precision of the computation.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnSpec:
-    """ModelSpec with its arguments.
+    """ModelSpec of a custom model, with the arguments of its functions.
 
-    An error that it raises becomes InvalidInput, since it would raise it again in any round.
+    An error that one of the functions raises becomes InvalidInput, because the function would fail again in any round.
     """
 
     config: TrainerConfig
@@ -57,18 +57,18 @@ class OwnSpec:
         return dict(self.config.model.options or {})
 
     def module(self) -> nn.Module:
-        """Build the module on the meta device, and check it."""
+        """Build the module on the meta device, and check that it can be trained."""
         with self._as_invalid_input("build"), torch.device("meta"):
             module = self.spec.build(self.options, self.data)
         self._check(module)
         return module
 
     def blocks(self, module: nn.Module) -> dict[str, nn.Module]:
-        """Return the blocks by name.
+        """Return the model's blocks by their names in the module.
 
         Raises:
-            InvalidInput: When the blocks are no parts of the module, or are nested, or missing although they are
-                needed.
+            InvalidInput: When a block is not a part of the module, when one block is within another, or when there are
+                no blocks although activations are to be recomputed.
         """
         with self._as_invalid_input("blocks"):
             listed_blocks = list(self.spec.blocks(module))
@@ -90,8 +90,10 @@ class OwnSpec:
     def initial(self, name: str, whole: Sequence[int], box: Box) -> Tensor:
         """Return the initial values of a box of a tensor.
 
+        `whole` is the shape of the tensor, and the box is a range of indices in each of its dimensions.
+
         Raises:
-            InvalidInput: When the function fails, or returns something else than a tensor of the box's shape.
+            InvalidInput: When the model's function fails, or does not return a tensor of the box's shape.
         """
         with self._as_invalid_input("initial"):
             value = (self.spec.initial or usual)(name, whole, box, self.config.seed)
@@ -104,7 +106,7 @@ class OwnSpec:
         return value
 
     def flops(self) -> float | None:
-        """Return the operations of one element, or None if the model does not give them."""
+        """Return the operations of one element (token or frame), forward and backward, or None if not given."""
         if self.spec.flops is None:
             return None
         with self._as_invalid_input("flops"), torch.device("meta"):
@@ -112,7 +114,7 @@ class OwnSpec:
 
     @contextlib.contextmanager
     def _as_invalid_input(self, function: str) -> Iterator[None]:
-        """Convert errors of the model's function `function`.
+        """Convert an exception of the model's function `function` to InvalidInput.
 
         Raises:
             InvalidInput: When the function raises.
@@ -129,10 +131,11 @@ class OwnSpec:
             ) from error
 
     def _check(self, module: object) -> None:
-        """Check that the module is the same on each rank and in each world.
+        """Check that the trainer can shard and initialize the module, in a world of any size.
 
         Raises:
-            InvalidInput: When it is not.
+            InvalidInput: When there is no trained parameter, when a parameter is not float32 on the meta device or is
+                used by two modules, or when nothing defines the values of buffers.
         """
         if not isinstance(module, nn.Module):
             raise InvalidInput(
@@ -166,7 +169,7 @@ class OwnSpec:
 
 
 def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
-    """Return the custom model with its arguments, or None if the model is the decoder."""
+    """Return the job's custom model with its arguments, or None if the job trains the bundled decoder."""
     width = reader.frames.width if reader.frames else 0
     return OwnSpec(config, DataShape(reader.length, reader.vocab_size, width)) if config.model.entrypoint else None
 
@@ -177,10 +180,10 @@ IN_ITS_IMAGE = "the image of the container trainer has to hold it, installed or 
 def loaded(entrypoint: str, remedy: str = IN_ITS_IMAGE) -> ModelSpec:
     """Import the ModelSpec that `entrypoint` names.
 
-    `remedy` says what to do if it can't be imported.
+    The error message ends with `remedy`, which says what to do about a failed import.
 
     Raises:
-        InvalidInput: When it can't be imported, or is no ModelSpec.
+        InvalidInput: When the import fails, or `entrypoint` does not name a ModelSpec.
     """
     module, _, name = entrypoint.partition(":")
     try:
@@ -203,35 +206,38 @@ def said(error: BaseException) -> str:
 
 
 class OwnModel(nn.Module):
-    """Model and its loss, which is the forward: weights are whole wherever the loss uses them."""
+    """Custom model and its loss, which is computed by the forward method.
+
+    FSDP gathers weights around the forward method, so the weights are whole wherever the loss uses them.
+    """
 
     def __init__(self, own: OwnSpec, dtype: torch.dtype) -> None:
-        """Build the model, which computes in `dtype`."""
+        """Build the model. Its computations are in `dtype`."""
         super().__init__()
         self.own, self._dtype = own, dtype
         self.model = own.module()
         self.blocks = own.blocks(self.model)
         for block in self.blocks.values():
             recomputed = functools.partial(computed_again, own.config.memory.resolved_activations, True, block.forward)
-            block.forward = recomputed  # FSDP's hooks are around it
+            block.forward = recomputed  # FSDP's hooks run before and after this function
         self._still = [module for module in self.model.modules() if not module.training]
-        """Parts that their author has put into eval(), and that stay so."""
+        """Modules that the model's author has put into eval() mode. They stay in eval() mode during training."""
         self.weights = sum(parameter.numel() for parameter in self.model.parameters())
         self.proved = False
         self._versions: list[int] = []
 
     @torch.no_grad()
     def fill_buffers(self) -> None:
-        """Fill the buffers, which are constants and no part of the state."""
+        """Fill the buffers with their initial values. Buffers are constants, and are not saved in checkpoints."""
         for name, buffer in self.model.named_buffers():
             shape = tuple(buffer.shape)
             buffer.copy_(self.own.initial(name, shape, Box((0,) * len(shape), shape)))
 
     def forward(self, batch: Microbatch) -> Tensor:
-        """Return the loss of a microbatch.
+        """Return the loss of a microbatch: the sum of each prediction's loss times its weight.
 
         Raises:
-            InvalidInput: When the loss is no scalar tensor with a gradient.
+            InvalidInput: When the loss is not a scalar tensor with a gradient.
         """
         training = torch.is_grad_enabled()
         if self.training != training:
@@ -252,9 +258,10 @@ class OwnModel(nn.Module):
         return loss
 
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
-        """Check, after the first backward of a round, that the loss is linear in the weights and buffers are constant.
+        """Check that the loss is linear in the weights of predictions, and that the model does not change its buffers.
 
-        A loss that is a sum of its weights times something equals the sum of each weight times its gradient (Euler's
+        The check runs once per round, after the first backward pass. A loss that is a sum of terms that are
+        proportional to the weights equals the sum of each weight times the loss's gradient with respect to it (Euler's
         theorem).
 
         Raises:
@@ -283,15 +290,18 @@ class OwnModel(nn.Module):
         return [buffer._version for buffer in self.model.buffers()]
 
     def _noise(self, batch: Microbatch) -> int:
-        """Return the seed for random numbers in a computation (dropout): a function of the run and the microbatch."""
+        """Return the seed of the random numbers that a microbatch's computation draws (dropout).
+
+        The seed depends only on the run's seed and on the first sample of the microbatch, not on the rank.
+        """
         name = f"{self.own.config.seed}/{batch.samples[:1]}"
         return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
 
 
 def preload() -> None:
-    """Import the job's own model in the parent that workers are forked from.
+    """Import the job's custom model in the parent process that workers are forked from.
 
-    If it can't be imported, the worker reports that.
+    An import error is ignored here, because the worker imports the model too and reports the error.
     """
     model = json.loads(os.environ.get("CONCERTINA_TRAINER") or "{}").get("model", {})
     if entrypoint := model.get("entrypoint"):

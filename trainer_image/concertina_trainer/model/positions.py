@@ -1,7 +1,7 @@
 """Rotary positions (Su et al. 2021, arXiv 2104.09864), and their scaling for longer sequences.
 
-Scaled frequencies are computed as transformers computes them, with which the models of `initFrom` were published
-(transformers 5, modeling_rope_utils.py). The table of a length depends on nothing but `Positions`.
+Scaled frequencies are computed as in Hugging Face transformers, for which the models of `initFrom` were published
+(transformers 5, modeling_rope_utils.py). The table of cosines and sines depends only on the length and on `Positions`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from concertina_trainer.model.precision import precise
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """Rotary positions of a layer."""
+    """Parameters of a layer's rotary positions."""
 
     dim: int
-    """Number of a head's elements that are rotated."""
+    """Number of elements of each head that are rotated."""
     theta: float
     scaling: RopeScalingConfig | None = None
     pairs: RotaryPairs = RotaryPairs.halves
@@ -38,7 +38,10 @@ class Positions:
 
 
 def rotate(x: Tensor, positions: Positions, context: Context | None) -> Tensor:
-    """Apply rotary positions to x `[batch, heads, length, head_dim]`, or to this rank's part of the length."""
+    """Apply rotary positions to queries or keys x `[batch, heads, length, head_dim]`.
+
+    Under context parallelism, x has only the tokens of this rank, `[batch, heads, length / size, head_dim]`.
+    """
     if context is None:
         cos, sin = rotary_table(x.size(-2), positions, x.device)
     else:
@@ -57,9 +60,9 @@ def rotate(x: Tensor, positions: Positions, context: Context | None) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def rotary_table(length: int, positions: Positions, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, each float32 `[length, dim / 2]`.
+    """Return the cosines and sines of the rotation angles, each float32 `[length, dim / 2]`.
 
-    They are no buffers, because `to_empty` would leave buffers uninitialized.
+    The tables are not buffers of a module, because `to_empty` would leave buffers uninitialized.
     """
     frequencies, factor = scaled(positions, device)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
@@ -67,7 +70,7 @@ def rotary_table(length: int, positions: Positions, device: torch.device) -> tup
 
 
 def scaled(positions: Positions, device: torch.device) -> tuple[Tensor, float]:
-    """Return the frequencies, float32 `[dim / 2]`, and the factor of cosines and sines."""
+    """Return the scaled frequencies, float32 `[dim / 2]`, and the factor by which cosines and sines are multiplied."""
     exponents = torch.arange(0, positions.dim, 2, dtype=torch.float32, device=device) / positions.dim
     frequencies, scaling = positions.theta**-exponents, positions.scaling
     if scaling is None:
@@ -81,7 +84,10 @@ def scaled(positions: Positions, device: torch.device) -> tuple[Tensor, float]:
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScalingConfig) -> Tensor:
-    """Divide low frequencies, and those in between in part (transformers, _compute_llama3_parameters)."""
+    """Divide low frequencies by the factor, leave high ones unchanged, and interpolate between the two.
+
+    Source: transformers, _compute_llama3_parameters.
+    """
     assert scaling.original_length is not None
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     turns = scaling.original_length * frequencies / (2 * math.pi)
@@ -90,11 +96,14 @@ def _llama3(frequencies: Tensor, scaling: RopeScalingConfig) -> Tensor:
 
 
 def _yarn(frequencies: Tensor, positions: Positions, scaling: RopeScalingConfig) -> Tensor:
-    """Divide low frequencies, and those in between in part (Peng et al. 2023, arXiv 2309.00071, section 3.2)."""
+    """Divide low frequencies by the factor, leave high ones unchanged, and interpolate between the two.
+
+    Source: Peng et al. 2023, arXiv 2309.00071, section 3.2.
+    """
     assert scaling.original_length is not None
 
     def index(turns: float) -> float:
-        """Return which frequency makes so many turns in the original length."""
+        """Return the (fractional) index of the frequency that makes `turns` turns in the original length."""
         length = scaling.original_length or 0
         return positions.dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(positions.theta))
 

@@ -1,4 +1,4 @@
-"""Computations for which half precision does not suffice."""
+"""Conversion for computations that need more than half precision."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch import Tensor
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """Return the tensor in float32 at least."""
+    """Return the tensor in float32, or unchanged if its precision is higher."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -15,22 +15,23 @@ __all__ = ["Box", "DataShape", "Initial", "Microbatch", "ModelSpec"]
 
 Options = Mapping[str, Any]
 Initial = Callable[[str, Sequence[int], Box, int], Tensor]
-"""Function that returns the values of a box of a tensor, float32.
+"""Function that returns the initial values of a box of a tensor, float32.
 
-Its arguments are the tensor's name, its whole shape, the box, and the run's seed.
+Its arguments are the tensor's name, its whole shape, the box (a range of indices in each dimension), and the run's
+seed.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class DataShape:
-    """Shape of the data that a model has to fit."""
+    """Sizes of the data that a model has to fit."""
 
     sequence_length: int
-    """`trainer.model.sequenceLength`: predictions per sequence. A sequence has one element more."""
+    """`trainer.model.sequenceLength`: number of predictions per sequence. A sequence has one element more."""
     vocab_size: int
-    """Upper bound (exclusive) of tokens, or of frames' targets; 0 for frames without targets."""
+    """Upper bound (exclusive) of token values, or of the targets of frames. 0 for frames without targets."""
     width: int = 0
-    """Numbers per frame; 0 if the data are tokens."""
+    """Number of values per frame. 0 if the data are tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +41,20 @@ class ModelSpec:
     build: Callable[[Options, DataShape], nn.Module]
     """Return the whole model for `trainer.model.options`.
 
-    Called under `torch.device("meta")`: values are filled in later.
+    The trainer calls this function under `torch.device("meta")`, and fills in the values of parameters later.
     """
     loss: Callable[[Any, Microbatch], Tensor]
-    """Return the sum of each prediction's loss times its weight, for the module and a microbatch. A scalar."""
+    """Return the loss of a microbatch, a scalar tensor: the sum of each prediction's loss times its weight."""
     blocks: Callable[[Any], Iterable[nn.Module]] = lambda module: ()
-    """Return the parts of the module that are gathered, and whose activations are recomputed, one at a time.
+    """Return the blocks of the module, such as its layers.
 
-    No block may be within another. A small model needs none.
+    FSDP gathers the weights of one block at a time, and activation checkpointing recomputes one block at a time. No
+    block may be within another block. A small model needs no blocks.
     """
     initial: Initial | None = None
-    """Function for initial values. Absent: `concertina_trainer.model.initial.usual`.
+    """Function for initial values. Default: `concertina_trainer.model.initial.usual`.
 
-    It also fills the module's buffers in each round, which are constants.
+    In each round the function also fills the module's buffers, because buffers are constants that are not saved.
     """
     flops: Callable[[Options, DataShape], float] | None = None
-    """Return the operations of one element, forward and backward. Absent: the run has no MFU."""
+    """Return the operations of one element (token or frame), forward and backward. Absent: the run has no MFU."""

@@ -1,4 +1,4 @@
-"""Parts of the model that one rank computes: all of it, or some pipeline stages."""
+"""Layers of the model that one rank computes: the whole model, or one or more pipeline stages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from concertina_trainer.model.own import OwnModel
 
 
 class Stages:
-    """Parts of the model that one rank computes."""
+    """Layers of the model that one rank computes: the whole model, or one or more pipeline stages."""
 
     def __init__(self, parts: Sequence[Decoder], own: OwnModel | None = None) -> None:
-        """Hold parts of the decoder, or a custom model instead."""
+        """Store pipeline stages of the decoder (one stage if it is not divided), or the custom model `own` instead."""
         self.parts, self.own = parts, own
 
     @property
     def whole(self) -> Decoder | OwnModel:
-        """Model that is not divided into stages."""
+        """The whole model, if it is not divided into pipeline stages."""
         if self.own is not None:
             return self.own
         [part] = self.parts
@@ -43,12 +43,12 @@ class Stages:
             yield from part.named_parameters()
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the buffers that are part of the state."""
+        """Yield the buffers that are saved with the state, by name."""
         for part in self.parts:
             yield from part.named_buffers()
 
     def mixtures(self) -> Iterator[tuple[int, MixtureOfExperts]]:
-        """Yield the mixtures of experts with the numbers of their layers."""
+        """Yield this rank's mixtures of experts, with the numbers of their layers in the whole model."""
         for part in self.parts:
             for layer, block in part.blocks.items():
                 if isinstance(block.feed_forward, MixtureOfExperts):
@@ -61,18 +61,20 @@ class Stages:
             yield from part.modules()
 
     def counts(self, name: str, parameter: Tensor) -> bool:
-        """Return whether this rank is the first of those that hold the same part.
+        """Return whether this rank is the first of the ranks that hold the same shard of the parameter.
 
-        The last stage has a copy of tied embeddings, which does not count.
+        The result is False for the last pipeline stage's copy of a tied embedding, because the first stage holds the
+        original.
         """
         repeated = self.own is None and name.startswith("embedding.") and not any(p.part.first for p in self.parts)
         return first_holder(parameter) and not repeated
 
 
 def divided(config: ModelConfig, stages: int) -> list[StageLayers]:
-    """Divide the layers into contiguous stages such that the most expensive one is as cheap as possible.
+    """Divide the decoder's layers into contiguous stages such that the most expensive stage is as cheap as possible.
 
-    The output layer costs as much as several blocks, so the last stage has fewer. Each stage has at least one.
+    The output layer costs as much as several blocks, so the last stage has fewer blocks. Each stage has at least one
+    block.
     """
     active = config.experts.active_per_token if config.experts else 0
     head = config.vocab_size * config.dim / config.routed_block_weights(active)
@@ -83,7 +85,7 @@ def divided(config: ModelConfig, stages: int) -> list[StageLayers]:
 
     last = config.layers if not others else min(range(1, config.layers - others + 1), key=dearest)
     blocks_per_stage, remainder = divmod(config.layers - last, max(1, others))
-    # The later stages get the remainder, because the first stage has the most activations waiting.
+    # The later stages get the remaining blocks, because the first stage keeps the activations of the most microbatches.
     sizes = [blocks_per_stage + (i >= others - remainder) for i in range(others)] + [last]
     ends = list(itertools.accumulate(sizes))
     return [

@@ -1,1 +1,1 @@
-"""Parallelism: groups of ranks, and what they communicate."""
+"""Parallel layouts of the model: FSDP2, tensor, context, pipeline and expert parallelism, and their collectives."""

@@ -1,11 +1,10 @@
-"""Tensor parallelism that communicates while it multiplies.
+"""Asynchronous tensor parallelism (async TP): collectives overlap with matrix products.
 
-torch calls it async TP (Wang et al. 2023, Overlap Communication with Dependent Computation via Decomposition). A
-product is cut into as many pieces as a group has ranks. Each piece is multiplied while that of the next rank is being
-sent.
+Source: Wang et al. 2023, Overlap Communication with Dependent Computation via Decomposition. A product is cut into as
+many pieces as the tensor group has ranks. A rank multiplies one piece while it receives the next one from another rank.
 
-On CUDA, where the GPUs of a group read each other's memory, torch's operations do this. On CPU, the functions of this
-module compute the same results one after the other.
+On CUDA, operations of torch do this, if the GPUs of a group can read each other's memory. On CPU, the functions of this
+module compute the same results with a collective and a product one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +28,11 @@ MULTIPLY_REDUCE = torch.ops.symm_mem.fused_matmul_reduce_scatter
 
 
 def overlap(layer: Attention | FeedForward, mesh: DeviceMesh) -> None:
-    """Make a layer communicate while it multiplies. Each rank cuts its own whole weights, so nothing is sent."""
+    """Make a layer's collectives overlap with its products, and split its weights over the tensor group `mesh`.
+
+    The first weights are split by output features, and the last weight (output or down) by input features. Each rank
+    cuts its part from a whole weight, so nothing is sent.
+    """
     layer.products = OverlappedProducts(mesh)
     for name, linear in layer.named_children():
         if not isinstance(linear, nn.Linear):
@@ -41,7 +44,11 @@ def overlap(layer: Attention | FeedForward, mesh: DeviceMesh) -> None:
 
 
 class OverlappedProducts(Products):
-    """Products of a tensor group's ranks, each of which has some tokens of a layer's input and of its result."""
+    """Matrix products of a layer in a tensor group, which overlap with the group's collectives.
+
+    The layer's input and its result are split along the sequence: each rank has `[batch, length / ranks, dim]`. In
+    between, the features are split: each rank has `[batch, length, features / ranks]`.
+    """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._group = mesh.get_group().group_name
@@ -60,9 +67,10 @@ class OverlappedProducts(Products):
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return the tokens of x `[batch, length, width]` as rows `[length * batch, width]`.
+    """Return x `[batch, length, width]` as rows `[length * batch, width]`.
 
-    They are in the order of their positions in a sequence, so that a rank's tokens are contiguous.
+    Rows are in the order of positions in the sequence, so that the rows of one rank, a range of positions, are
+    contiguous.
     """
     return x.transpose(0, 1).reshape(-1, x.size(2)).contiguous()
 
@@ -72,10 +80,11 @@ def _sequences(rows: Tensor, batch: int) -> Tensor:
 
 
 class _Columns(torch.autograd.Function):
-    """Products of all ranks' tokens with each weight.
+    """Products of the tokens of all ranks in the tensor group with this rank's part of each weight.
 
-    The tokens are gathered again for the weights' gradients (as by Korthikanti et al. 2022, section 4.2.2), beside a
-    product. If they were kept, they would be the largest of a layer's activations that the group does not cut.
+    The gathered tokens are not kept for the backward pass, because they would be the largest activations of a layer
+    that are not split over the group. The backward pass gathers the tokens again for the gradients of the weights. This
+    all-gather runs while another product is computed (Korthikanti et al. 2022, section 4.2.2).
     """
 
     @staticmethod
@@ -96,7 +105,11 @@ class _Columns(torch.autograd.Function):
 
 
 class _Rows(torch.autograd.Function):
-    """Sum over ranks of the products of their features with their parts of the weight, for this rank's tokens."""
+    """Product of all features with the weight, for this rank's tokens.
+
+    Features and weight are split over the tensor group. A reduce-scatter sums the ranks' partial products, and leaves
+    each rank with its own tokens.
+    """
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, group: GroupName, weight: Tensor) -> Tensor:
@@ -115,7 +128,7 @@ class _Rows(torch.autograd.Function):
 def gather_multiply(
     own_rows: Tensor, weights: Sequence[Tensor], dim: int, group: GroupName, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Compute what torch's fallback computes, but wait in a way that can be timed."""
+    """Compute the same as torch's fallback on CPU, with a wait that StepTimes can measure."""
     whole = _arrived(functional.all_gather_single(own_rows, dim, group))
     return whole if return_A else None, [whole @ weight for weight in weights]
 
@@ -125,7 +138,10 @@ def multiply_reduce(features: Tensor, weight: Tensor, operation: str, dim: int, 
 
 
 def _arrived(sent: Tensor) -> Tensor:
-    """Wait for a collective. functional.wait_tensor would make two nested waits, which would be timed twice."""
+    """Wait for the result of a collective.
+
+    functional.wait_tensor would make two nested waits, and both would be measured.
+    """
     return sent.wait() if isinstance(sent, functional.AsyncCollectiveTensor) else sent
 
 
@@ -133,6 +149,6 @@ IN_TURN: dict[Any, Callable[..., Any]] = {
     GATHER_MULTIPLY.default: gather_multiply,
     MULTIPLY_REDUCE.default: multiply_reduce,
 }
-"""Functions by the operation that they implement as sequential steps."""
+"""CPU implementations of the fused operations: a collective and a product, one after the other."""
 for operation, in_turn in IN_TURN.items():
     torch.library.impl(operation.name(), "cpu", in_turn)

@@ -1,10 +1,10 @@
-"""Context parallelism: each rank of a group has some tokens of each sequence, and gathers keys and values of all of it.
+"""Context parallelism: the ranks of a context group split each sequence, and gather its keys and values.
 
-Llama 3 was trained like this (arXiv 2407.21783 section 3.3). Any mask of documents works, and what is gathered is small
-beside what is computed.
+Each rank computes the queries of length / size tokens. Llama 3 was trained like this (arXiv 2407.21783 section 3.3).
+Any document mask works, and gathering keys and values takes little time compared with attention.
 
-A causal token attends to those before it, so the last ones cost the most. Each rank has one chunk from the front and
-its mirror image from the back, which makes the costs equal.
+In causal attention a token attends to all tokens before it, so the last tokens of a sequence cost the most. Each rank
+has one chunk from the front of the sequence and the mirrored chunk from the back, so that all ranks have the same cost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAIT = torch.ops._c10d_functional.wait_tensor
 
 
 class ContextParallel:
-    """Division of each sequence among the ranks of a context group."""
+    """Division of each sequence among the ranks of a context group (implements `model.attention.Context`)."""
 
     def __init__(self, mesh: DeviceMesh, times: StepTimes) -> None:
         self._group, self._times = mesh.get_group(), times
@@ -33,11 +33,14 @@ class ContextParallel:
         self._rows = functools.lru_cache(maxsize=8)(self._rows_of)
 
     def queries(self, length: int, device: torch.device) -> Tensor:
-        """Return which tokens of a sequence this rank computes, as int64 `[length / size]`."""
+        """Return the positions in a sequence of `length` tokens that this rank computes, int64 `[length / size]`."""
         return self._rows(length, device)[self._rank]
 
     def keys(self, length: int, device: torch.device) -> Tensor:
-        """Return the token of each gathered key, as int64 `[length]`."""
+        """Return the position in the sequence of each gathered key, as int64 `[length]`.
+
+        The gathered keys are in the order of ranks, which is not the order of the sequence.
+        """
         return self._rows(length, device).flatten()
 
     def _rows_of(self, length: int, device: torch.device) -> Tensor:
@@ -45,33 +48,37 @@ class ContextParallel:
         return torch.cat([chunks[: self.size], chunks[self.size :].flip(0)], dim=1)
 
     def take(self, tokens: Tensor) -> Tensor:
-        """Return this rank's part `[batch, length / size]` of tokens `[batch, length]`."""
+        """Return the columns of `tokens` `[batch, length]` that this rank computes, `[batch, length / size]`."""
         return tokens.index_select(1, self.queries(tokens.size(1), tokens.device))
 
     def gather(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all ranks, each `[batch, heads, length, head_dim]`.
+        """Return the keys and values of all tokens, each `[batch, heads, length, head_dim]`.
 
-        Gradients go back to the rank that has the token.
+        The arguments are those of this rank's tokens, `[batch, heads, length / size, head_dim]`. In the backward pass,
+        a reduce-scatter over the context group gives the gradient of each token to the rank that has the token.
         """
         parts: Tensor = _Gather.apply(torch.stack([key, value]), self)
         gathered_key, gathered_value = torch.cat(parts.unbind(0), dim=3).unbind(0)
         return gathered_key, gathered_value
 
     def gathered(self, part: Tensor) -> Tensor:
-        """Return the parts of all ranks, as `[ranks, ...]`."""
+        """Return the tensors `part` of all ranks of the context group, as `[ranks, ...]`, by an all-gather."""
         with self._times.measured(StepPart.CONTEXT):
             whole: Tensor = WAIT(GATHER(part.contiguous(), self.size, self._group.group_name))
         return whole.view(self.size, *part.shape)
 
     def reduced(self, parts: Tensor) -> Tensor:
-        """Return the sum over all ranks of this rank's part."""
+        """Return this rank's entry of `parts` `[ranks, ...]`, summed over the context group by a reduce-scatter."""
         with self._times.measured(StepPart.CONTEXT):
             part: Tensor = WAIT(REDUCE(parts.flatten(0, 1).contiguous(), "sum", self.size, self._group.group_name))
         return part
 
 
 class _Gather(torch.autograd.Function):
-    """Differentiable all-gather. torch's own (all_gather_single_autograd) waits in a way that can't be timed."""
+    """Differentiable all-gather over the context group.
+
+    torch's own (all_gather_single_autograd) waits in a way that StepTimes can't measure.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, context: ContextParallel) -> Tensor:

@@ -1,10 +1,11 @@
 """Expert parallelism (GShard, arXiv 2006.16668): the experts of a layer are distributed over the ranks of a group.
 
-Each rank has tokens of its own. All-to-all sends the tokens to their experts, and the results back.
+Each rank has different tokens. One all-to-all sends the tokens to the ranks of their experts, and another one sends the
+results back.
 
-The group is a part of the ranks of a stage that shard one copy. No other part of the model depends on it, because each
-rank has tokens of its own in a context or tensor group too. FSDP cuts the experts further over the ranks that have the
-same ones.
+The ranks of an expert group belong to one pipeline stage and to one copy of the weights. They may be ranks of the same
+context or tensor group, because these also have different tokens. So expert parallelism does not change the layout of
+the model's other weights. FSDP shards the experts further, over the ranks that have the same experts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from concertina_trainer.parallel.step_times import StepTimes
 
 
 def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:
-    """Distribute the experts, before FSDP cuts the other weights."""
+    """Distribute the experts of each layer over the ranks of `mesh`. Call this before FSDP shards the other weights."""
     for moe in model.mixtures():
         for name, parameter in list(moe.experts.named_parameters()):
             sharded = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
@@ -34,7 +35,10 @@ def cut(model: Decoder, mesh: DeviceMesh, times: StepTimes) -> None:
 
 
 def share_sequences(model: Decoder, mesh: DeviceMesh) -> None:
-    """Make ranks with tokens of the same sequences balance the loads of these together."""
+    """Make the ranks of `mesh`, which have different tokens of the same sequences, balance experts together.
+
+    The balancing loss is defined for whole sequences, so these ranks sum their counts of tokens for each expert.
+    """
     group = mesh.get_group()
 
     def over_sequences(counts: Tensor) -> Tensor:
@@ -46,20 +50,24 @@ def share_sequences(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 class AllToAll:
-    """Exchange of tokens with the ranks of their experts."""
+    """Exchange of rows with the ranks of an expert group (implements `model.experts.Dispatch`)."""
 
     def __init__(self, mesh: DeviceMesh, times: StepTimes) -> None:
         self._group, self._size, self._times = mesh.get_group(), mesh.size(), times
 
     def __call__(self, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-        """Send rows to their experts and return the results; see Dispatch."""
+        """Send rows `[n, dim]` to the ranks of their experts, and return the results in the order of the rows.
+
+        The rows are sorted by expert. `counts`, int64 `[all experts]`, is the number of rows of each expert of the
+        layer.
+        """
         received = torch.empty_like(counts)
         with self._times.measured(StepPart.ALL_TO_ALL):
             dist.all_to_all_single(received, counts, group=self._group)
         by_rank = received.view(self._size, -1)  # [sending ranks, experts of this rank]
         sent_counts, received_counts = rows_by_rank(counts.view(self._size, -1), by_rank, len(rows))
         arrived = _Exchange.apply(rows, received_counts, sent_counts, self)
-        # Rows arrive by rank, and within a rank by expert.
+        # Rows arrive sorted by sending rank, and then by expert. The experts take them sorted by expert.
         numbers = torch.arange(by_rank.size(1), device=rows.device).repeat(self._size)
         order = numbers.repeat_interleave(received, output_size=len(arrived)).argsort(stable=True)
         results = experts(arrived.index_select(0, order), by_rank.sum(0))
@@ -67,9 +75,11 @@ class AllToAll:
         return back
 
     def exchange(self, rows: Tensor, received_counts: Sequence[int], sent_counts: Sequence[int]) -> Tensor:
-        """Send sent_counts[r] of the rows `[sum(sent_counts), dim]` to rank r of the group, and return those received.
+        """Exchange rows with all ranks of the expert group, by an all-to-all.
 
-        The result is `[sum(received_counts), dim]`, with received_counts[r] rows from rank r.
+        The first sent_counts[0] of the rows `[sum(sent_counts), dim]` go to rank 0, the next sent_counts[1] rows to
+        rank 1, and so on. The result is `[sum(received_counts), dim]`, with received_counts[r] rows from rank r, in the
+        order of ranks.
         """
         received = rows.new_empty(sum(received_counts), *rows.shape[1:])
         with self._times.measured(StepPart.ALL_TO_ALL):
@@ -80,18 +90,19 @@ class AllToAll:
 
 
 def rows_by_rank(sent_by_expert: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """Return how many of this rank's `rows` go to each rank, and how many come from it.
+    """Return how many rows this rank sends to each rank of the expert group, and how many it receives from each.
 
-    The host waits for the device once.
+    `sent_by_expert` and `received` are the numbers of rows by rank and expert, int64 `[ranks, experts of a rank]`.
+    `rows` is the total number of rows to send. The host waits for the device once.
     """
     to, of = torch.stack([sent_by_expert.sum(1), received.sum(1)]).tolist()
     return to, of
 
 
 class _Exchange(torch.autograd.Function):
-    """Differentiable `AllToAll.exchange`; gradients go in the opposite direction.
+    """Differentiable `AllToAll.exchange`. In the backward pass, gradients go in the opposite direction.
 
-    torch's own (all_to_all_single_autograd) can't be timed.
+    torch's own (all_to_all_single_autograd) waits in a way that StepTimes can't measure.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class DistContext:
-    """Position of this rank in the process group of a round."""
+    """Position of this rank in the process group of a round, and the parallel layout of the group."""
 
     rank: int
     size: int
@@ -46,10 +46,12 @@ class DistContext:
         routed: bool = False,
         round: int = 0,
     ) -> DistContext:
-        """Return the context in the process group that has been joined; `routed` is for a model with experts.
+        """Return the context of a rank whose process has joined the process group.
+
+        `routed` says whether the model has experts.
 
         Raises:
-            InvalidInput: When the world is no whole number of blocks.
+            InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
         """
         degrees = Degrees.of(parallelism, size)
         meshes = Meshes.of(degrees, device.type, parallelism, routed, round)
@@ -57,9 +59,10 @@ class DistContext:
 
     @property
     def data_rank(self) -> int:
-        """Index of the share of each batch that this rank computes, of `data_size`.
+        """Index of the share of each global batch that this rank computes, from 0 to `data_size` - 1.
 
-        The ranks of one group compute the same.
+        Ranks of the same pipeline, context and tensor group have the same index, because they compute the same
+        sequences.
         """
         return self.rank // self.degrees.group
 
@@ -69,7 +72,7 @@ class DistContext:
 
     @property
     def cut(self) -> str:
-        """Description of which parts of the state each rank has."""
+        """Description of the layout, which determines the parts of the state that each rank has."""
         parallelism = self.parallelism
         return f"{self.degrees}, stages of a rank {parallelism.stages_per_rank}, expert {parallelism.expert}"
 
@@ -77,7 +80,7 @@ class DistContext:
     def alike(self) -> list[list[int]]:
         """Groups of ranks that compute with the same weights on different tokens.
 
-        All ranks of one group have the same tensor-parallel rank and the same pipeline rank.
+        All ranks of one group have the same position in the tensor dimension and in the pipeline dimension.
         """
         groups: dict[tuple[int, int], list[int]] = {}
         for rank in range(self.size):
@@ -87,14 +90,17 @@ class DistContext:
 
 
 def of_first_rank(world: DistContext, value: Any) -> Any:
-    """Return rank 0's value on all ranks."""
+    """Return the `value` of rank 0 on all ranks, by a broadcast."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=world.device)
     return box[0]
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface with this IP address, or "" if there is none. Names of nodes may not resolve."""
+    """Return the name of the network interface with this IP address, or "" if there is none.
+
+    Without a configured interface, gloo resolves the name of the node, which may not be in DNS.
+    """
     if address.startswith("127."):
         return "lo"
     if ":" in address:
@@ -114,7 +120,7 @@ def interface_of(address: str) -> str:
 
 
 def socket_variables(interface: str) -> dict[str, str]:
-    """Return the variables that make the backends use only this interface.
+    """Return the environment variables that make gloo and NCCL use only this network interface.
 
     NCCL reads a name as a prefix, so that eth1 also means eth10, unless "=" precedes it. Gloo's names are exact.
     """
@@ -122,12 +128,13 @@ def socket_variables(interface: str) -> dict[str, str]:
 
 
 def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
-    """Join the round's process group. `routed` is for a model with experts.
+    """Join the process group of the round, and return this rank's position in it.
 
-    The coordinator's agent serves the store, under a prefix for this round.
+    `routed` says whether the model has experts. The agent of the coordinator (rank 0) serves the TCPStore. The keys of
+    this round have a prefix of their own.
 
     Raises:
-        InvalidInput: When the world is no whole number of blocks.
+        InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
     """
     rank, size, round = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "CONCERTINA_ROUND"))
     if interface := interface_of(environment.get("CONCERTINA_POD_IP") or environment["MASTER_ADDR"]):
@@ -157,9 +164,9 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
 
 
 def make_deterministic() -> None:
-    """Use kernels that give the same bits each time, or an error that names the operation.
+    """Make torch use kernels that give the same bits each time, and raise an error for an operation that has none.
 
-    Call this before CUDA is used.
+    Call this before CUDA is used. The error names the operation.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""Device meshes of a world: which ranks share what."""
+"""Device meshes of a world: the groups of ranks over which weights, sequences and experts are split."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from concertina_trainer.degrees import Degrees
 
 @dataclasses.dataclass(frozen=True)
 class Meshes:
-    """Device meshes of a world."""
+    """Device meshes of a world, as this rank sees them.
+
+    Every mesh except `fsdp` is None if its dimension has only one rank, or if the model does not need it.
+    """
 
     fsdp: DeviceMesh
-    """Mesh over which weights are cut, with one dimension or, with copies, two.
+    """Mesh over which FSDP shards weights. With several copies (HSDP), its two dimensions are copies and shards.
 
-    Ranks of a context group have parts too.
+    The ranks of a context group hold different shards too.
     """
     pipeline: DeviceMesh | None = None
     context: DeviceMesh | None = None
     tensor: DeviceMesh | None = None
     sequence: DeviceMesh | None = None
-    """Ranks with tokens of the same sequences, in a model with experts."""
+    """Ranks that have different tokens of the same sequences, in a model with experts."""
     expert: DeviceMesh | None = None
-    """Mesh over which experts are distributed."""
+    """Mesh over which the experts of a layer are distributed."""
     expert_fsdp: DeviceMesh | None = None
-    """Mesh over which weights of experts are cut, if it is not `fsdp`."""
+    """Mesh over which FSDP shards the weights of experts, or None if it is `fsdp`."""
 
     @staticmethod
     def of(degrees: Degrees, device: str, parallelism: ParallelismConfig, routed: bool, round: int) -> Meshes:
-        """Return the meshes of the process group of all ranks; `routed` is for a model with experts."""
+        """Build the meshes from the process group of all ranks. `routed` says whether the model has experts."""
         names = _Names(round)
         world = init_device_mesh(device, (math.prod(degrees),), mesh_dim_names=names("data"))
         meshes = _dense(world, degrees, names)
@@ -41,11 +44,12 @@ class Meshes:
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """Names of dimensions, which are those of a round, so that no mesh equals one of another round.
+    """Names of mesh dimensions. They contain the number of the round, so that no mesh equals a mesh of another round.
 
-    DTensor caches placements, shapes and plans of communication by mesh, in each thread. Meshes are equal if their
-    ranks and names are. In an equal mesh of an earlier round this process may have had another place, and the cached
-    values would be silently wrong (decision "A survivor keeps its process").
+    DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
+    ranks and names are equal. A process can take part in several rounds, with another rank in each. If a mesh equaled
+    one of an earlier round, DTensor would use the cached values of the other rank, and results would be silently wrong
+    (decision "A survivor keeps its process").
     """
 
     round: int
@@ -69,9 +73,10 @@ def _dense(world: DeviceMesh, degrees: Degrees, names: _Names) -> Meshes:
 def _with_experts(
     meshes: Meshes, world: DeviceMesh, degrees: Degrees, parallelism: ParallelismConfig, names: _Names
 ) -> Meshes:
-    """Add the meshes of experts, which are cut over all ranks of a stage that have tokens of their own.
+    """Add the meshes of experts to those of the other weights.
 
-    Between layers, the ranks of a tensor group have some tokens of each sequence, too.
+    Experts are distributed over the ranks of a pipeline stage that have different tokens. The ranks of a tensor group
+    are among them, because the group splits each sequence between layers.
     """
     meshes = dataclasses.replace(meshes, sequence=meshes.context or meshes.tensor)
     if parallelism.expert == degrees.tensor == 1:

@@ -1,4 +1,4 @@
-"""Model in the layout of the round: tensor parallelism first, then FSDP cuts the result."""
+"""Construction of this rank's part of the model: tensor parallelism splits the weights first, and FSDP the result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from concertina_trainer.parallel.shard import compute_dtype, shard
 
 
 def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None = None) -> Stages:
-    """Return this rank's part of the model, with its memory allocated and not yet filled.
+    """Return this rank's part of the model, with allocated but uninitialized memory.
 
-    `own` is a custom model, instead of the decoder.
+    `own` is a custom model that takes the place of the decoder.
     """
     if own is not None:
         return Stages((), _own(own, world))

@@ -1,7 +1,7 @@
 """Pipeline parallelism by torch.distributed.pipelining: a rank computes some layers of every microbatch.
 
-Its neighbours compute the others (GPipe, arXiv 1811.06965; 1F1B, arXiv 1806.03377; interleaved, arXiv 2104.04473; zero
-bubble, arXiv 2401.10241).
+The other ranks of the pipeline group compute the other layers (GPipe, arXiv 1811.06965; 1F1B, arXiv 1806.03377;
+interleaved, arXiv 2104.04473; zero bubble, arXiv 2401.10241).
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ SCHEDULES: dict[PipelineSchedule, Callable[..., Schedule]] = {
 
 
 class MeasuredStage(PipelineStage):
-    """Stage whose computation is timed. The rest of a schedule's time is spent waiting for other stages."""
+    """Pipeline stage whose computation is timed.
+
+    A schedule spends the remaining time waiting for other stages.
+    """
 
     times: StepTimes
 
@@ -60,9 +63,10 @@ class MeasuredStage(PipelineStage):
 
 
 def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistContext) -> Schedule:
-    """Return the schedule of a step's microbatches.
+    """Return the schedule that runs the microbatches of a step through the pipeline stages.
 
-    Shapes are given beforehand. torch would otherwise determine them by an additional step in each round.
+    The shapes of the tensors between stages are passed to torch. Without them, torch would determine the shapes by an
+    additional step in each round.
     """
     mesh, degrees, kind = world.meshes.pipeline, world.degrees, world.parallelism.schedule
     assert mesh is not None
@@ -94,14 +98,14 @@ def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistC
 
 
 def _as_computed(loss: Tensor, target: None) -> Tensor:
-    """Return the loss, which the last stage has computed."""
+    """Return the loss, which the model of the last stage has computed already."""
     return loss
 
 
 def sum_tied(model: Stages, world: DistContext) -> None:
-    """Sum the gradients of tied embeddings.
+    """Sum the gradients of tied embeddings over the first and the last pipeline stage, which have a copy each.
 
-    The first stage and the last have a copy each. Both get the same bits.
+    Each of the two ranks sends its gradient to the other and adds the received one, so both get the same bits.
     """
     mesh = world.meshes.pipeline
     assert mesh is not None

@@ -1,6 +1,6 @@
-"""Data parallelism: weights, gradients and optimizer state cut over ranks (FSDP2).
+"""Data parallelism by FSDP2: weights, gradients and optimizer state are sharded over ranks.
 
-With copies they are cut over each of several groups of ranks (HSDP).
+With several copies (HSDP), each copy is sharded over the ranks of one group.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from concertina_trainer.parallel.step_times import measure
 
 
 def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world: DistContext) -> None:
-    """Cut the model over the mesh, with its memory allocated and not yet filled.
+    """Shard the model over the FSDP mesh, with allocated but uninitialized memory.
 
-    Gradients come out as plain sums over ranks, on every module (neither setter is recursive): the loss is already
-    divided by the global token count, and gloo has no pre-multiplied sum. `reshard` says whether blocks free their
-    gathered weights between forward and backward.
+    Gradients are reduced to sums over ranks, not to means: the loss is already divided by the global number of tokens,
+    and gloo can't multiply while it sums. This is set for every module, because FSDP's setters are not recursive.
+    `reshard` says whether blocks free their gathered weights between the forward and the backward pass.
     """
-    # Inputs are not cast, because a batch's weights would lose bits.
+    # Inputs are not cast to half precision, because the tokens' weights in the loss would lose bits.
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(config.precision, world.device),
         reduce_dtype=torch.get_default_dtype(),
         cast_forward_inputs=False,
     )
     offloaded = config.memory.offload is Offload.state
-    # Only pinned memory is copied beside the computation.
+    # Copies between host and GPU run concurrently with computation only if the host memory is pinned.
     offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda") if offloaded else OffloadPolicy()
     mesh = world.meshes.fsdp
     for moe in model.mixtures() if isinstance(model, Decoder) else ():
-        # Experts are cut by themselves: there may be more ranks than experts, and other ranks have other experts.
+        # Experts are sharded as a module of their own: there may be more ranks than experts, and with expert
+        # parallelism ranks have different experts.
         cut = world.meshes.expert_fsdp or mesh
         fully_shard(
             moe.experts, mesh=cut, mp_policy=policy, reshard_after_forward=reshard,
@@ -57,9 +58,10 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
 
 
 def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) -> None:
-    """Allocate the weights and buffers.
+    """Allocate memory for the weights on the device `weights`, and for the buffers on the device `buffers`.
 
-    FSDP pins weights now, so from here on they stay where they are, and others can hold them too.
+    If the state is offloaded, FSDP pins the weights here. The weights do not move afterwards, so others may keep
+    references to them.
     """
     model._apply(functools.partial(_empty_like, device=weights))
     for module in model.modules():
@@ -68,9 +70,9 @@ def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) ->
 
 
 def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the same kind without contents.
+    """Return an uninitialized tensor with the same shape, dtype and sharding on another device.
 
-    `Module.to_empty` does the same. But for each shape it has DTensor derive that the result is cut like the tensor.
+    `Module.to_empty` would do the same, but it makes DTensor derive the sharding again for each shape.
     """
     if not isinstance(tensor, DTensor):
         return torch.empty_like(tensor, device=device)
@@ -78,7 +80,10 @@ def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _expert_cut(weights: nn.Parameter, ranks: int) -> Shard:
-    """Cut by experts, or within each of them if that would leave ranks without any."""
+    """Return how FSDP shards a weight of experts `[experts, ...]`: by experts, or by the second dimension.
+
+    The second dimension is sharded if there are fewer experts than ranks, so that no rank is left without a shard.
+    """
     experts, rows = len(local(weights)), weights.size(1)
     return Shard(1) if experts < ranks and rows % ranks == 0 else Shard(0)
 

@@ -1,9 +1,11 @@
 """Times of the parts of a step on this rank: computation, and waiting for other ranks in collectives.
 
-All ranks of a synchronous step take the same time. They differ in how much of it each spends waiting: the other ranks
-wait for the one that waits least. On a GPU, where work is only queued, events on its stream give the times. They are
-read after they have happened, so nothing waits for them. FSDP's collectives run beside the computation there, on
-streams of their own. Their duration is known, but not which part of it is hidden, so they are not reported as a part.
+All ranks take the same time for a synchronous step. They differ in how much of it they spend waiting: the slowest rank
+waits least. On a GPU, the host only queues work, so the times come from CUDA events on the GPU's stream. An event is
+read after it has happened, so that reading an event never blocks.
+
+On a GPU, FSDP's collectives run concurrently with the computation, on streams of their own. Their duration is known,
+but not how much of it the computation hides. So on a GPU, FSDP's collectives are not reported as parts of the step.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from concertina_protocol import COMMUNICATION, StepPart
 
 
 class StepTimes:
-    """Times of the parts of a step."""
+    """Times of the parts of a step on this rank, added up over the steps of a round."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -36,21 +38,25 @@ class StepTimes:
 
     @property
     def waiting(self) -> float:
-        """Seconds in collectives so far, as far as known, without those of evaluations."""
+        """Seconds that this rank has waited for other ranks so far, without those of evaluations.
+
+        On a GPU, waits that are still queued or running are not included.
+        """
         self._settle()
         return self._waiting
 
     @property
     def parts(self) -> Mapping[StepPart, float]:
-        """Seconds so far by part. Each second is in one part."""
+        """Seconds so far, by part. Each second counts in one part only."""
         self._settle()
         return dict(self._seconds)
 
     @contextmanager
     def measured(self, part: StepPart) -> Iterator[None]:
-        """Measure a part of a step, or a collective within one, whose time counts by itself.
+        """Measure a part of a step, which may be within another part.
 
-        All time within an evaluation counts as evaluation.
+        The time of an inner part does not count in the outer one, except that all time within an evaluation counts as
+        evaluation.
         """
         outer = self._within
         if outer is StepPart.EVALUATION:
@@ -87,14 +93,14 @@ class StepTimes:
 
 
 class Allocating:
-    """Allocation for FSDP2's collectives, as FSDP2 itself does it."""
+    """Allocation of buffers for FSDP2's collectives, in the same way as FSDP2 itself allocates them."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class MeasuredAllGather(Allocating):
-    """FSDP's own all-gather, timed (torch.distributed.fsdp's AllGather protocol)."""
+    """FSDP2's own all-gather, with its time measured (AllGather protocol of torch.distributed.fsdp)."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -107,7 +113,7 @@ class MeasuredAllGather(Allocating):
 
 
 class MeasuredReduceScatter(Allocating):
-    """FSDP's own reduce-scatter, timed (torch.distributed.fsdp's ReduceScatter protocol)."""
+    """FSDP2's own reduce-scatter, with its time measured (ReduceScatter protocol of torch.distributed.fsdp)."""
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
@@ -122,7 +128,8 @@ class MeasuredReduceScatter(Allocating):
 
 
 def measure(module: FSDPModule, times: StepTimes) -> None:
-    """Time the collectives of this module (not of those within it)."""
-    # torch's type annotations name classes of a private module, but only require what these classes do.
+    """Measure the time of this FSDP module's collectives, without those of FSDP modules within it."""
+    # torch annotates these arguments with classes of a private module, but uses only the methods that these classes
+    # have.
     module.set_custom_all_gather(MeasuredAllGather(times))  # type: ignore[arg-type]
     module.set_custom_reduce_scatter(MeasuredReduceScatter(times))  # type: ignore[arg-type]

@@ -1,14 +1,17 @@
-"""Summation of gradients, losses and the gradient's norm over microbatches and ranks.
+"""Summation of gradients, losses and the squared norm of the gradient, over microbatches and ranks.
 
-`PlainSums` is the fast way: each rank adds up its microbatches, and one reduce-scatter adds up the ranks. In another
-world the same numbers are added in another order, so results differ by rounding.
+`PlainSums` is fast: each rank adds up the gradients of its microbatches, and one reduce-scatter adds up those of the
+ranks. In a world of another size, the same numbers are added in another order, so results differ by rounding.
 
-`OrderedSums` gives the same bits in every world (decision "Bitwise determinism sums in batch order"). In all worlds the
-batch is cut into the same microbatches, which are assigned to the ranks in turn (`BatchPlan.fixed`), so that round i of
-W ranks computes microbatches iW ... iW+W-1. After each round every rank receives its part of all W gradients
-(all-to-all) and adds them to its sum one after another: the sum is ((m0 + m1) + m2) + ... for any W. Losses are sent
-one by one. The squared norm is added up per row of a parameter (no world cuts rows), in a fixed tree, and rows are
-added as fixed-point integers, for which order does not matter.
+`OrderedSums` gives the same bits in a world of any size (decision "Bitwise determinism sums in batch order"):
+
+- Gradients: the global batch is cut into the same microbatches m0, m1, ... in every world, and these are assigned to
+  the ranks in turn (`BatchPlan.fixed`). In turn i, W ranks compute the microbatches iW ... iW+W-1. Then an all-to-all
+  gives each rank its shard of all W gradients, and the rank adds them to its sum one after another. The sum is ((m0 +
+  m1) + m2) + ... for any W.
+- Losses: each microbatch has its own element in the all-reduce of the step, and all ranks add them up in order.
+- Squared norm: the squares in each row of a parameter are added in a fixed tree, because no world splits a row. The
+  sums of rows are added as fixed-point integers, whose sum does not depend on the order.
 """
 
 from __future__ import annotations
@@ -31,17 +34,17 @@ from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
 
 WORDS, BITS = 5, 32
-"""Format of a squared norm: a fixed-point number of WORDS digits of BITS bits each, the last one worth 2**LEAST."""
+"""Format of a squared norm: a fixed-point number of WORDS digits of BITS bits. The last digit counts 2**LEAST."""
 LEAST = -96
 _TOO_MUCH = 2.0 ** (LEAST + BITS * WORDS + 16)
-"""Limit from which a row's sum of squares counts as infinite, because its top digit would not fit."""
+"""Sum of squares from which a row counts as infinite, because its top digit would not fit into BITS bits."""
 
 
 class Sums(Protocol):
-    """Values of the step's all-reduce.
+    """Losses and squared gradient norms in the all-reduce of a step.
 
-    `losses` and `squares` return payloads of float64, which are added up over the ranks. `loss` and `squared_norm` read
-    the sums.
+    `losses` and `squares` return the payload of this rank, float64. An all-reduce sums the payloads over all ranks.
+    `loss` and `squared_norm` compute the results from these sums.
     """
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
@@ -49,7 +52,7 @@ class Sums(Protocol):
         ...
 
     def finish(self, gradients: Sequence[Tensor]) -> None:
-        """Finish the gradients after the last microbatch."""
+        """Complete the gradients after the last microbatch of the step."""
         ...
 
     def losses(self, microbatches: Sequence[Tensor]) -> Tensor: ...
@@ -62,18 +65,22 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """Sums in any order. A rank may have nothing to add."""
+    """Sums in no fixed order. A rank may have no losses or no gradients to add."""
 
     def __init__(self, device: torch.device, each: bool) -> None:
-        """Choose how gradients are added up.
+        """Choose when gradients are reduced over ranks.
 
-        If `each`, each microbatch's gradients are cut over ranks at once. Otherwise they are added up whole, which
-        takes less communication, and memory for all of the model's gradients.
+        If `each` is True, the gradients of each microbatch are reduce-scattered at once. If `each` is False, each rank
+        adds up the unsharded gradients of its microbatches, and reduce-scatters the sum after the last microbatch. This
+        takes less communication, but every rank needs memory for the gradients of the whole model.
         """
         self._device, self._each = device, each
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
-        """Prepare for microbatch `index` of `count`. Copies (HSDP) exchange gradients only with the last one."""
+        """Prepare for microbatch `index` of `count`.
+
+        With several copies of the weights (HSDP), the copies exchange gradients only after the last microbatch.
+        """
         assert isinstance(model, FSDPModule)
         last = index == count - 1
         model.set_requires_gradient_sync(last or self._each)
@@ -100,13 +107,13 @@ class PlainSums:
 
 
 class OrderedSums:
-    """Sums in the order of the batch, which are the same bits in every world."""
+    """Sums in the order of the global batch, with the same bits in a world of any size."""
 
     def __init__(self, model: Stages, plan: BatchPlan, rank: int, times: StepTimes) -> None:
         self._plan, self._rank = plan, rank
         self._parameters = [
             parameter for _, parameter in model.named_parameters()
-        ]  # the sharded parameters, as the model has others between microbatches
+        ]  # the sharded parameters; between microbatches, modules hold gathered ones
         self._reducers: list[OrderedReduceScatter] = []
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -119,14 +126,16 @@ class OrderedSums:
         for reducer in self._reducers:
             reducer.fresh = index == 0
             reducer.taken = min(self._plan.world, self._plan.cuts - index * self._plan.world)
-        if (
-            self._plan.world > 1
-        ):  # otherwise FSDP copies the reduced gradients, and adds them up in the same order itself
+        if self._plan.world > 1:  # with one rank, FSDP copies the gradients and adds them up in the same order itself
             for parameter in self._parameters:
                 parameter.grad = None
 
     def finish(self, gradients: Sequence[Tensor]) -> None:
-        """Add 0.0, because a sum that began with -0.0 would differ from one that began with 0.0."""
+        """Add 0.0 to each gradient, which turns -0.0 into 0.0 and changes no other value.
+
+        With several ranks, a sum begins with 0.0 and can't become -0.0 if all its terms are -0.0. With one rank, FSDP
+        begins the sum with the first term, and it can. Without this addition the bits would differ.
+        """
         torch._foreach_add_(list(gradients), 0.0)
 
     def losses(self, microbatches: Sequence[Tensor]) -> Tensor:
@@ -142,7 +151,10 @@ class OrderedSums:
         return total
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the digits, and the number of rows that are not finite."""
+        """Return the sum of squares of this rank's gradients, float64 `[WORDS + 1]`.
+
+        The elements are the digits of a fixed-point number, and the number of rows whose sum is not finite.
+        """
         rows = torch.cat([_row_sums(gradient.double().square()) for gradient in gradients])
         bad = ~(rows < _TOO_MUCH)
         remainder = rows.masked_fill(bad, 0.0)
@@ -162,9 +174,9 @@ class OrderedSums:
 
 
 def _row_sums(values: Tensor) -> Tensor:
-    """Return the sum of each row, float64 `[rows]`, by adding halves to halves.
+    """Return the sum of each row, float64 `[rows]`, by repeatedly adding the second half of the columns to the first.
 
-    This is elementwise, so no row's bits depend on the others.
+    These additions are elementwise, so the bits of one row's sum do not depend on the other rows.
     """
     if values.dim() < 2:
         return values
@@ -191,15 +203,18 @@ def _digits(whole: int) -> list[int]:
 
 
 class OrderedReduceScatter(Allocating):
-    """Sum so far plus each rank's contribution, in the order of ranks (FSDP2's ReduceScatter protocol)."""
+    """Reduce-scatter of gradients that adds the ranks' contributions in the order of ranks, to the sum so far.
+
+    The class implements FSDP2's ReduceScatter protocol by an all-to-all and local additions.
+    """
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._sum: Tensor | None = None
         self.fresh = True
-        """Whether the sum begins from zero."""
+        """Whether the next sum begins from zero, as for the first microbatch of a step."""
         self.taken = 0
-        """Number of ranks whose contributions count. The rest is padding."""
+        """Number of ranks whose contributions are added. The contributions of the other ranks are padding."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
@@ -220,6 +235,6 @@ class OrderedReduceScatter(Allocating):
 def sums(config: TrainerConfig, model: Stages, plan: BatchPlan, world: DistContext) -> Sums:
     if config.bitwise:
         return OrderedSums(model, plan, world.rank, world.times)
-    # If there is no memory for whole weights, there is none for whole gradients.
+    # If there is no memory for all gathered weights, there is none for all unsharded gradients either.
     weights = model.own.weights if model.own else None
     return PlainSums(world.device, each=frees_weights(config, world.parallelism, weights))

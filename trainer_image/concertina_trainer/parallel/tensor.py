@@ -1,9 +1,9 @@
-"""Tensor parallelism, with the sequence cut between layers.
+"""Tensor parallelism, with the sequence split between layers.
 
 Source: Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models.
 
-Heads, the feed-forward's width and the vocabulary are distributed over the ranks of a group. For norms and the residual
-stream, each rank has some of the tokens.
+Within attention and feed-forward, a tensor group splits the heads, the feed-forward's width and the vocabulary. For
+norms and the residual stream, the group splits each sequence: a rank has `[batch, length / ranks, dim]`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from concertina_trainer.parallel.async_tensor import overlap
 from concertina_trainer.parallel.group import DistContext
 
 POST_NORMS = ("attention_post_norm", "feed_forward_post_norm")
-"""Norms of what is added to the residual stream, which is a plain tensor on each rank."""
+"""Norms of a layer's result before it is added to the residual stream, which is a plain tensor on each rank."""
 
 
 def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
-    """Cut the model by tensor parallelism, before FSDP cuts what is left of each weight.
+    """Split the model's weights over the tensor group `mesh`. Call this before FSDP shards the parts.
 
-    Each rank cuts its own whole values, so nothing is sent. If `overlapped`, layers communicate while they multiply.
+    Each rank cuts its part from a whole weight, so nothing is sent. If `overlapped` is True, the group's collectives
+    overlap with matrix products (see `async_tensor`).
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     ends: dict[str, Any] = {"norm": SequenceParallel(), "head": ColwiseParallel()}
@@ -49,7 +50,8 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     parallelize_module(model, mesh, {name: plan for name, plan in ends.items() if getattr(model, name) is not None},
                        src_data_rank=None)  # fmt: skip
     if model.norm is not None:
-        # The output layer, which may be the embedding's weight, takes whole sequences and gives part of the logits.
+        # The output layer (or the tied embedding) takes all tokens of a sequence, and computes the logits of this
+        # rank's part of the vocabulary.
         model.norm.register_forward_hook(_whole_sequences)
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
@@ -69,13 +71,14 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
     for moe in model.mixtures():
         _route_own_tokens(moe, mesh)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad = name in trained  # torch makes norms anew, so frozen ones would be trained
+        parameter.requires_grad = name in trained  # torch replaces parameters of norms, which would unfreeze them
 
 
 def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
-    """Cut the matrices of an adapter, on the meta device.
+    """Split the matrices A and B of an adapter over the tensor group, on the meta device.
 
-    A matrix stays whole if it shares no cut dimension with its weight. Otherwise it is cut as the weight is.
+    If the layer's weight is split by outputs, B `[outputs, rank]` is split by outputs too, and A stays whole. If the
+    weight is split by inputs, A `[rank, inputs]` is split by inputs too, and B stays whole.
     """
     weight = module.weight
     assert isinstance(weight, DTensor)
@@ -111,9 +114,10 @@ def _feed_forward(name: str) -> dict[str, Any]:
 
 
 def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
-    """Make each rank route the tokens that it has between layers.
+    """Make each rank of a tensor group route only the tokens that it has between layers.
 
-    Experts are not cut by tensor parallelism. They are distributed, and cut by FSDP, over the ranks of the group too.
+    Tensor parallelism does not split experts. Expert parallelism and FSDP distribute them over ranks, and the ranks of
+    the tensor group are among these.
     """
     weight = distribute_tensor(moe.router.weight, mesh, [Replicate()], src_data_rank=None)
     moe.router.register_parameter("weight", nn.Parameter(weight))
@@ -131,9 +135,9 @@ def _whole_sequences(norm: nn.Module, arguments: Any, output: DTensor) -> DTenso
 
 @contextmanager
 def measured_waits(world: DistContext) -> Iterator[None]:
-    """Return a context in which the time that the ranks of a tensor group wait for each other is measured.
+    """Return a context that measures the time that the ranks of a tensor group wait for each other.
 
-    torch is changed for the whole process, so enter it once.
+    The context replaces a function of torch for the whole process, so do not nest it.
     """
     if world.meshes.tensor is None:
         yield
@@ -143,6 +147,7 @@ def measured_waits(world: DistContext) -> Iterator[None]:
         with world.times.measured(StepPart.TENSOR):
             return wait_tensor(tensor)
 
-    # The part of a functional collective that nothing hides. Only DTensors and `async_tensor` use these through Python.
+    # The wait is the part of a functional collective that does not overlap with computation. Only DTensors and
+    # `async_tensor` call the function through Python.
     with mock.patch.object(functional, "wait_tensor", wait):
         yield

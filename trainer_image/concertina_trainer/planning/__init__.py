@@ -1,4 +1,4 @@
-"""Prediction of what a job will use, from the code that it will run.
+"""Prediction of a job's memory and communication, by running the trainer's own code without data.
 
-It runs under fake tensors, in a fake process group, on any machine.
+The code runs on any machine, with fake tensors (which have shapes but no values) and in a fake process group.
 """

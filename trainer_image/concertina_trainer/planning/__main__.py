@@ -1,8 +1,11 @@
-"""Planning process for `concertina plan`, which has no torch, and for workers: `python -m concertina_trainer.planning`.
+"""Planning process: it plans a job's memory for `concertina plan`, which has no torch, and for workers.
 
-It reads layouts from standard input, as JSON, one per line, and writes what their fullest ranks use to standard output.
-For a custom model, the first request asks for its description. `concertina plan` runs the model's code only in this
-process. Workers ask for the settings that fit, because a process that is in a process group can't plan.
+Start the process with `python -m concertina_trainer.planning`. The process reads requests from standard input and
+writes an answer to each request to standard output, both as JSON, one per line (see `answered`).
+
+- `concertina plan` asks for the memory of layouts. The code of a custom model runs only in this process.
+- A worker asks for settings that fit into its device's memory. Planning needs a fake process group, which can't exist
+  in the worker beside its real one.
 """
 
 from __future__ import annotations
@@ -26,14 +29,16 @@ INVALID_INPUT = 2
 
 
 def answered(request: dict[str, Any]) -> object:
-    """Answer a request.
+    """Return the answer to a request. The fields of a request decide what it asks for:
 
-    {trainer, data} asks for the description of a custom model. `data`, if known, is {vocab_size, frames}, as in
-    the answer. {trainer, data, parallelism, size} asks for one layout. With `deviceBytes`, it asks for the settings
-    that fit into so much memory.
+    - {trainer, data}: the description of a custom model. `data`, if known, is {vocab_size, frames}, as in the answer.
+    - {trainer, data, parallelism, size}: the memory of the fullest ranks in this layout with `size` ranks.
+    - {trainer, data, parallelism, size, deviceBytes}: the settings with which the job fits into so many bytes of
+      memory.
 
     Raises:
-        InvalidInput: When the world is no whole number of blocks, or the model or its data can't be used.
+        InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`), or
+            when the model or its data can't be used.
     """
     trainer = TrainerConfig.model_validate(request["trainer"])
     data = _data(request.get("data"))

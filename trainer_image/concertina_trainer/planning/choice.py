@@ -1,4 +1,4 @@
-"""Choice of the settings that fit into a device's memory, by the measured peaks of the fullest ranks."""
+"""Choice of the settings that fit into a device's memory, by the planned peak memory of the fullest ranks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from concertina_trainer.planning.described_model import DataDescription
 from concertina_trainer.planning.memory import fullest, memory
 
 MOST_DOUBLINGS = 6
-"""How often a number of ranks is doubled in search of one that fits."""
+"""How many times to double the number of ranks in search of one with which the job fits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What determines the memory of a rank."""
+    """Job to plan: what determines the memory of a rank."""
 
     config: TrainerConfig
     parallelism: ParallelismConfig
     ranks: int
     data: DataDescription | None = None
-    """Data of a custom model."""
+    """Data that a custom model is trained on, or None for the decoder."""
 
     def peak(self, choice: MemoryChoice) -> float:
-        """Return the bytes of the fullest rank at its peak."""
+        """Return the peak memory of the fullest rank, in bytes."""
         config = choice.filled(self.config)
         ranks = fullest(config, self.parallelism, self.ranks)
         of_ranks = (memory(config, self.parallelism, self.ranks, rank, self.data) for rank in ranks)
@@ -48,20 +48,21 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """Settings for a job, and whether they fit."""
+    """Settings that were chosen for a job, and whether they fit."""
 
     choice: MemoryChoice
     peak: float
-    """Bytes of the fullest rank at its peak."""
+    """Peak memory of the fullest rank, in bytes."""
     remedies: tuple[str, ...] = ()
-    """Changes with which the job fits, if the peak is more than the device has."""
+    """Changes of the job with which it would fit. Empty if it fits already."""
 
 
 def chosen(job: Job, device_bytes: int) -> Chosen:
     """Return the fastest settings whose peak fits into a device's memory, or else those with the smallest peak.
 
-    A setting that fits leaves a part of the memory to others than tensors. If none does, the last one is used as long
-    as its tensors alone fit.
+    Settings fit if the peak is within `usable_memory`, which leaves a part of the device's memory to CUDA and
+    libraries. If no settings fit, those with the smallest peak are used, as long as their peak is within all of the
+    device's memory.
 
     Raises:
         InvalidInput: When the job can't be planned.
@@ -79,7 +80,10 @@ def chosen(job: Job, device_bytes: int) -> Chosen:
 
 
 def remedies(job: Job, limit: float) -> Iterator[str]:
-    """Return changes of the job with which it fits, each by itself, with the measured peak."""
+    """Return changes of the job, each with the peak that was planned for it.
+
+    Each of them suffices by itself for the peak to be at most `limit` bytes.
+    """
     config = job.config
     if len(absent(config)) < len(absent(without(config))):
         free = dataclasses.replace(job, config=without(config))
@@ -96,7 +100,10 @@ def remedies(job: Job, limit: float) -> Iterator[str]:
 
 
 def _changed_jobs(job: Job) -> Iterator[list[tuple[str, Job]]]:
-    """Return the changes to try, those of each list in order until one fits."""
+    """Return lists of changes to try.
+
+    The changes of one list are alternatives, to be tried in order until one fits.
+    """
     config, parallelism = job.config, job.parallelism
     if config.memory.offload is None:
         memory = config.memory.model_copy(update={"offload": Offload.state})
@@ -125,7 +132,7 @@ def _changed_jobs(job: Job) -> Iterator[list[tuple[str, Job]]]:
 
 
 def _wider(job: Job, factor: int) -> tuple[str, Job]:
-    """Return the job with the state cut over so many times as many ranks."""
+    """Return the job with its state sharded over `factor` times as many ranks, and a sentence about this change."""
     ranks, shard = job.ranks * factor, job.parallelism.shard
     if shard is None:
         return f"raise elastic.minReplicas to at least {ranks} GPUs", dataclasses.replace(job, ranks=ranks)

@@ -35,15 +35,18 @@ HERE = (
     "(--python 'docker run --rm -i --entrypoint python3 IMAGE')"
 )
 PATIENCE_SECONDS = 20.0
-"""Seconds to wait for a store that does not answer, while a person waits."""
+"""Seconds to wait for a data store that does not respond.
+
+The value is small, because a person waits for the plan.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class DataDescription:
-    """Properties of the data that a model has to fit."""
+    """Properties of the data that a custom model has to fit."""
 
     vocab_size: int
-    """Number of tokens, or of frames' targets."""
+    """Upper bound (exclusive) of token values, or of the targets of frames."""
     frames: FrameFacts | None = None
 
     def shape(self, config: TrainerConfig) -> DataShape:
@@ -51,10 +54,10 @@ class DataDescription:
 
 
 def data_of(config: TrainerConfig) -> DataDescription:
-    """Return the description of the data, from their manifests.
+    """Return the description of the job's data, from the manifests of the data sets.
 
     Raises:
-        InvalidInput: When they can't be read here.
+        InvalidInput: When the manifests can't be read on this machine.
     """
     try:
         manifests = [
@@ -69,14 +72,17 @@ def data_of(config: TrainerConfig) -> DataDescription:
 
 
 def as_on_gpus(config: TrainerConfig) -> TrainerConfig:
-    """Return the configuration as it is resolved on any GPU that is planned for."""
+    """Return the configuration with the precision that Auto means on a GPU, which is BFloat16."""
     if config.precision is not Precision.auto:
         return config
     return config.model_copy(update={"precision": Precision.bfloat16})
 
 
 def microbatch(config: TrainerConfig, rows: int, data: DataDescription | None = None) -> Microbatch:
-    """Return a microbatch of zeros; `data` describes that of a custom model."""
+    """Return a microbatch of zeros with `rows` sequences.
+
+    `data` describes the data of a custom model, and is None for the decoder.
+    """
     length = config.model.sequence_length
     tokens, weights = torch.zeros(rows, length + 1, dtype=torch.int64), torch.zeros(rows, length)
     if data is None:
@@ -113,7 +119,7 @@ def running(own: OwnSpec | None) -> Iterator[None]:
 
 
 def described(config: TrainerConfig, data: DataDescription) -> Description:
-    """Return the description of a custom model.
+    """Return the description of a custom model: its weights, blocks, and operations.
 
     Raises:
         InvalidInput: When the model can't be built, or can't run under fake tensors.
@@ -145,12 +151,15 @@ def described(config: TrainerConfig, data: DataDescription) -> Description:
 
 
 def _count(module: nn.Module, trained: bool = False) -> int:
-    """Return the number of all weights, or of those that are trained."""
+    """Return the number of the module's weights. If `trained` is True, count only those that are trained."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not trained)
 
 
 def _computed_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast parameters as FSDP gathers them. Under fake tensors no module can be cast."""
+    """Replace the parameters by uninitialized ones in `dtype`, which is the dtype in which FSDP gathers them.
+
+    Module.to can't cast a module under fake tensors.
+    """
     cpu = torch.device("cpu")
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -161,14 +170,14 @@ def _computed_in(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """Operations that are computed while this mode is active."""
+    """Counter of the operations that run while this mode is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        """Operations of products: matrices, convolutions, attention."""
+        """Floating-point operations of matrix products, convolutions and attention."""
         self.moved = 0
-        """Bytes that all other operations read and write."""
+        """Bytes read and written by all operations that `flops` does not count."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

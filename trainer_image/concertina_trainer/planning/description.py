@@ -1,4 +1,4 @@
-"""Description of a custom model, for planning without torch."""
+"""Description of a custom model, for the part of `concertina plan` that has no torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Description:
 
     weights: int
     trained: int
-    """Number of the weights that are trained."""
+    """Number of weights that are trained."""
     blocks: int
     in_blocks: int
-    """Number of weights in blocks."""
+    """Number of weights that belong to blocks."""
     flops: float
-    """Operations of one element, forward and backward."""
+    """Floating-point operations of one element (token or frame), forward and backward."""
     counted: bool
-    """Whether `flops` was counted, and not given by the ModelSpec."""
+    """Whether `flops` was counted by running the loss. Otherwise the ModelSpec has stated it."""
     moved: float
-    """Bytes that operations other than products read and write for an element, forward and backward."""
+    """Bytes read and written by operations other than matrix products, for one element, forward and backward."""

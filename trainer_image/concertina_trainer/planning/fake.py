@@ -1,4 +1,7 @@
-"""Rank of a world that does not exist: its process group sends nothing, and its tensors hold nothing."""
+"""Rank of a simulated world, for planning.
+
+The process group sends nothing, and tensors have shapes but no values.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +34,21 @@ _OF_MESHES = (
     "__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "_compute_coordinates_from_mesh",
     "_get_mesh_tensor_from_full_mesh",
 )  # fmt: skip
-"""Methods that compute with the ranks themselves."""
+"""Methods of DeviceMesh that compute with the values of rank tensors, and so need real tensors."""
 
 
 @contextmanager
 def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool) -> Iterator[DistContext]:
-    """Join a fake process group. No other process group may exist within the context.
+    """Return a context in which this process is one rank of a fake process group.
+
+    `routed` says whether the model has experts. No other process group may exist in the process meanwhile.
 
     Raises:
-        InvalidInput: When the world is no whole number of blocks.
+        InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
     """
     _forget()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-    device = torch.device("cpu")  # a backward on a fake GPU asks the driver for it
+    device = torch.device("cpu")  # a backward pass on a fake GPU would call the GPU's driver
     try:
         yield DistContext.of(rank, size, device, parallelism, routed)
     finally:
@@ -52,22 +57,27 @@ def fake_rank(rank: int, size: int, parallelism: ParallelismConfig, routed: bool
 
 
 def _forget() -> None:
-    """Clear what is cached across process groups and modes."""
+    """Clear caches that would carry values from one process group, or from fake tensors, to the next use."""
     _clear_sharding_prop_cache()  # meshes of another rank are equal to this one's
     positions.rotary_table.cache_clear()
 
 
 @contextmanager
 def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
-    """Make all tensors fake. `own` is a custom model to run, which may have made tensors when it was imported."""
+    """Return a context in which all new tensors are fake.
+
+    `own` is a custom model to run. Real tensors that it made when it was imported are accepted.
+    """
     with ExitStack() as stack:
         for name in _OF_MESHES:
             method = inspect.getattr_static(DeviceMesh, name)
             real = staticmethod(_really(method.__func__)) if isinstance(method, staticmethod) else _really(method)
             stack.enter_context(mock.patch.object(DeviceMesh, name, real))
-        # DTensor tries each operation at its global size, which would be counted as if it were allocated.
+        # DTensor runs each operation with fake tensors of the global size. In this mode they would be counted as
+        # allocated memory.
         stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
-        # On GPUs masks consist of blocks and are tiny. FlexAttention keeps what causal attention keeps.
+        # On GPUs, masks consist of blocks and take little memory. FlexAttention keeps the same activations as causal
+        # attention without a mask.
         stack.enter_context(mock.patch.object(decoder, "causal_mask", return_value=None))
         stack.enter_context(mock.patch.object(expert, "rows_by_rank", _even_loads))
         stack.enter_context(mock.patch.object(PipelineStage, "_output_slot_is_releasable", _released))
@@ -82,21 +92,24 @@ def zeros_where_looked_at() -> AbstractContextManager[object]:
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """Return even loads, as a router's choices are not known beforehand."""
+    """Return even numbers of rows to send to each rank and to receive from it.
+
+    It replaces `expert.rows_by_rank`, because the choices of the router are not known when a job is planned.
+    """
     rows_per_rank, remainder = divmod(rows, len(sent))
     loads = [rows_per_rank + (i < remainder) for i in range(len(sent))]
     return loads, loads
 
 
 def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
-    """Skip the proof, for which there are no values."""
+    """Skip `OwnModel.prove`, because fake tensors have no values to check."""
     model.proved = True
 
 
 def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:
-    """Return whether torch releases what a stage has sent.
+    """Return whether torch frees the memory of what a pipeline stage has sent.
 
-    torch releases plain tensors, and checks for exactly that type.
+    torch does so for real tensors, and checks for exactly that type. This replacement treats fake tensors alike.
     """
     return (type(output) in (Tensor, FakeTensor) and not stage.is_last), ""
 

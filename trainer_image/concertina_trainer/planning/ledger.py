@@ -1,4 +1,4 @@
-"""Memory in use while operations run, by kind, and traffic of each group of ranks."""
+"""Memory that tensors use while operations run, by kind, and the bytes that each process group communicates."""
 
 from __future__ import annotations
 
@@ -25,26 +25,35 @@ from concertina_trainer.parallel.expert import AllToAll
 
 
 class MemoryKind(enum.StrEnum):
-    """Kind of memory."""
+    """What a tensor's memory is used for."""
 
     weights = "weights"
-    """Weights of this rank, as the optimizer has them."""
+    """This rank's shards of the weights."""
     moments = "moments"
     gradients = "gradients"
-    """Gradients, reduced or not."""
+    """Gradients, before and after their reduction over ranks."""
     gathered = "gathered"
-    """Weights of layers that are being computed, whole or as tensor parallelism cuts them."""
+    """Gathered weights of the layers that are being computed.
+
+    These are whole weights, or with tensor parallelism this rank's part of them.
+    """
     activations = "activations"
     routed = "routed"
-    """Activations of the tokens that have arrived at distributed experts. Their number depends on the loads."""
+    """Activations of the tokens that this rank has received for its experts (expert parallelism).
+
+    Their number depends on the router's choices.
+    """
     communication = "communication"
-    """Buffers of FSDP's collectives."""
+    """Buffers of FSDP's all-gathers and reduce-scatters."""
     temporary = "temporary"
-    """Temporary tensors of backward passes and updates."""
+    """Temporary tensors of the backward pass and of the optimizer's update."""
 
 
 class MemoryPhase(enum.StrEnum):
-    """Phase of a step. Each has a peak of its own, since each grows with the number of layers in its own way."""
+    """Phase of a step.
+
+    Each phase has its own peak, because the peaks grow with the number of layers in different ways.
+    """
 
     forward = "forward"
     backward = "backward"
@@ -59,13 +68,13 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Ledger(TorchDispatchMode):
-    """Ledger of all tensors that are made while it is active. Sizes are those of storages, in bytes."""
+    """Record of the memory of all tensors that are made while it is active, as sizes of their storages in bytes."""
 
     def __init__(self, mode: FakeTensorMode | None, offloaded: bool = False) -> None:
-        """Count tensors of a fake mode, or real ones if `mode` is None.
+        """Count the tensors of the fake mode `mode`, or real tensors if `mode` is None.
 
-        DTensor tries each operation at its global size, on fake tensors of a mode of its own, which are not counted. If
-        `offloaded`, the state is in host memory, and updated there.
+        DTensor tries each operation at its global size, on fake tensors of another mode, which are not counted. If
+        `offloaded` is True, the state is in host memory, and the optimizer updates it there.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._offloaded = mode, offloaded
@@ -73,30 +82,33 @@ class Ledger(TorchDispatchMode):
         """Bytes in use on the device."""
         self._on_host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
         self.peaks: dict[MemoryPhase, dict[MemoryKind, int]] = {}
-        """Peaks on the device."""
+        """Bytes by kind at the peak of each phase, on the device."""
         self.host: dict[MemoryKind, int] = dict.fromkeys(MemoryKind, 0)
-        """Peak in host memory."""
+        """Bytes by kind at the peak in host memory."""
         self.sent: collections.Counter[tuple[str, str]] = collections.Counter()
-        """Bytes by the name of the group and of the operation: the total that is gathered or reduced, or sent."""
+        """Bytes that collectives communicate, by the name of the process group and the name of the operation.
+
+        An all-gather or a reduce-scatter counts the size of the whole tensor, not of one rank's part.
+        """
         self._known: dict[int, tuple[int, MemoryKind, dict[MemoryKind, int]]] = {}
-        """Size and kind of a storage, and the dictionary that it is counted in."""
+        """Size and kind of each storage, and the totals in which it is counted, by the storage's address."""
         self._temporary: set[int] = set()
         self._backward = False
         self._routing = False
         self.updating = False
 
     def mark(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
-        """Set the kind of these tensors, wherever they come from."""
+        """Set the kind of the memory of these tensors, whether or not they were made in this mode."""
         for tensor in tensors:
             self._note(tensor, kind, marked=True)
 
     def mark_state(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
-        """Set the kind of weights, reduced gradients, or moments."""
+        """Set the kind of weights, reduced gradients or moments, which are in host memory if they are offloaded."""
         for tensor in tensors:
             self._note(tensor, kind, marked=True, totals=self._on_host if self._offloaded else self.now)
 
     def fresh(self) -> None:
-        """Start new peaks and traffic from zero."""
+        """Reset the peaks and the communicated bytes."""
         self.peaks.clear()
         self.sent.clear()
 
@@ -109,7 +121,7 @@ class Ledger(TorchDispatchMode):
         if (in_turn := IN_TURN.get(func)) is not None:
             with self:
                 return in_turn(*args, **kwargs)
-        # With fake tensors, waiting makes a copy, which it does not with real ones.
+        # Waiting for a collective copies the tensor if it is fake, but not if it is real.
         result = args[0] if func is _WAIT and self._mode is not None else func(*args, **kwargs)
         self._turn()
         if func in collective_ops and func not in sync_ops:
@@ -139,7 +151,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _turn(self) -> None:
-        """Count what a backward pass leaves as gradients that wait to be reduced."""
+        """Count the tensors that a finished backward pass leaves as gradients, which wait to be reduced."""
         backward = torch._C._current_graph_task_id() != -1
         if self._backward and not backward:
             for key in self._temporary:
@@ -188,7 +200,7 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def routing(self) -> Iterator[None]:
-        """Count tensors that are made while tokens are routed separately."""
+        """Return a context in which activations of received tokens count as `routed` (see MemoryKind)."""
         original = AllToAll.__call__
 
         def call(way: AllToAll, rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
@@ -206,9 +218,9 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def resizing(self) -> Iterator[None]:
-        """Note storages that are resized.
+        """Return a context in which a storage that is resized is counted with its new size.
 
-        FSDP frees weights by making their storages empty, which is no operation that dispatches.
+        FSDP frees gathered weights by resizing their storages to 0, which a dispatch mode does not see.
         """
         original = torch.UntypedStorage.resize_
 

@@ -1,10 +1,10 @@
-"""Peak memory of one rank, and what it sends in a step.
+"""Peak memory of one rank, and the bytes that it communicates in a step.
 
-Two small depths are run, and the rest is extrapolated linearly.
-
-At a peak, each block adds the same amount, whatever the depth. So do the microbatches that GPipe holds, and what an
-interleaved schedule has sent. The trainer's own code is run: how it cuts the model, its engine, its optimizer. The
-depth of a custom model is not known, so such a model is run whole.
+The trainer's own code runs under fake tensors: how it splits the model, its engine and its optimizer. To save time,
+models with two small numbers of blocks are run, and the results are extrapolated linearly to the real number. This
+works because each block adds the same amount at a peak, whatever the number of blocks. The number of microbatches is
+extrapolated in the same way for pipeline schedules whose memory grows with it. A custom model is run whole, because the
+trainer can't leave out some of its blocks.
 """
 
 from __future__ import annotations
@@ -34,22 +34,29 @@ from concertina_trainer.planning.ledger import Ledger, MemoryKind, MemoryPhase
 from concertina_trainer.training.engine import engine_of
 
 DEPTHS = (3, 4)
-"""Blocks of a stage to run. With fewer, FSDP has less in flight: weights before, and gradients after."""
+"""Numbers of blocks of a stage to run.
+
+With fewer blocks, FSDP would have less memory in use at once: weights that it gathers ahead, and gradients that it
+reduces.
+"""
 MICROBATCHES = 2
-"""Microbatches to run. From the second on, the gradients of the previous ones exist; further ones are the same."""
+"""Number of microbatches to run.
+
+From the second microbatch on, the gradients of previous ones are in memory. More microbatches do not change the peak.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class RankMemory:
-    """Memory and traffic of one rank."""
+    """Peak memory of one rank, and the bytes that it communicates."""
 
     rank: int
     peaks: Mapping[MemoryPhase, Mapping[MemoryKind, float]]
-    """Bytes on the device."""
+    """Bytes by kind at the peak of each phase, on the device."""
     sent: Mapping[str, float]
-    """Bytes of collectives by dimension and operation, such as `fsdp all-gather`."""
+    """Bytes of collectives, by the dimension of parallelism and the operation, such as `fsdp all-gather`."""
     host: Mapping[MemoryKind, float]
-    """Bytes of the state in host memory."""
+    """Bytes by kind of the state in host memory."""
 
     @property
     def peak(self) -> Mapping[MemoryKind, float]:
@@ -61,11 +68,12 @@ def stages_of(config: TrainerConfig, parallelism: ParallelismConfig) -> list[Sta
 
 
 def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) -> list[int]:
-    """Return ranks of which one has the highest peak.
+    """Return a few ranks, one of which has the highest peak of all ranks.
 
-    In a pipeline these are the ranks that no other covers. A rank covers another if it has as much of the model and as
-    many microbatches waiting. The later a rank's stages are, the fewer wait. With zero bubble it is the other way
-    round, as weights' gradients wait too.
+    Only the position in the pipeline matters. A rank can be left out if another rank has at least as much of the model,
+    and at least as many microbatches waiting for their backward pass. The later a rank's stages are, the fewer
+    microbatches wait. With a zero-bubble schedule, the earlier ranks have fewer, because the gradients of weights wait
+    too.
     """
     degrees = Degrees.of(parallelism, size)
     parts = stages_of(config, parallelism)
@@ -78,7 +86,11 @@ def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) ->
 
 
 def _contents(config: TrainerConfig, stages: Sequence[StageLayers]) -> list[int]:
-    """Return the contents of a rank's stages one after another: blocks of each sort, and the ends."""
+    """Return the sizes of a rank's stages, one stage after another.
+
+    Each stage has four numbers: blocks with experts, blocks without, and 1 or 0 for the embedding and for the output
+    layer.
+    """
     counts = []
     for part in stages:
         routed = sum(map(config.model.routed, part.blocks))
@@ -89,21 +101,24 @@ def _contents(config: TrainerConfig, stages: Sequence[StageLayers]) -> list[int]
 def memory(
     config: TrainerConfig, parallelism: ParallelismConfig, size: int, rank: int, data: DataDescription | None = None
 ) -> RankMemory:
-    """Return the memory of one rank; `data` describes that of a custom model.
+    """Return the peak memory of one rank.
+
+    `data` describes the data of a custom model, and is None for the decoder.
 
     Raises:
-        InvalidInput: When the world is no whole number of blocks, or a custom model can't be run.
+        InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`), or
+            when a custom model can't be run.
     """
     degrees = Degrees.of(parallelism, size)
     if data is not None:
         loaded(str(config.model.entrypoint), HERE)  # tensors that it makes at import stay real
         return _run(config, parallelism, size, rank, 0, batch_plan(config, degrees), data)
     pipeline_rank = degrees.place(rank).pipeline
-    # There are few plain layers before those with experts, and all of them are run.
+    # All layers without experts are run, because a model with experts has only a few of them.
     stages = stages_of(config, parallelism)[pipeline_rank :: degrees.pipeline]
     blocks = [sum(map(config.model.routed, part.blocks)) or len(part.blocks) for part in stages]
     plan = batch_plan(config, degrees)
-    # All stages of a rank grow together. Other proportions would change the moment of the peak.
+    # The same number of blocks is left out of all stages of a rank. Otherwise the peak could occur at another time.
     shallow = min(blocks)
 
     def run_at(depth: int, count: int) -> RankMemory:
@@ -113,7 +128,11 @@ def memory(
 
 
 def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> dict[tuple[int, int], float]:
-    """Return depths and numbers of microbatches to run, with the weights by which their results are combined."""
+    """Return pairs of a number of blocks and a number of microbatches to run.
+
+    The result for the real numbers is the sum of the results of the pairs, multiplied by the weights that are returned
+    too.
+    """
     pipeline, schedule = parallelism.pipeline, parallelism.schedule
     if pipeline == 1:
         counts = {min(microbatches, MICROBATCHES): 1.0}
@@ -128,7 +147,10 @@ def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> di
 
 
 def _axis(target: int, run: tuple[int, int]) -> dict[int, float]:
-    """Return values to run on one axis, with the weights by which their results are combined for the target."""
+    """Return one or two values to run, with the weights by which their results are combined.
+
+    The weights extrapolate linearly from the two values `run` to `target`. A target that is not greater is run itself.
+    """
     low, high = run
     if target <= high:
         return {target: 1.0}
@@ -164,7 +186,7 @@ def _run(
     plan: BatchPlan,
     data: DataDescription | None = None,
 ) -> RankMemory:
-    """Run one step without the last `left_out` blocks of each stage of the decoder."""
+    """Run one step of the model without the last `left_out` blocks of each stage, and return the memory."""
     config = as_on_gpus(config)
     own = None if data is None else OwnSpec(config, data.shape(config))
     parts = [
@@ -206,14 +228,14 @@ def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
     for moments in optimizer.moments().values():
         ledger.mark_state(MemoryKind.moments, list(moments.values()))
     for parameter in (parameter for _, parameter in model.named_parameters() if parameter.requires_grad):
-        # FSDP calls the hook with reduced gradients. With a device, they would be in host memory by then.
+        # FSDP calls the hook when gradients are reduced. If the state is offloaded, they are in host memory by then.
         parameter.register_post_accumulate_grad_hook(
             lambda reduced: ledger.mark_state(MemoryKind.gradients, [reduced.grad] if reduced.grad is not None else [])
         )
 
 
 def _dimensions(world: DistContext) -> Mapping[str, str]:
-    """Return the names of dimensions by the name of the process group."""
+    """Return the dimension of parallelism of each process group, by the group's name."""
     meshes = world.meshes
     dimension_by_group: dict[str, str] = {}
     fsdp = ("fsdp",) if meshes.fsdp.ndim == 1 else ("replicate", "fsdp")

@@ -1,1 +1,1 @@
-"""Training loop, and what it does between two steps."""
+"""Training loop: steps, evaluation, checks for anomalies and corruption, and progress reports."""

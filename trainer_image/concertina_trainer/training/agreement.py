@@ -1,9 +1,9 @@
-"""Agreement of all ranks, in one small all-reduce in each step.
+"""Agreement of all ranks on the result of a step, by one small all-reduce.
 
-Everything is a sum, so that one operation suffices: a flag is raised if its sum is above 0, and something holds on
-every rank if its sum is the world's size. The result is read before the weights are updated, so a loss that is not
-finite never reaches them, and all ranks act on the same result after the same step (decision "One all-reduce a step,
-read before the update").
+Every value is a sum over ranks, so that one operation suffices. A flag is raised if its sum is above 0. A condition
+holds on every rank if its sum is the number of ranks. The result is read before the weights are updated, so a loss that
+is not finite never changes the weights, and all ranks act on the same result after the same step (decision "One
+all-reduce a step, read before the update").
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class StepResult:
     squared_norm: float
     flags: StepFlags
     digests: tuple[float, ...] = ()
-    """See `digests`."""
+    """Payload of `Digests`, summed over ranks."""
     work: tuple[float, ...] = ()
-    """See `balance`."""
+    """Payload of `Balance`, summed over ranks."""
     loads: tuple[float, ...] = ()
-    """See `expert_loads`."""
+    """Payload of `ExpertLoads`, summed over ranks."""
 
 
 def agree(
@@ -46,11 +46,12 @@ def agree(
     flags: StepFlags,
     *payloads: Tensor,
 ) -> StepResult:
-    """Return the result of a step, by one all-reduce of a few float64.
+    """Return the result of a step, by one all-reduce of a few float64 values over all ranks.
 
-    `payloads` are those of `digests`, `balance` and `expert_loads`, which may be empty.
+    `payloads` are the vectors of `Digests`, `Balance` and `ExpertLoads`, in this order. A payload may be empty.
     """
-    # Not made on the device, as that would wait for the backward pass, and the all-reduce would be queued late.
+    # Made on the host. Making it on the device would wait for the backward pass, and the all-reduce would be queued
+    # late.
     counts = torch.tensor(dataclasses.astuple(flags), dtype=torch.float64).to(world.device, non_blocking=True)
     squares = sums.squares(gradients).to(world.device, non_blocking=True)  # gradients may be in host memory
     parts = [sums.losses(losses), squares, counts, *payloads]

@@ -1,7 +1,8 @@
 """Detection of steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
 
-Every rank judges the same agreed numbers before the weights are changed, so all ranks act alike. The history of losses
-is two numbers, which are part of the saved state: an interrupted run judges as an uninterrupted one does.
+Every rank judges the same numbers, which were summed over ranks, before the weights are updated. So all ranks act
+alike. The history of losses is a mean and a variance, which are saved with the state. So a run that resumes judges
+steps like one that was not interrupted.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from concertina_trainer.data.read.skips import positions
 from concertina_trainer.errors import RollBack
 
 SMOOTHING = 1 / 16
-"""Weight of a new loss in mean and variance."""
+"""Weight of a new loss in the moving mean and variance."""
 SEASONED = 32
-"""Number of losses that are needed before there is anything to compare with."""
+"""Minimum number of previous losses for judging whether a new loss is too high."""
 IN_A_ROW = 8
-"""Number of consecutive batches to skip before the batch is ruled out as the cause."""
+"""Number of consecutive batches to skip. If the next one looks wrong too, the batches are not the cause."""
 
 
 class Measured(Protocol):
-    """Measurements of a step, as in `agreement.StepResult`. (No torch here: the simulation uses these rules too.)"""
+    """Loss and gradient norm of a step, as in `agreement.StepResult`.
+
+    The simulation uses the rules of this module without torch, so the module does not import `agreement`.
+    """
 
     @property
     def loss(self) -> float: ...
@@ -37,7 +41,7 @@ class Measured(Protocol):
 
 
 def with_loss(trend: Trend, loss: float) -> Trend:
-    """Return the trend with one more loss: exponentially weighted mean and variance (West 1979)."""
+    """Return the trend after one more loss: an exponentially weighted mean and variance (West 1979)."""
     if trend.losses == 0:
         return Trend(loss, 0.0, 1)
     deviation = loss - trend.mean
@@ -57,25 +61,28 @@ class _Anomaly:
 
 
 class Anomalies:
-    """Judge of the steps of a round."""
+    """Detection of steps that look wrong in a round, and the response to them."""
 
     def __init__(self, config: TrainerConfig, skipped: Ranges, trend: Trend) -> None:
-        """Begin with the skipped samples and the trend of the restored state.
+        """Begin with the skipped samples and the trend of losses from the restored state.
 
         Raises:
-            InvalidInput: When more was skipped than can be recorded.
+            InvalidInput: When more ranges of samples were skipped than can be recorded.
         """
         self._policy, self._batch = config.anomalies, config.global_batch_size
         self.skipped, self.trend = _few(skipped), trend
         self._in_a_row = 0
 
     def skips(self, step: int, position: int, result: Measured) -> str:
-        """Return a sentence about why the batch of this step is left out; empty if it counts.
+        """Return a sentence about why the batch of this step is skipped, or an empty string if the batch is used.
+
+        `position` is the number of samples consumed before this step.
 
         Raises:
-            RollBack: When the whole world has to go back.
-            FloatingPointError: When the loss or the gradient is not finite, and the step fails.
-            InvalidInput: When the loss jumps, and the job stops.
+            RollBack: When all ranks have to go back to an earlier state.
+            FloatingPointError: When the loss or the gradient is not finite, and the batch may not be skipped.
+            InvalidInput: When the loss spikes and the batch may not be skipped, or when too many ranges were skipped
+                already.
         """
         anomaly = self._find(result)
         if anomaly is None:

@@ -1,9 +1,9 @@
 """`data.balance: Speed`: each rank's share of a batch follows its measured speed.
 
-The measurement is the one that identifies stragglers (`Heartbeat.busy`): the time of a rank in a step without waiting
-for other ranks, but with its wait for data. The all-reduce of a step has the median of a window of each rank at an
-index of its own. So all ranks read the same bits, compute the same shares by the same pure function, and change them at
-the same batch. Nothing of this is saved: every round begins with even shares.
+The speed comes from the measurement that also identifies stragglers (`Heartbeat.busy`): the time of a rank in a step,
+with its wait for data, but without its wait for other ranks. At the end of a window of steps, each rank contributes its
+median to the all-reduce of the step, in an element of its own. So all ranks read the same bits, compute the same shares
+by the same pure function, and change them at the same batch. Shares are not saved: every round begins with even shares.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ from concertina_trainer.data.read.batches import Batches, Microbatch
 from concertina_trainer.training.shares import Shares, even, rebalanced
 
 WINDOW = 10
-"""Number of steps in a window. A window is longer than the batches that are prepared ahead, so a change of shares is in
-effect before the next window ends."""
+"""Number of steps in a window.
+
+A window is longer than the number of batches that are prepared ahead, so that a change of shares is in effect before
+the next window ends.
+"""
 _SHOWN = 8
 
 
 class Balance:
-    """Shares of the ranks. If `on` is False, shares stay even, and nothing is sent."""
+    """Each rank's share of the global batch, in sequences.
+
+    If `on` is False, shares stay even, and nothing is sent.
+    """
 
     def __init__(self, on: bool, batches: Batches, micro_size: int, rank: int) -> None:
         self._on, self._batches, self._micro, self._rank = on, batches, micro_size, rank
@@ -32,18 +38,18 @@ class Balance:
         self.shares = even(self._plan.global_size, self._plan.world)
         self._busy: float | None = None
         self._seconds: list[float] = []
-        """Seconds per sequence, of each step since the last window."""
+        """Seconds of own work per sequence, for each step since the end of the last window."""
 
     @property
     def reported(self) -> Shares:
-        """Sequences of each rank for the status; empty if they do not follow its speed."""
+        """Number of sequences of each rank, for the job's status; empty if shares do not follow speed."""
         return self.shares if self._on else ()
 
     def worked(self, microbatches: Sequence[Microbatch], busy: float) -> None:
-        """Record what a step computed, and the seconds of own work in this round.
+        """Record the microbatches of a step, and `busy`, the seconds of this rank's own work since the round began.
 
-        The first step warms up. All ranks count the same steps, whatever they measure, as the payload must have the
-        same length everywhere.
+        The first step is not recorded, because it includes the warm-up. All ranks record the same steps, whatever they
+        measure, because payloads must have the same length on all ranks.
         """
         if self._on and self._busy is not None:
             rows = sum(len(batch.tokens) for batch in microbatches)
@@ -51,9 +57,10 @@ class Balance:
         self._busy = busy
 
     def payload(self, device: torch.device) -> Tensor:
-        """Return float64 values for the all-reduce.
+        """Return this rank's payload for the all-reduce of the step, float64.
 
-        They are empty, or at the end of a window `[ranks]` with this rank's seconds per sequence.
+        At the end of a window it is `[ranks]`, with this rank's median of seconds per sequence at its own index and
+        zeros at all others. After any other step it is empty.
         """
         if len(self._seconds) < WINDOW:
             return torch.empty(0, dtype=torch.float64, device=device)
@@ -63,9 +70,10 @@ class Balance:
         return seconds_by_rank.to(device)
 
     def decide(self, payload: Sequence[float]) -> str:
-        """Change the shares if that pays, and return a sentence about it, else an empty one.
+        """Change the shares if that shortens steps enough, and return a sentence about the change, or an empty string.
 
-        The change begins with a batch that no rank has begun to prepare.
+        `payload` is the sum of all ranks' payloads. The new shares begin with a batch that no rank has begun to
+        prepare.
         """
         shares = rebalanced(self.shares, payload) if payload else self.shares
         if shares == self.shares:

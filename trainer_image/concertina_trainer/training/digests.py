@@ -1,17 +1,19 @@
 """Detection of silent data corruption: bits that should be equal and are not.
 
-With FSDP no weights are held twice, so two things can be compared every `corruption_check_steps` steps (decision
-"Silent corruption under FSDP"):
+FSDP shards the weights, so ranks have no copies of weights to compare between steps. Two other checks are made every
+`corruption_check_steps` steps (decision "Silent corruption under FSDP"):
 
-- Gathered weights: the same weights reach all ranks. If the digest of one rank differs from that of the others, its
-  memory or its network has corrupted them.
-- Resting state: a rank's own weights and moments must not change between the end of one step and the update of the
-  next. This check needs no other rank.
+- Gathered weights: in the forward pass, FSDP gathers the same weights on all ranks, and the ranks compare digests of
+  them. If the digest of one rank differs from the digests of the others, the memory or the network of that rank has
+  corrupted the weights.
+- Resting state: a rank's own weights and moments must not change between the end of one step and the weight update of
+  the next step. A rank checks this without other ranks.
 
-A wrong result of arithmetic that reaches all ranks alike is not detected. It shows in the loss, if at all
-(`anomalies`).
+A wrong result of arithmetic that reaches all ranks alike is not detected here. Such a result may show in the loss (see
+`anomalies`).
 
-A digest combines torch.hash_tensor (an exclusive or) of each tensor in order. It detects accidents only.
+A digest combines the hashes of tensors in order. The hash is torch.hash_tensor (an exclusive or), so a digest detects
+accidental changes, but not deliberate ones.
 """
 
 from __future__ import annotations
@@ -34,16 +36,22 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
 _MODULUS = 2**48 - 59
-"""Prime below 2**53, so that digests are exact as float64."""
+"""Prime below 2**53, so that float64 represents every digest exactly."""
 
 
 def hashes(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return an int64 scalar for each tensor, on its device. The host waits for none of them."""
+    """Return the hash of each tensor that is not empty, as an int64 scalar on the tensor's device.
+
+    The host does not wait for the hashes.
+    """
     return [torch.hash_tensor(tensor).view(torch.int64) for tensor in tensors if tensor.numel()]
 
 
 def mixed(scalars: Sequence[Tensor]) -> int:
-    """Return one digest of all hashes, in order. The host waits once for each device, not for each hash."""
+    """Return one digest of all hashes, which depends on their order.
+
+    The host waits once for each device, not once for each hash.
+    """
     indices: dict[torch.device, list[int]] = {}
     for index, scalar in enumerate(scalars):
         indices.setdefault(scalar.device, []).append(index)
@@ -64,24 +72,25 @@ def digest(tensors: Iterable[Tensor]) -> int:
 
 
 class Digests:
-    """Comparison of digests between ranks."""
+    """Checks for silent data corruption by digests, in this process and between ranks."""
 
     def __init__(self, every: int, model: Stages, still: Sequence[Tensor], world: DistContext, step: int) -> None:
-        """Begin with this rank's state `still` after `step` steps, which is assumed to be good."""
+        """Begin with this rank's state tensors `still` after `step` steps, which are assumed to be correct."""
         self._every, self._still, self._rank, self._size = every, still, world.rank, world.size
         self._alike = world.alike
         self._agreed = step
         self._gathered: list[Tensor] = []
-        """Hashes of the weights that were gathered in this step.
+        """Hashes of the weights that FSDP has gathered on this rank in this step.
 
-        They are read after the backward, because a wait in a forward hook would stop FSDP's prefetching.
+        The host reads them after the backward pass, because a wait in a forward hook would stop FSDP's prefetching.
         """
         self._resting: int | None = None
         self._unseen: set[nn.Module] = set()
         self._own: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
         if every:
             for module in model.modules():
-                # Distributed experts are gathered by few ranks, each its own. Only their resting state is checked.
+                # With expert parallelism, ranks gather different experts, so only the resting state of experts is
+                # checked.
                 dealt_out = world.meshes.expert is not None and isinstance(module, Experts)
                 if isinstance(module, FSDPModule) and not dealt_out:
                     self._own[module] = _own_parameters(module)
@@ -91,28 +100,29 @@ class Digests:
         return bool(self._every) and step % self._every == 0
 
     def begin(self, step: int) -> None:
-        """Prepare for the forward of the step after `step`."""
+        """Prepare for the forward pass of the step that comes after `step` finished steps."""
         self._gathered, self._unseen = [], set(self._own) if self.due(step) else set()
 
     def _see(self, module: nn.Module, arguments: Any) -> None:
-        """Hash the weights of a module. FSDP's own hook runs before, so the weights are whole."""
+        """Hash a module's weights before its forward pass. FSDP's own hook runs first, so the weights are gathered."""
         if module in self._unseen:
             self._unseen.remove(module)
             tensors = (local(getattr(owner, name).detach()) for owner, name in self._own[module])
             self._gathered += hashes(tensors)
 
     def rest(self, step: int) -> None:
-        """Hash the resting state.
+        """Hash the resting state, which is this rank's weights and moments.
 
-        Call this after the update that ends `step`, and after anything that may take long.
+        Call this at the end of each step, after the weight update of `step` and after any long work, such as saving.
         """
         self._resting = digest(self._still) if self.due(step) else None
 
     def payload(self, step: int, device: torch.device) -> Tensor:
-        """Return float64 values for the all-reduce.
+        """Return this rank's payload for the all-reduce of the step, float64.
 
-        They are empty, or `[2 * ranks]` with this rank's digest of gathered weights, and whether its resting state has
-        changed.
+        If a check is due, it is `[2 * ranks]`. This rank sets one element of the first half to its digest of gathered
+        weights, and one of the second half to 1 if its resting state has changed. If no check is due, the payload is
+        empty.
         """
         if not self.due(step):
             return torch.empty(0, dtype=torch.float64, device=device)
@@ -122,10 +132,12 @@ class Digests:
         return values.flatten().to(device)
 
     def check(self, step: int, payload: Sequence[float], skipped: Ranges) -> None:
-        """Check that all ranks agree.
+        """Check that all ranks gathered the same weights, and that no rank's resting state changed.
+
+        `payload` is the sum of all ranks' payloads.
 
         Raises:
-            RollBack: When they do not: to the last step at which they did.
+            RollBack: When the check fails. All ranks go back to the last step at which it passed, or before.
         """
         if not payload:
             return
@@ -155,9 +167,9 @@ class Digests:
 
 
 def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Return the parameters that FSDP gathers with this module.
+    """Return the parameters that FSDP gathers together with this module, as pairs of a module and a name.
 
-    Those of inner modules that FSDP gathers by themselves are left out.
+    Parameters of inner modules that FSDP gathers separately are left out.
     """
     inner = {part for child in module.modules() if child is not module and isinstance(child, FSDPModule)
              for part in child.modules()}  # fmt: skip

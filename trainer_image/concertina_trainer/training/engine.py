@@ -1,4 +1,4 @@
-"""Forward and backward of a rank's microbatches, in any layout."""
+"""Forward and backward pass of a rank's microbatches, with or without pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -22,28 +22,32 @@ from concertina_trainer.parallel.summing import Sums
 
 
 class Engine(Protocol):
-    """Forward and backward of a rank's microbatches."""
+    """Forward and backward pass of a rank's microbatches."""
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Compute the reduced gradients of the global mean, and return what each microbatch adds to the loss.
+        """Compute the gradients of the global batch's mean loss, and return what each microbatch adds to this mean.
 
-        Ranks that do not count the loss return nothing.
+        The gradients are reduced over ranks. The list is empty on ranks whose loss is not counted: all but the first
+        rank of a tensor group, and all pipeline stages but the last.
         """
         ...
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Return the same as `forward_backward`, without computing gradients."""
+        """Return the same losses as `forward_backward`, without computing gradients."""
         ...
 
 
 class WholeModel:
-    """Engine for ranks that compute all layers."""
+    """Engine without pipeline parallelism: this rank computes all layers."""
 
     def __init__(self, model: Stages, optimizer: ShardedAdamW, sums: Sums, world: DistContext) -> None:
         self._model = model.whole
         self._optimizer, self._sums, self._world = optimizer, sums, world
         self._counts = world.degrees.place(world.rank).tensor == 0
-        """Whether this rank counts the loss: ranks of a tensor group compute the same loss."""
+        """Whether this rank's loss is counted.
+
+        All ranks of a tensor group compute the same loss, so only that of the first rank is counted.
+        """
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
         losses, times = [], self._world.times
@@ -72,7 +76,7 @@ class WholeModel:
 
 
 class Pipelined:
-    """Engine for ranks that compute some layers of every microbatch."""
+    """Engine with pipeline parallelism: this rank computes some layers of every microbatch."""
 
     def __init__(self, model: Stages, tied: bool, schedule: Schedule, world: DistContext) -> None:
         self._model, self._tied, self._schedule, self._world = model, tied, schedule, world
@@ -96,19 +100,19 @@ class Pipelined:
         for microbatch in microbatches:
             tokens, targets, weights = own_part(microbatch, self._model.context)
             arguments.append((tokens,) if self._first else ())
-            # All stages of a rank get the same arguments.
+            # torch passes the same arguments to all stages of a rank.
             ids = {} if microbatch.document_ids is None else {"document_ids": microbatch.document_ids}
             keywords.append(ids | {"weights": weights} | ({"targets": targets} if self._last else {}))
         targets_of = [None] * len(microbatches) if self._last else None
-        # torch would concatenate the outputs, which are the losses themselves.
+        # The outputs of the last stage are the losses. With return_outputs, torch would concatenate them.
         run(arg_mbs=arguments, kwarg_mbs=keywords, target_mbs=targets_of, losses=losses, return_outputs=False)
         return [loss.detach() for loss in losses] if self._counts else []
 
 
 def own_part(microbatch: Microbatch, context: Context | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the tokens, targets and weights that this rank computes.
+    """Return the tokens, targets and weights that this rank computes, each `[rows, length]`.
 
-    Each is `[rows, length]`, or this rank's part of the length.
+    Under context parallelism each is `[rows, length / size]`: the columns of this rank (see `Context.take`).
     """
     tokens, targets, weights = microbatch.tokens[:, :-1], microbatch.tokens[:, 1:], microbatch.weights
     if context is None:

@@ -1,10 +1,12 @@
-"""Evaluation of the loss on documents that are set aside (`concertina data build --validation`), at intervals of steps.
+"""Evaluation of the loss on validation documents (`concertina data build --validation`), at intervals of steps.
 
-The sequences are always the same, in batches of the training's size and shape. So the loss is the same in every world
-as far as that of a training step is, to the bit with `determinism: Bitwise`. Evaluation does not change the training:
-neither its order nor its gradients. A step is evaluated before the next one begins. A round that continues from that
-step repeats the evaluation, and makes up for one that the previous round could not finish. So no drain has to wait: all
-ranks leave an evaluation between two batches (decision "A drain interrupts an evaluation").
+The evaluated sequences are always the same, in batches of the training's size and shape. With `determinism: Bitwise`,
+the evaluation loss does not depend on the number of ranks. Otherwise, the number of ranks changes it by rounding errors
+only, like the loss of a training step. Evaluation changes neither the order of the training data nor the gradients.
+
+A step is evaluated before the next step begins. If a drain arrives during an evaluation, all ranks stop the evaluation
+after the current batch, so that the drain does not wait. The next round continues from the same step, and evaluates
+that step from the beginning (decision "A drain interrupts an evaluation").
 """
 
 from __future__ import annotations
@@ -32,11 +34,11 @@ from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.progress_report import Reporter
 
 SEED = 0
-"""Seed of the order, independent of the run's seed, so that runs can be compared."""
+"""Seed of the order of sequences. It does not depend on the run's seed, so that runs can be compared."""
 
 
 class Evaluation:
-    """Evaluation of a run."""
+    """Evaluation of a run's loss on validation documents."""
 
     def __init__(
         self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Stages, engine: Engine, sums: Sums,
@@ -47,12 +49,12 @@ class Evaluation:
         self._world, self._reporter, self._saving = world, reporter, saving
         self._count = min(config.sequences, reader.epoch_size)
         self._done = 0
-        """Last step that was evaluated in this round."""
+        """Last step whose evaluation began in this round."""
 
     def after(self, step: int, last: bool = False) -> bool:
-        """Evaluate if it is due after `step` steps, or the run ends with them.
+        """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
-        Return False if a drain interrupted it.
+        Return False if a drain interrupted the evaluation, and True otherwise.
         """
         if step == self._done or (step % self._every and not last):
             return True
@@ -76,9 +78,9 @@ class Evaluation:
 
     @torch.no_grad()
     def _losses(self) -> tuple[list[float], list[int]]:
-        """Return the mean loss of each batch, and the number of tokens that its sequences predict.
+        """Return the mean loss of each batch, and the number of tokens that the batch's sequences predict.
 
-        There are fewer batches if a drain has arrived.
+        If a drain arrives during the evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
         tokens: list[int] = []
@@ -86,8 +88,8 @@ class Evaluation:
             end = min(self._count, begin + self._plan.global_size)
             batch = microbatches(self._reader, self._plan, self._world.data_rank, begin, end)
             count = int(self._reader.predicted(begin, end).sum())
-            # The host waits for the device once per batch, as it does once per step, and only here: this batch was
-            # read while the device computed the previous one.
+            # The host waits for the device only here, once per batch. Meanwhile it has read the next batch, so reading
+            # overlaps with the computation of the previous batch.
             if sums and sums[-1][-1].item():
                 break
             losses = self._sums.losses(self._engine.losses(batch))
@@ -97,15 +99,15 @@ class Evaluation:
             tokens.append(count)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # as no backward does it
+                module.reshard()  # no backward pass frees the gathered weights
         return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
 
 
 def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
-    """Return a reader of the documents that were set aside of each data set. See Reader for `begun`.
+    """Return a reader of the validation documents of each data set. See Reader for `begun`.
 
     Raises:
-        InvalidInput: When there are none, or they can't be used.
+        InvalidInput: When there are no validation documents, or they can't be used.
     """
     aside = [
         source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources

@@ -1,8 +1,8 @@
-"""Number of tokens of each expert in a step, over all ranks: for the biases, and for reports.
+"""Number of tokens of each expert in a step, summed over all ranks, for the router's biases and for reports.
 
-A bias is raised by the rate if its expert had fewer tokens than the mean, and lowered if it had more (balancing without
-an auxiliary loss, Wang et al. 2024). Biases are part of the state, and the same on all ranks, as all read the same
-sums.
+After each step, an expert's bias is raised by the rate if the expert had fewer tokens than the mean of its layer, and
+lowered by the rate if it had more (balancing without an auxiliary loss, Wang et al. 2024). Biases are saved with the
+state. They are the same on all ranks, because all ranks compute them from the same sums.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from concertina_trainer.model.stages import Stages
 
 
 class ExpertLoads:
-    """Loads of the experts."""
+    """Loads of the experts: the number of tokens that each expert was chosen for in a step."""
 
     def __init__(self, model: Stages, config: ModelConfig) -> None:
         experts = config.experts
         self._dense, self._count = (experts.first_dense, experts.count) if experts else (config.layers, 0)
         self._layers, self._rate = config.layers - self._dense, (experts and experts.bias_rate) or 0.0
         self._mixtures = dict(model.mixtures())
-        """Mixtures of this rank's stages, by layer."""
+        """Mixtures of experts in this rank's pipeline stages, by layer."""
 
     def payload(self, device: torch.device) -> Tensor:
-        """Return the loads of this rank's microbatches and layers since the last call, float64 `[layers * experts]`.
+        """Return the loads of this rank's microbatches since the last call, float64 `[layers * experts]`.
 
-        It is empty without experts.
+        Layers without experts are left out. Layers of other pipeline stages have zeros. The payload is empty if the
+        model has no experts.
         """
         loads = torch.zeros(self._layers, self._count, dtype=torch.float64, device=device)
         for layer, moe in self._mixtures.items():
@@ -40,7 +41,10 @@ class ExpertLoads:
 
     @torch.no_grad()
     def update(self, loads: Sequence[float]) -> None:
-        """Update the biases by the loads of all ranks. Call this once per step, with the update of the weights."""
+        """Update the router's biases from `loads`, which are summed over all ranks.
+
+        Call this once per step, together with the update of the weights.
+        """
         by_layer = self._by_layer(loads)
         for layer, moe in self._mixtures.items():
             if self._rate and moe.router.bias is not None:
@@ -48,9 +52,9 @@ class ExpertLoads:
                 moe.router.bias += self._rate * torch.sign(of_layer.mean() - of_layer).to(moe.router.bias)
 
     def busiest(self, loads: Sequence[float]) -> float | None:
-        """Return the greatest load over the mean of its layer, of all layers; 1 if loads are even.
+        """Return the ratio of the busiest expert's load to the mean load of its layer, the maximum over all layers.
 
-        None without experts.
+        The ratio is 1 if loads are even. The result is None if the model has no experts.
         """
         return max(
             (float(layer_loads.max() / layer_loads.mean()) for layer_loads in self._by_layer(loads)), default=None

@@ -44,9 +44,9 @@ class TrainingRun:
     evaluation: Evaluation | None = None
 
     def evaluate(self, step: int, position: int, last: bool = False) -> Done | None:
-        """Evaluate if it is due, and return Done if a drain has arrived meanwhile.
+        """Evaluate `step` if an evaluation is due, and return Done if a drain interrupted it.
 
-        The round then ends with `step`, and the round that continues from it evaluates it.
+        The round then ends with `step`, and the round that continues from this step evaluates it again.
         """
         if self.evaluation is None or self.evaluation.after(step, last):
             return None
@@ -56,9 +56,11 @@ class TrainingRun:
 
 
 def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] = lambda: None) -> Done:
-    """Train from `step` finished steps and `position` consumed samples to the end of the run, or to a drain.
+    """Train until the run is complete or a drain ends the round.
 
-    `check` raises if the round is over. What a GPU's collectives return after they were aborted is no result.
+    Training begins after `step` finished steps and `position` consumed samples. `check` is a function that raises if
+    the round is over. It is called after the all-reduce of each step, because collectives on a GPU return invalid
+    results after they were aborted.
     """
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
     if step >= config.last_step:
@@ -67,7 +69,7 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         saving.save(saving.decide(step, StepFlags()), position, anomalies.skipped, anomalies.trend)
         return Done(Outcome.COMPLETE, step)
     while True:
-        # The evaluation of the previous step, if the previous round ended before it.
+        # Evaluate the previous step, if the previous round ended before its evaluation.
         if done := run.evaluate(step, position):
             return done
 
@@ -78,7 +80,7 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         run.digests.begin(step)
         losses = run.engine.forward_backward(microbatches)
 
-        # All ranks compute the same result, before the weights are changed.
+        # All ranks get the same result before the weights are changed.
         reporter.enter(WorkerPhase.REDUCING, step)
         result = agree(
             run.world, run.sums, losses, optimizer.counted_gradients(), saving.local_flags(),
@@ -122,6 +124,6 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
 
 
 def clip_scale(squared_norm: float, limit: float) -> float:
-    """Return the factor for gradients so that their norm is at most `limit` (0: no limit)."""
+    """Return the factor that limits the norm of the gradients to `limit`; 0 means no limit."""
     norm = math.sqrt(squared_norm)
     return min(1.0, limit / norm) if limit and norm else 1.0

@@ -27,12 +27,15 @@ class RoundInfo:
 
     restored_step: int
     restored_from: str
-    """Source of the state: Fresh, Memory or Storage."""
+    """Where the state came from: Fresh, Memory or Storage."""
     times: StepTimes
     token_flops: float | None
-    """Operations of one token's forward and backward. None: there is no MFU."""
+    """Operations of one token's forward and backward pass. None: there is no MFU."""
     token_flops_full_attention: float | None
-    """The same with the pairs of tokens that the causal mask hides. None: not known."""
+    """Operations of one token as in `token_flops`, plus those for pairs of tokens that the causal mask hides.
+
+    None: not known.
+    """
     peak_flops: float | None
     """Operations per second of all devices of the world. None: there is no MFU."""
 
@@ -51,36 +54,43 @@ class StepInfo:
     """Norm of the gradient before clipping."""
     rate: float
     snapshot_step: int | None
-    """Newest snapshot that is complete on the peers of all ranks."""
+    """Step of the newest snapshot that is complete on the peers of all ranks, or None."""
     saving_seconds: float
     """Seconds of this round spent on snapshots."""
     stalled_seconds: float
     """Seconds of this round spent waiting for data."""
     skipped: Ranges
-    """Positions that were skipped."""
+    """Positions of the samples that were skipped."""
     shares: tuple[int, ...]
-    """Sequences of a step by rank, if they follow the ranks' speed."""
+    """Number of sequences in a step of each rank, or empty if shares do not follow the ranks' speed."""
     interval: CheckpointInterval | None
-    """Interval between checkpoints, with durable storage."""
+    """Interval between checkpoints, or None without durable storage."""
     snapshots: SnapshotInterval | None
-    """Interval between snapshots, from the second snapshot on."""
+    """Interval between snapshots, or None before the second snapshot."""
     busiest_expert: float | None = None
-    """Load of the busiest expert over the mean of its layer, in the layer where that is the greatest."""
+    """Ratio of the busiest expert's load to the mean load of its layer, the maximum over all layers, or None."""
 
 
 class Channel(Protocol):
-    """Channel to the agent."""
+    """Channel from a worker to its agent."""
 
     def send(self, message: Message) -> None: ...
 
 
 class Reporter:
-    """Reporter of progress from rank 0, of a beat from every other rank, and of the heartbeat of each."""
+    """Reports of a worker to its agent.
+
+    Rank 0 sends Progress messages, and every other rank sends beats. Each rank also updates its heartbeat.
+    """
 
     def __init__(
         self, config: TrainerConfig, rank: int, channel: Channel, heartbeat: HeartbeatWriter, entered: float | None
     ) -> None:
-        """Begin to report a round, which this process entered at a time of perf_counter, or with its start."""
+        """Begin to report a round.
+
+        `entered` is the time (time.perf_counter) at which this process entered the round, or None if the process was
+        started for this round.
+        """
         self.heartbeat = heartbeat
         heartbeat.busy = 0.0
         self._config, self._rank, self._channel = config, rank, channel
@@ -89,20 +99,20 @@ class Reporter:
         self._step_began = time.perf_counter()
         self._waited = 0.0
         self._before: Mapping[StepPart, float] = {}
-        """Seconds by part of the first step, which warms up."""
+        """Seconds of the first step, by part. Reports subtract them, because they include the warm-up."""
         self._mean_seconds: float | None = None
-        """Smoothed duration of a step in seconds, without the warm-up of the first one."""
+        """Moving average of the seconds of a step, without the first step, which includes the warm-up."""
         self._first_step_at: float | None = None
         self._saving = self._slowest_save = 0.0
         self._sent: Progress | Beat | None = None
         self._stalled_by = ""
         self._evaluated: Evaluated | None = None
         self.settings: Mapping[str, str] = {}
-        """Values that were chosen for fields that the job does not set, by path."""
+        """Values that were chosen for fields that the job leaves out, by path of the field."""
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Measure a part of the start."""
+        """Measure the duration of a part of the worker's start."""
         started = time.perf_counter()
         yield
         self._timeline[part] = round(time.perf_counter() - started, 4)
@@ -173,7 +183,7 @@ class Reporter:
                 settings=self.settings,
             )
         )
-        # In each step, because drills and the demo measure steps by these lines.
+        # Logged in each step, because drills and the demo measure steps by these lines.
         self.note(str(StepDoneLine(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
@@ -182,7 +192,10 @@ class Reporter:
             print(sentence, flush=True)
 
     def evaluating(self, step: int) -> None:
-        """Report an evaluation, which may take any time. It is neither a hang nor part of a step."""
+        """Report that an evaluation begins.
+
+        It may take any time, which counts neither as a hang nor as part of a step.
+        """
         self.enter(WorkerPhase.EVALUATING, step)
         self._send_again(phase=WorkerPhase.EVALUATING, step=step)
 
@@ -194,7 +207,10 @@ class Reporter:
         self._waited = self._round.times.waiting if self._round else 0.0
 
     def stalled(self, reason: str, seconds: float) -> None:
-        """Report that data are delayed by their store, which is no hang. See StepInfo for `seconds`."""
+        """Report that the data store delays the worker, so that the delay does not count as a hang.
+
+        `seconds` is the time that was spent waiting for data in this round.
+        """
         if reason != self._stalled_by:
             print(f"waiting for data: {reason}", flush=True)
             self._stalled_by = reason
@@ -207,7 +223,11 @@ class Reporter:
         self._channel.send(self._sent)
 
     def _send_again(self, of_progress: dict[str, Any] | None = None, **changed: Any) -> None:
-        """Send the last message again, with what has changed."""
+        """Send the last message again with the fields `changed`.
+
+        If the last message is a Progress message, the fields `of_progress` are changed too. A beat does not have these
+        fields.
+        """
         if isinstance(self._sent, Progress):
             changed |= {"at": time.time(), **(of_progress or {})}
         if self._sent is not None:
@@ -225,7 +245,7 @@ def _metrics(info: StepInfo) -> dict[str, float]:
 
 
 def _seconds_since_process_start() -> float:
-    """Return the seconds since the fork (or exec)."""
+    """Return the seconds since this process was forked (or since its exec)."""
     with open("/proc/self/stat") as file:
         ticks = int(file.read().rpartition(")")[2].split()[19])
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))

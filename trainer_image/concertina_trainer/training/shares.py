@@ -1,9 +1,9 @@
-"""Number of sequences of the global batch for each rank, if it follows the rank's speed. Pure; no torch.
+"""Number of sequences of the global batch for each rank, if shares follow the ranks' speed. Pure; no torch.
 
-A synchronous step ends with its last rank. Sequences are whole, so the division of them that ends soonest is the
-divisor method of D'Hondt and Jefferson (Balinski and Young, Fair Representation, 1982): under a time limit T each rank
-takes floor(T / its seconds per sequence), and T is the greatest that the batch allows (decision "Batch shares by
-speed").
+A synchronous step ends when its last rank has finished. Sequences can't be divided, so the shares with which the step
+ends soonest are those of the divisor method of D'Hondt and Jefferson (Balinski and Young, Fair Representation, 1982).
+Under a time limit T, each rank takes floor(T / its seconds per sequence) sequences. T is the greatest limit under which
+the ranks take no more than the batch (decision "Batch shares by speed").
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import math
 from collections.abc import Sequence
 
 BOUND = 2
-"""Bound of shares: from 1/BOUND to BOUND times the even one.
+"""Bound of a rank's share: from 1/BOUND to BOUND times the even share.
 
-A greater difference means a broken machine, not a slow one.
+A greater difference in speed means that a machine is broken, not that it is slow.
 """
 LEAST_GAIN = 0.1
-"""Minimum part of the step's time that a change of shares must save. Measurement errors of 5 % promise less."""
+"""Minimum fraction of the step's time that a change of shares must save.
+
+Measurement errors of 5 % make smaller savings appear, and these must not change the shares.
+"""
 _HALVINGS = 60
 
 Shares = tuple[int, ...]
 
 
 def even(total: int, world: int) -> Shares:
-    """Return contiguous slices of about the same size, as `BatchPlan.slices` cuts them without shares."""
+    """Return even shares: sizes of contiguous slices as `BatchPlan.slices` cuts them if shares do not follow speed."""
     edges = [total * rank // world for rank in range(world + 1)]
     return tuple(end - begin for begin, end in itertools.pairwise(edges))
 
@@ -34,8 +37,9 @@ def even(total: int, world: int) -> Shares:
 def soonest(total: int, seconds: Sequence[float]) -> Shares:
     """Return shares of `total` sequences, within the bounds, with which the last rank finishes soonest.
 
-    `seconds` is the time that each rank takes for one sequence, positive. A faster rank never has less. A rank computes
-    at least one sequence, so a batch with fewer sequences than ranks is divided evenly.
+    `seconds` is the positive time that each rank takes for one sequence. A faster rank never gets fewer sequences than
+    a slower one. Each rank gets at least one sequence. If there are fewer sequences than ranks, the batch is divided
+    evenly.
     """
     world = len(seconds)
     if total < world:
@@ -63,10 +67,11 @@ def soonest(total: int, seconds: Sequence[float]) -> Shares:
 
 
 def rebalanced(shares: Shares, seconds: Sequence[float]) -> Shares:
-    """Return the shares of the batch for the next steps, in number of sequences for each rank.
+    """Return the shares of the batch for the next steps: the number of sequences of each rank.
 
-    They differ from `shares` only if they shorten the step by at least the part LEAST_GAIN of it. If a value of
-    `seconds` can't be a measured time (negative, nan), they are `shares`.
+    `seconds` is the measured time that each rank takes for one sequence. New shares are returned only if they shorten
+    the step by at least the fraction LEAST_GAIN. Otherwise the result is `shares`, as it is if a value of `seconds`
+    can't be a measured time (negative, nan).
     """
     if not all(math.isfinite(own_seconds) and own_seconds > 0 for own_seconds in seconds):
         return shares
