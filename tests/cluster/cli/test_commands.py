@@ -34,7 +34,7 @@ def test_run_status_suspend_resume_scale(cli: Cli) -> None:
     assert "stops after its current step" in cli("suspend", "demo").stdout
     assert "suspended already" in cli("suspend", "demo").stdout
     assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "true"
-    assert "goes on" in cli("resume", "demo").stdout
+    assert "demo continues" in cli("resume", "demo").stdout
     assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.suspend}") == "false"
     assert "wants 5 replicas (before: 3)" in cli("scale", "demo", "5").stdout
     assert cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.spec.replicas}") == "5"
@@ -49,7 +49,7 @@ def test_what_goes_wrong_is_one_sentence_and_exit_1(cli: Cli, tmp_path: Path) ->
         (cli("suspend", "nothing"), '"nothing" not found'),
         (cli("logs", "nothing"), '"nothing" not found'),
         (cli("run", str(tmp_path / "none.yaml")), "can't be read: No such file or directory"),
-        (cli("run", str(two)), "must hold one TrainingJob, and holds Secret, TrainingJob"),
+        (cli("run", str(two)), "must hold one TrainingJob, and it holds Secret, TrainingJob"),
         (cli("run", "-", stdin="a: ["), "standard input is not YAML"),
         (cli("run", "-", stdin=wrong), "elastic.minReplicas is larger than replicas"),
         (
@@ -228,7 +228,7 @@ def test_top_and_the_events_of_a_job(cli: Cli) -> None:
     assert lines[0].startswith("2 jobs: 1 waiting, 1 training")
     assert [line.split()[:3] for line in lines[2:]] == [["(none)", "other", "Unseen"], ["red", "demo", "Training"]]
     assert [each["name"] for each in json.loads(cli("top", "-o", "json").stdout)] == ["other", "demo"]
-    assert "--sort takes attention" in cli("top", "--sort", "size").stderr
+    assert "--sort must be one of attention" in cli("top", "--sort", "size").stderr
 
     uid = cli.kubectl("get", "tj", "demo", "-o", "jsonpath={.metadata.uid}")
     about = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "name": "demo", "namespace": cli.namespace}
