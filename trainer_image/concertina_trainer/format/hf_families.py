@@ -114,7 +114,9 @@ class Family:
     windows: bool = False
     """Whether layers have a window where sliding_window says so."""
     full_every: int | None = None
-    """Distance of layers without a window, where layer_types and sliding_window_pattern are absent."""
+    """Distance of layers without a window, where no field says otherwise. None: all layers have a window."""
+    window_pattern: bool = False
+    """Whether sliding_window_pattern is that distance."""
     whole_heads: bool = False
     """Whether transformers takes only models whose hidden_size is a multiple of num_attention_heads."""
     other_names: Mapping[str, str] = field(default_factory=dict)
@@ -240,6 +242,7 @@ FAMILIES = {
         names={**GEMMA_NORMS, **QK_NORM},
         windows=True,
         full_every=6,
+        window_pattern=True,
         whole_heads=True,
     ),
     "glm4": Family(
