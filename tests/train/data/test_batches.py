@@ -224,7 +224,7 @@ def test_blocks_are_those_of_create_block_mask(monkeypatch, at_once):
     for document_ids, length in ((None, 300), (None, 512), (ids, 700)):
         keys = torch.arange(length)
         for queries in (keys, keys[::2]):
-            found = _blocks(document_ids, queries, keys)
+            found = _blocks(document_ids, queries, keys, length)
             rows = None if document_ids is None else len(document_ids)
             theirs = create_block_mask(found.mask_mod, rows, None, len(queries), length, device="cpu")
             assert (found.shape, found.BLOCK_SIZE) == (theirs.shape, theirs.BLOCK_SIZE)
@@ -235,12 +235,12 @@ def test_blocks_are_those_of_create_block_mask(monkeypatch, at_once):
 def test_both_kinds_of_mask_say_the_same():
     document_ids = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 1, 1]], dtype=torch.int32)
     place = torch.arange(6)
-    pairs = _pairs(document_ids, place, place)
+    pairs = _pairs(document_ids, place, place, len(place))
     assert pairs[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0],
         [0, 0, 0, 0, 0, 1],
     ]  # fmt: skip
-    visible = _blocks(document_ids, place, place).mask_mod
+    visible = _blocks(document_ids, place, place, len(place)).mask_mod
     for b in range(2):
         blocks = visible(torch.tensor(b), torch.tensor(0), place[:, None], place[None, :])
         assert (blocks == pairs[b, 0]).all()

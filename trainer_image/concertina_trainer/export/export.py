@@ -104,11 +104,6 @@ def export(
         StorageError: When storage can't be read or written.
     """
     trainer = _trainer(checkpoint)
-    if trainer.model.entrypoint:
-        raise InvalidInput(
-            f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
-            "author knows: the decoder alone is exported."
-        )
     if any(name.endswith(".safetensors") for name in target.entries()):
         raise InvalidInput(
             f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
@@ -147,10 +142,16 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if not checkpoint.manifest.trainer:
         raise InvalidInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
     try:
-        return TrainerConfig.model_validate(checkpoint.manifest.trainer)
+        trainer = TrainerConfig.model_validate(checkpoint.manifest.trainer)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise InvalidInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
+    if trainer.model.entrypoint:
+        raise InvalidInput(
+            f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
+            "author knows: the decoder alone is exported."
+        )
+    return trainer
 
 
 def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:

@@ -21,7 +21,7 @@ from concertina_trainer.config.changes import ABSENT, architecture, resolved
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.section import Section
 from concertina_trainer.format.hf_families import COMMON, DEFAULTS, FAMILIES, NULLABLE, Family
-from concertina_trainer.format.hf_positions import OF_POSITIONS, positions, positions_json, rope_of
+from concertina_trainer.format.hf_positions import OF_POSITIONS, contradictions, positions, positions_json, rope_of
 from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
@@ -182,6 +182,12 @@ def described(config: Mapping[str, Any]) -> Described:
     ]
     if config.get("quantization_config"):
         problems.append(_not_built("quantization_config", config["quantization_config"], "weights as they are"))
+    problems += [
+        _not_built(name, config[name], "no dropout")
+        for name in ("attention_dropout", "resid_pdrop", "embd_pdrop")
+        if config.get(name)
+    ]
+    problems += contradictions(config, "rope_local_base_freq" in family.fields)
     of_positions = positions(values, rope_of(config))
     of_windows = windows(values, family)
     problems += [*of_positions.problems, *of_windows.problems]

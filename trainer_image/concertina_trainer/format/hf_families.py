@@ -117,7 +117,9 @@ class Family:
     windows: bool = False
     """Whether the field sliding_window gives layers an attention window. Otherwise the field is ignored."""
     full_every: int | None = None
-    """Every n-th layer has no window if both layer_types and sliding_window_pattern are absent. None: all have one."""
+    """Distance of layers without a window, where no field says otherwise. None: all layers have a window."""
+    window_pattern: bool = False
+    """Whether sliding_window_pattern is that distance."""
     whole_heads: bool = False
     """Whether transformers requires that hidden_size is a multiple of num_attention_heads."""
     other_names: Mapping[str, str] = field(default_factory=dict)
@@ -243,6 +245,7 @@ FAMILIES = {
         names={**GEMMA_NORMS, **QK_NORM},
         windows=True,
         full_every=6,
+        window_pattern=True,
         whole_heads=True,
     ),
     "glm4": Family(

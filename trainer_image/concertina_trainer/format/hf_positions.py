@@ -70,6 +70,29 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return rope
 
 
+def contradictions(config: Mapping[str, Any], windows_have_their_own: bool) -> list[str]:
+    """Return what versions of transformers, or transformers and `rope_of`, would read otherwise, a clause each.
+
+    Args:
+        config: The fields of config.json.
+        windows_have_their_own: Whether the family has other positions in layers with a window.
+    """
+    scaling, parameters = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+    problems = []
+    if scaling and parameters and scaling != parameters:
+        problems.append("rope_scaling and rope_parameters differ: remove the one that the model does not have")
+    if windows_have_their_own and parameters and not {"full_attention", "sliding_attention"} & set(parameters):
+        problems.append("rope_parameters has neither full_attention nor sliding_attention: the family reads only these")
+    name = "original_max_position_embeddings"
+    length, inner = config.get(name), rope_of(config)
+    if length is not None and inner.get("rope_type") in ("llama3", "yarn") and inner.get(name) != length:
+        problems.append(
+            f"{name} is {json.dumps(length)} at the top level and {json.dumps(inner.get(name))} with the positions: "
+            "set both to what the model has"
+        )
+    return problems
+
+
 def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
     """Return the rotary positions that a config.json describes.
 

@@ -19,13 +19,19 @@ def windows(values: Mapping[str, Any], family: Family) -> Part:
     size, layers = values.get("sliding_window"), values.get("num_hidden_layers")
     if not family.windows or size is None or layers is None:
         return Part({}, {}, [])
-    every = values.get("sliding_window_pattern") or family.full_every
-    types = values.get("layer_types") or layer_types(layers, every)
-    if types != layer_types(layers, every):
-        every = types.index(FULL) + 1 if FULL in types else None
+    types, pattern, every = values.get("layer_types"), values.get("sliding_window_pattern"), family.full_every
     problems = []
-    if types != layer_types(layers, every) or every == 1:
-        problems = [f"layer_types is {json.dumps(types)[:200]}, and the bundled decoder has every n-th layer full"]
+    if family.window_pattern:
+        every = pattern or every
+    elif pattern is not None and pattern != every:
+        problems.append(f"sliding_window_pattern is {json.dumps(pattern)}, and the family has no such field")
+    # The bounds of num_hidden_layers are not checked yet: no list may be made of it.
+    if types is not None and types != layer_types(len(types), every) and family.full_every:
+        every = types.index(FULL) + 1 if FULL in types else None
+    if every == 1 or (types is not None and (len(types) != layers or types != layer_types(len(types), every))):
+        where = "every n-th layer full" if family.full_every else "a window in each layer of this family"
+        name, value = ("sliding_window_pattern", pattern) if types is None else ("layer_types", types)
+        problems.append(f"{name} is {json.dumps(value)[:200]}, and the bundled decoder has {where}")
     sources = {"window.size": "sliding_window", "window.fullEvery": "layer_types"}
     return Part({"window.size": size, "window.fullEvery": every}, sources, problems)
 

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from concertina_trainer.format import hf_config
 
@@ -10,6 +11,8 @@ LLAMA3 = {
     "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }  # fmt: skip
+
+MIXED = ["sliding_attention", "full_attention"] * 16
 
 
 def sizes(layers, dim, heads, kv_heads, hidden, vocabulary, tied=False, **fields):
@@ -110,6 +113,16 @@ def test_windows_are_those_of_each_layer():
         ("Llama 3.1 8B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, and the bundled decoder has 1"),
         ("Llama 3.1 8B", {"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor of the rope_type"),
         ("Gemma 2 9B", {"layer_types": ["full_attention"] * 42}, "layer_types is "),
+        ("Gemma 2 9B", {"sliding_window_pattern": 6}, "sliding_window_pattern is 6, and the family has no such field"),
+        ("Gemma 3 1B", {"sliding_window_pattern": 1}, "sliding_window_pattern is 1, and the bundled decoder has every"),
+        ("Gemma 3 1B", {"layer_types": ["full_attention"] * 3}, "layer_types is "),
+        ("Mistral 7B v0.1", {"layer_types": MIXED}, r"layer_types is .*, and the bundled decoder has a window in each"),
+        ("Mistral 7B v0.1", {"sliding_window_pattern": 2}, "sliding_window_pattern is 2, and the family has no such"),
+        ("Llama 3.1 8B", {"rope_parameters": {**LLAMA3, "factor": 4.0}}, "rope_scaling and rope_parameters differ"),
+        ("Llama 3.1 8B", {"original_max_position_embeddings": 4096}, "original_max_position_embeddings is 4096 at the"),
+        ("Gemma 3 1B", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters has neither"),
+        ("Llama 3.1 8B", {"attention_dropout": 0.1}, "attention_dropout is 0.1, and the bundled decoder has no drop"),
+        ("Phi 3 mini 4k", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1, and the bundled decoder has no dropout"),
         ("Gemma 2 9B", {"hidden_activation": "gelu"}, 'hidden_activation is "gelu", and the bundled decoder has "gelu'),
         ("GLM 4 9B 0414", {"model_type": "deepseek_v3"}, 'model_type is "deepseek_v3", and the bundled decoder comp'),
     ],
@@ -117,3 +130,10 @@ def test_windows_are_those_of_each_layer():
 def test_what_is_not_computed_is_refused_by_its_field(name, changed, says):
     problems = hf_config.described({**PUBLISHED[name][1], **changed}).problems
     assert any(re.match(says, problem) for problem in problems), problems
+
+
+def test_a_huge_number_of_layers_is_refused_at_once():
+    """Make no list of the layers before their number is checked."""
+    config = {**PUBLISHED["Gemma 3 1B"][1], "num_hidden_layers": 10**12}
+    with pytest.raises(ValidationError, match=r"layers\n"):
+        hf_config.described(config).model()
