@@ -346,7 +346,8 @@ class Channel:
         """Handle a message in the thread that reads, and return whether it needs no further handling."""
         if isinstance(message, w.QueryCalls):
             self._must_wait = True
-            self._send(w.CallCount(self._rank, self._calls))
+            with contextlib.suppress(w.ChannelClosed):  # no _check(): the thread that reads is older than the round
+                self._rounds.send(w.CallCount(self._rank, self._calls))
         elif isinstance(message, w.Registered):
             self._must_wait = False
         elif isinstance(message, w.StopAtCall):

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import trainingjob
 from concertina_protocol import Restore
 from concertina_protocol import worker_channel as w
-from concertina_protocol.worker_channel.rounds import RoundLeft
+from concertina_protocol.worker_channel.rounds import RoundChannel, RoundLeft
 from concertina_state import process_groups
 from concertina_state.errors import InvalidInput
 from trainingjob import _channel, _connection, _rounds
@@ -119,6 +119,55 @@ def test_main_is_called_again_with_the_variables_of_the_next_round(agent: Agent)
     assert agent.hear() == w.Hello(3, os.getpid(), traces=True, stays=True)
     assert agent.result.result(60) == 2
     assert worlds == [(1, 0), (2, 3)]
+
+
+def test_each_round_tells_how_often_the_script_has_called(agent: Agent) -> None:
+    """The thread that reads is older than every round but the first."""
+
+    def main() -> int:
+        while trainingjob.world().round < 3 and not trainingjob.should_checkpoint():
+            pass
+        return trainingjob.world().round
+
+    agent.run(main)
+    for round in (1, 2):
+        agent.begin()
+        assert agent.hear() == w.Register(0)
+        agent.say(w.QueryCalls())
+        assert agent.hear() == w.CallCount(0, 0)
+        agent.say(w.StopAtCall(2))
+        assert agent.hear() == w.Left(round, 0)
+        agent.say(next_round())
+    agent.begin()
+    assert agent.result.result(60) == 3
+
+
+def test_a_round_can_be_asked_while_it_is_left(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_round = RoundChannel.end_round
+
+    def end_after_a_question(rounds: RoundChannel) -> None:
+        agent.say(w.QueryCalls())
+        answers.append(agent.hear())
+        end_round(rounds)
+
+    monkeypatch.setattr(RoundChannel, "end_round", end_after_a_question)
+    answers: list[w.Message] = []
+    calls = []
+
+    def main() -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            lost()
+
+    agent.run(main)
+    agent.begin()
+    while not answers and agent.thread.is_alive():
+        agent.thread.join(0.01)
+    assert answers == [w.CallCount(0, 0)]
+    assert isinstance(agent.hear(), w.Left)
+    agent.say(next_round())
+    agent.begin()
+    assert agent.result.result(60) is None
 
 
 def test_a_round_that_is_over_before_it_is_entered_is_left_without_main(agent: Agent) -> None:
