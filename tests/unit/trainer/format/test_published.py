@@ -137,3 +137,17 @@ def test_a_huge_number_of_layers_is_refused_at_once():
     config = {**PUBLISHED["Gemma 3 1B"][1], "num_hidden_layers": 10**12}
     with pytest.raises(ValidationError, match=r"layers\n"):
         hf_config.described(config).model()
+
+
+def test_null_key_and_value_heads_are_as_many_as_heads():
+    config = PUBLISHED["Mistral 7B v0.1"][1]
+    assert hf_config.described({**config, "num_key_value_heads": None}).fields["kvHeads"] == 32
+    absent = {name: value for name, value in PUBLISHED["Qwen2.5 7B"][1].items() if name != "num_key_value_heads"}
+    assert hf_config.described(absent).fields["kvHeads"] == 32
+    assert hf_config.described({**absent, "num_key_value_heads": None}).fields["kvHeads"] == 28
+
+
+def test_the_length_of_yarn_is_exported():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    model = hf_config.described({**PUBLISHED["Qwen2.5 7B"][1], "rope_scaling": yarn}).model()
+    assert hf_config.config_json(model)["max_position_embeddings"] == 131072
