@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.changes import ABSENT, architecture, resolved
 from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.positions_config import RopeScalingType
 from concertina_trainer.config.section import Section
 from concertina_trainer.format.hf_families import COMMON, DEFAULTS, FAMILIES, NULLABLE, Family
 from concertina_trainer.format.hf_positions import OF_POSITIONS, contradictions, positions, positions_json, rope_of
@@ -199,7 +200,7 @@ def described(config: Mapping[str, Any]) -> Described:
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields of config.json, with the defaults of transformers for fields that are absent.
 
-    A file may be older than a field. Null counts as absent, except in the fields NULLABLE.
+    A file may be older than a field. Null counts as absent, except for NULLABLE and what follows from the width.
     """
     present = {name: value for name, value in config.items() if value is not None}
     present |= {name: present[other] for other, name in family.other_names.items() if other in present}
@@ -207,6 +208,7 @@ def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     head_dim = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
     of_width = {"num_key_value_heads": heads, "head_dim": head_dim}
     nulls = {name: None for name in NULLABLE if name in config}
+    nulls |= {name: value for name, value in of_width.items() if name in config}
     return {**DEFAULTS, **of_width, **family.defaults, **nulls, **present, **rope_of(config)}
 
 
@@ -217,12 +219,17 @@ def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
     """
     family, values = FAMILIES[kind], resolved(model)
     sources = {**COMMON, **family.fields}
+    scaling = model.rope_scaling
+    yarn = scaling is not None and scaling.type is RopeScalingType.yarn
     known = {name: path for name, path in sources.items() if path in values or name in NULLABLE}
     return {
         "architectures": [family.architecture],
         "model_type": kind,
         "attention_dropout": 0.0,
-        "max_position_embeddings": model.sequence_length,
+        # Older versions of transformers compute the factor of YaRN from this.
+        "max_position_embeddings": round(values["ropeScaling.factor"] * values["ropeScaling.originalLength"])
+        if yarn
+        else model.sequence_length,
         "use_cache": True,
         "pad_token_id": None,  # a family's default may be beyond the vocabulary
         **{name: value for name, value in family.only.items() if name not in OF_POSITIONS},

@@ -141,14 +141,14 @@ FAMILIES = {
     ),
     "qwen2": Family(
         "Qwen2ForCausalLM",
-        defaults=NO_WINDOW,
+        defaults={"num_key_value_heads": 32, **NO_WINDOW},
         only={**PLAIN, **NO_WINDOW},
         fixed={"qkvBias": True},
         names=QKV_BIAS,
     ),
     "qwen3": Family(
         "Qwen3ForCausalLM",
-        defaults={"head_dim": 128, **NO_WINDOW, "attention_bias": False},
+        defaults={"num_key_value_heads": 32, "head_dim": 128, **NO_WINDOW, "attention_bias": False},
         only={**PLAIN, **NO_WINDOW, "attention_bias": False},
         fixed={"qkNorm": True},
         names=QK_NORM,

@@ -117,7 +117,8 @@ def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
     sources |= {f"ropeScaling.{path}": name for name, path in names.items()}
     fields |= {f"ropeScaling.{path}": rope[name] for name, path in names.items() if name in rope}
     missing = [name for name in names if name not in rope and name not in OPTIONAL]
-    unknown = sorted(set(rope) - set(names) - set(NO_SCALING))
+    ignored = {"attention_factor"} if kind == "linear" else set()  # by transformers
+    unknown = sorted(set(rope) - set(names) - set(NO_SCALING) - ignored)
     return Part(fields, sources, [
         *(f"{name} of the rope_type {kind} is missing: add what the model has" for name in missing),
         *(f"{name} is {json.dumps(rope[name])}, and the bundled decoder has no such rope_scaling" for name in unknown),

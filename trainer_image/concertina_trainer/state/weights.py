@@ -27,7 +27,7 @@ from concertina_state.format.shardfile import (
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config, hf_names
-from concertina_trainer.format.hf_families import FAMILIES, Family
+from concertina_trainer.format.hf_families import ENDS, FAMILIES, Family
 
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
@@ -138,7 +138,8 @@ class SafetensorsFiles:
             header = json.loads(bytes(self._folder.get_ranges(key, [(8, header_size)])[0]))
             header.pop("__metadata__", None)
             for name, entry in header.items():
-                if not name.endswith(PASSED_OVER):
+                is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
+                if not (name.endswith(PASSED_OVER) or is_tied_head):
                     yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise InvalidInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error

@@ -71,7 +71,8 @@ def test_what_can_t_be_is_refused(folder, parent, described, model, config, says
     job = node.Job(folder / "job", parent, {**trainer, "model": {**trainer["model"], **model}})
     job.environment["CONCERTINA_PARALLELISM"] = json.dumps({"tensor": 4 if "num_attention_heads" in config else 1})
     outcome = job.run(4 if "num_attention_heads" in config else 1)
-    assert set(outcome.codes.values()) == {78}, outcome.output
+    # The first rank that ends makes the agent kill the others.
+    assert set(outcome.codes.values()) - {-9} == {78}, outcome.output
     assert says in outcome.faults[0].message
 
 

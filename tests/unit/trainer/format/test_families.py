@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch._C._distributed_c10d import FakeStore
 from transformers import AutoModelForCausalLM
 
@@ -125,6 +126,14 @@ def exported(decoder, config, folder, monkeypatch):
     durable = small.publish(f"file://{folder}/run", folder, weights=weights)
     export(StoredCheckpoint(durable.uri), ObjectPrefix(str(folder / "hf"), create=True), lambda size: None)
     return AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+
+
+def test_the_head_of_a_tied_model_is_passed_over(tmp_path):
+    families.made("qwen2, tied").save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, file)
+    decoder_of(config_of(tmp_path), tmp_path)
 
 
 LAYOUTS = {

@@ -123,6 +123,7 @@ def test_windows_are_those_of_each_layer():
         ("Gemma 3 1B", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "rope_parameters has neither"),
         ("Llama 3.1 8B", {"attention_dropout": 0.1}, "attention_dropout is 0.1, and the bundled decoder has no drop"),
         ("Phi 3 mini 4k", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1, and the bundled decoder has no dropout"),
+        ("Gemma 3 1B", {"sliding_window": None}, "sliding_window is null, and the bundled decoder has a number"),
         ("Gemma 2 9B", {"hidden_activation": "gelu"}, 'hidden_activation is "gelu", and the bundled decoder has "gelu'),
         ("GLM 4 9B 0414", {"model_type": "deepseek_v3"}, 'model_type is "deepseek_v3", and the bundled decoder comp'),
     ],
@@ -137,3 +138,22 @@ def test_a_huge_number_of_layers_is_refused_at_once():
     config = {**PUBLISHED["Gemma 3 1B"][1], "num_hidden_layers": 10**12}
     with pytest.raises(ValidationError, match=r"layers\n"):
         hf_config.described(config).model()
+
+
+def test_null_key_and_value_heads_are_as_many_as_heads():
+    config = PUBLISHED["Mistral 7B v0.1"][1]
+    assert hf_config.described({**config, "num_key_value_heads": None}).fields["kvHeads"] == 32
+    absent = {name: value for name, value in PUBLISHED["Qwen2.5 7B"][1].items() if name != "num_key_value_heads"}
+    assert hf_config.described(absent).fields["kvHeads"] == 32
+    assert hf_config.described({**absent, "num_key_value_heads": None}).fields["kvHeads"] == 28
+
+
+def test_the_length_of_yarn_is_exported():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    model = hf_config.described({**PUBLISHED["Qwen2.5 7B"][1], "rope_scaling": yarn}).model()
+    assert hf_config.config_json(model)["max_position_embeddings"] == 131072
+
+
+def test_linear_positions_have_no_attention_factor():
+    linear = {"rope_type": "linear", "factor": 2.0, "attention_factor": 1.0}
+    assert not hf_config.described({**PUBLISHED["Qwen2.5 7B"][1], "rope_scaling": linear}).problems
