@@ -76,8 +76,10 @@ def fitted(
     default = _default(recorded or config, own, world)
     if recorded is not None or not (device_bytes := least_memory(world)):
         return Fitted(default.filled(config), default.chosen(config))
+    # The model is known by now. With `from`, the planning process would not apply the rules on its sizes.
+    described = config.model_copy(update={"model": config.model.model_copy(update={"from_": None})})
     request = {
-        "trainer": config.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "trainer": described.model_dump(mode="json", by_alias=True, exclude_none=True),
         "data": own
         and {"vocab_size": reader.vocab_size, "frames": reader.frames and dataclasses.asdict(reader.frames)},
         "parallelism": world.parallelism.model_dump(mode="json", by_alias=True, exclude_none=True),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from builders.train import node
+from builders.train import families, node
 from concertina_protocol import Restore
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -68,6 +68,17 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert "does not fit into the 1.0 GiB of the smallest device, with 1 ranks" in message
     assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.7 GiB)" in message
     assert "raise elastic.minReplicas to at least 4 GPUs (0.6 GiB)" in message
+
+
+def test_a_described_model_that_cannot_fit_is_refused_too(folder, parent, trainer):
+    """Three heads are no whole number for each rank of a tensor group of two, which is no remedy then."""
+    model = families.made("qwen3", vocab_size=256, num_attention_heads=6, num_key_value_heads=3)
+    model.save_pretrained(folder / "qwen")
+    section = {"from": str(folder / "qwen"), "sequenceLength": 32}
+    job = node.Job(folder / "job", parent, {**trainer, "model": section})
+    job.environment = {DEVICE_BYTES: "1000"}
+    outcome = job.run(1)
+    assert {fault.reason for fault in outcome.faults.values()} == {"DoesNotFit"}, outcome.output
 
 
 @pytest.mark.long(

@@ -48,14 +48,16 @@ def rotate(x: Tensor, positions: Positions, context: Context | None) -> Tensor:
         length = x.size(-2) * context.size
         rows = context.queries(length, x.device)
         cos, sin = (table[rows] for table in rotary_table(length, positions, x.device))
-    turned, rest = precise(x[..., : positions.dim]), x[..., positions.dim :]
+    turned = precise(x[..., : positions.dim])
     if positions.pairs is RotaryPairs.halves:
         first, second = turned.chunk(2, dim=-1)
     else:
         first, second = turned.unflatten(-1, (-1, 2)).unbind(-1)
     parts = first * cos - second * sin, second * cos + first * sin
     rotated = torch.cat(parts, dim=-1) if positions.pairs is RotaryPairs.halves else torch.stack(parts, -1).flatten(-2)
-    return torch.cat([rotated.type_as(x), rest], dim=-1)
+    if positions.dim == x.size(-1):
+        return rotated.type_as(x)  # one pass over all heads less, forward and backward
+    return torch.cat([rotated.type_as(x), x[..., positions.dim :]], dim=-1)
 
 
 @functools.lru_cache(maxsize=8)
