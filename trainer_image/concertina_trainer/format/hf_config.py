@@ -207,7 +207,7 @@ def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     width, heads = present.get("hidden_size"), present.get("num_attention_heads")
     head_dim = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
     of_width = {"num_key_value_heads": heads, "head_dim": head_dim}
-    nulls = {name: None for name in NULLABLE if name in config}
+    nulls: dict[str, object] = {name: None for name in NULLABLE if name in config}
     nulls |= {name: value for name, value in of_width.items() if name in config}
     return {**DEFAULTS, **of_width, **family.defaults, **nulls, **present, **rope_of(config)}
 
