@@ -6,7 +6,6 @@ there, so the folder may be gone by then.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -28,18 +27,28 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     """Return the configuration with all fields of the model, and a sentence about where they are from.
 
     Raises:
-        InvalidInput: When the model can't be read, is none that the decoder computes, or is not the one of the spec.
+        InvalidInput: When the model can't be read, is none that the decoder computes, or is not the one of the spec; or
+            when the saved state is damaged, and the folder of the model is gone.
         RestoreFailed: When the state in memory can't be read.
         StorageError: When storage can't be read.
     """
     uri = config.model.from_
     if uri is None:
         return config, ""
-    saved = _saved(start, channel)
+    unreadable: Exception | None = None
+    try:
+        saved = _saved(start, channel)
+    except (InvalidInput, StorageError) as error:
+        # Restoring reports what is damaged, and takes an older checkpoint if the job allows it.
+        saved, unreadable = None, error
     if saved is not None and saved.from_ == uri:
         found, where = saved, f"the saved state of step {start.step}"
     else:
-        found, where = read_model(uri), f"{uri}/{hf_config.NAME}"
+        try:
+            found, where = read_model(uri), f"{uri}/{hf_config.NAME}"
+        except (InvalidInput, StorageError) as error:
+            # The folder may be gone since the first round, so the state is what has to be mended.
+            raise unreadable or error from error
     whole = filled_config(config, found, where)
     kind = hf_config.family_of(whole.model)
     name = kind[0] if kind else "a decoder"
@@ -74,13 +83,17 @@ def read_model(uri: str) -> ModelConfig:
 
 
 def _saved(start: Restore, channel: Requests) -> ModelConfig | None:
-    """Return the model of the state that the round begins with, or None if there is none."""
+    """Return the model of the state that the round begins with, or None if there is none.
+
+    Raises:
+        InvalidInput: When the checkpoint is damaged.
+        RestoreFailed: When the state in memory can't be read.
+        StorageError: When storage can't be read.
+    """
     if start.source == RestoreSource.MEMORY and start.id is not None:
         trainer: Mapping[str, Any] = json.loads(InMemory(start.id, channel).header(0).trainer or "{}")
     elif start.source == RestoreSource.STORAGE and start.durable is not None:
-        trainer = {}
-        with contextlib.suppress(InvalidInput, StorageError):  # restoring reports what is damaged
-            trainer = StoredCheckpoint(start.durable.uri).manifest.trainer
+        trainer = StoredCheckpoint(start.durable.uri).manifest.trainer
     else:
         return None
     try:
