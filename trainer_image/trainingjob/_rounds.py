@@ -182,9 +182,9 @@ def _with_causes(error: BaseException) -> Iterator[BaseException]:
 def _end_round(groups: ModuleType) -> None:
     """Close everything that belongs to the round, so that none of it can affect the next round."""
     _channel.leave()
-    for name, end in (("trainingjob._state", "end_round"), ("trainingjob._data", "end_round")):
+    for name in ("trainingjob._state", "trainingjob._data"):
         if (module := sys.modules.get(name)) is not None:
-            getattr(module, end)()
+            module.end_round()
     own: Any = (threading.main_thread(), threading.current_thread())
     dummy = threading._DummyThread  # threads of libraries, which Python has not started
     _channel.threads_of_earlier_rounds.update(

@@ -152,14 +152,7 @@ def test_a_round_can_be_asked_while_it_is_left(agent: Agent, monkeypatch: pytest
 
     monkeypatch.setattr(RoundChannel, "end_round", end_after_a_question)
     answers: list[w.Message] = []
-    calls = []
-
-    def main() -> None:
-        calls.append(None)
-        if len(calls) == 1:
-            lost()
-
-    agent.run(main)
+    agent.run(once(lost))
     agent.begin()
     while not answers and agent.thread.is_alive():
         agent.thread.join(0.01)
@@ -167,7 +160,7 @@ def test_a_round_can_be_asked_while_it_is_left(agent: Agent, monkeypatch: pytest
     assert isinstance(agent.hear(), w.Left)
     agent.say(next_round())
     agent.begin()
-    assert agent.result.result(60) is None
+    assert agent.result.result(60) == "done"
 
 
 def test_a_round_that_is_over_before_it_is_entered_is_left_without_main(agent: Agent) -> None:
@@ -203,16 +196,22 @@ def lost() -> None:
     raise RuntimeError(LOST)
 
 
-@pytest.mark.parametrize("fails", [lost, wrapped])
-def test_one_that_has_lost_a_peer_leaves_by_itself_and_says_what_it_saw(agent: Agent, fails) -> None:
-    calls = []
+def once(ends: Callable[[], None]) -> Callable[[], str]:
+    """Return a `main` whose first call ends as this function does, and whose later calls return."""
+    calls: list[None] = []
 
-    def main() -> None:
+    def main() -> str:
         calls.append(None)
         if len(calls) == 1:
-            fails()
+            ends()
+        return "done"
 
-    agent.run(main)
+    return main
+
+
+@pytest.mark.parametrize("fails", [lost, wrapped])
+def test_one_that_has_lost_a_peer_leaves_by_itself_and_says_what_it_saw(agent: Agent, fails) -> None:
+    agent.run(once(fails))
     agent.begin()
     left = agent.hear()
     assert isinstance(left, w.Left)
@@ -220,7 +219,7 @@ def test_one_that_has_lost_a_peer_leaves_by_itself_and_says_what_it_saw(agent: A
     assert any(LOST in line for line in left.output)
     agent.say(next_round())
     agent.begin()
-    assert agent.result.result(60) is None
+    assert agent.result.result(60) == "done"
 
 
 @pytest.mark.parametrize(
@@ -264,15 +263,7 @@ def exits() -> None:
 
 @pytest.mark.parametrize("stops", [stops_by_itself, stops_at_the_next_call, exits])
 def test_a_planned_change_is_left_with_code_0(agent: Agent, stops) -> None:
-    calls = []
-
-    def main() -> str:
-        calls.append(None)
-        if len(calls) == 1:
-            stops()
-        return "done"
-
-    agent.run(main)
+    agent.run(once(stops))
     agent.begin()
     assert agent.hear() == w.Register(0)
     agent.say(w.StopAtCall(1))
