@@ -219,17 +219,16 @@ def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
     """
     family, values = FAMILIES[kind], resolved(model)
     sources = {**COMMON, **family.fields}
-    scaling = model.rope_scaling
-    yarn = scaling is not None and scaling.type is RopeScalingType.yarn
+    length: float = model.sequence_length
+    if model.rope_scaling is not None and model.rope_scaling.type is RopeScalingType.yarn:
+        # Older versions of transformers compute the factor of YaRN from this.
+        length = values["ropeScaling.factor"] * values["ropeScaling.originalLength"]
     known = {name: path for name, path in sources.items() if path in values or name in NULLABLE}
     return {
         "architectures": [family.architecture],
         "model_type": kind,
         "attention_dropout": 0.0,
-        # Older versions of transformers compute the factor of YaRN from this.
-        "max_position_embeddings": round(values["ropeScaling.factor"] * values["ropeScaling.originalLength"])
-        if yarn
-        else model.sequence_length,
+        "max_position_embeddings": round(length),
         "use_cache": True,
         "pad_token_id": None,  # a family's default may be beyond the vocabulary
         **{name: value for name, value in family.only.items() if name not in OF_POSITIONS},
