@@ -9,11 +9,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from typer.testing import CliRunner
 
 import trainingjob.dcp
 from builders.programs import PROGRAMS, SEARCH_PATH
 from builders.train import node, states
 from builders.train.published import flip_a_byte
+from concertina.cli.checkpoint import app
 from concertina_state.checkpoints.catalogue import copy
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.objects import retry
@@ -77,9 +80,28 @@ def test_a_part_that_no_shard_has_is_named(local):
     class Holed(trainingjob.dcp.Reader):
         def read_metadata(self):
             metadata = super().read_metadata()
-            for header in self._headers.values():
+            for header in self._contents.headers.values():
                 header.chunks.pop("model.norm.weight", None)
             return metadata
 
     with pytest.raises(CheckpointException, match=r"model\.norm\.weight is not wholly in .*local"):
         dcp.load({"model.norm.weight": torch.zeros(32)}, storage_reader=Holed(local))
+
+
+def test_a_converted_checkpoint_is_read_by_torch_alone(durable, tmp_path):
+    """Convert by the command from S3, and read by dcp.load and dcp_to_torch_save."""
+    said = CliRunner().invoke(app, ["export", durable.uri, f"{tmp_path}/out", "--to", "dcp"])
+    assert said.exit_code == 0, said.output
+    again = CliRunner().invoke(app, ["export", durable.uri, f"{tmp_path}/out", "--to", "dcp"])
+    assert "out is not empty: name a new folder" in again.output
+    expected = {dcp_name(name): value for name, value in states.of_checkpoint(durable.uri).items()}
+    found = {name: torch.zeros_like(value) for name, value in expected.items()}
+    dcp.load(found, checkpoint_id=tmp_path / "out", no_dist=True)
+    dcp_to_torch_save(tmp_path / "out", tmp_path / "whole.pt")
+    whole = torch.load(tmp_path / "whole.pt")
+    assert whole.keys() == {"model", "optimizer"}
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+        section, _, rest = name.partition(".")
+        assert torch.equal(whole[section][rest], value), name
+    assert whole["optimizer"]["state.norm.weight.step"] == STEPS
