@@ -59,14 +59,15 @@ class CheckpointConfig(BaseModel):
         default="",
         max_length=1024,
         description="Another run's checkpoint, or its folder for the newest one, to continue from with its state: "
-        "the same data and model. It matters only while there is no checkpoint under uri.",
+        "the same data and model. Or a folder of torch.distributed.checkpoint. It matters only while there is no "
+        "checkpoint under uri.",
     )
     init_from: str = Field(
         default="",
         max_length=1024,
-        description="Weights to begin with at step 0: another run's checkpoint or folder, or safetensors with "
-        "the names of a family of Hugging Face's models (docs/models.md). It matters only while there is no checkpoint "
-        "under uri.",
+        description="Weights to begin with at step 0: another run's checkpoint or folder, safetensors with "
+        "the names of a family of Hugging Face's models (docs/models.md), or a folder of torch.distributed.checkpoint. "
+        "It matters only while there is no checkpoint under uri.",
     )
     on_damage: DamageResponse = Field(
         default=DamageResponse.STOP,
