@@ -105,3 +105,11 @@ def test_a_converted_checkpoint_is_read_by_torch_alone(durable, tmp_path):
         section, _, rest = name.partition(".")
         assert torch.equal(whole[section][rest], value), name
     assert whole["optimizer"]["state.norm.weight.step"] == STEPS
+
+
+def test_without_torch_the_command_says_what_to_install(local, tmp_path):
+    program = "import sys; sys.modules['torch'] = None; from concertina.cli.checkpoint import app; app()"
+    command = [sys.executable, "-c", program, "export", local, f"{tmp_path}/out", "--to", "dcp"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 1
+    assert "This command needs torch, which is not installed: pip install 'concertina-cli[torch]'" in said.stderr
