@@ -113,7 +113,7 @@ class ReadPlan:
 
     @property
     def shards(self) -> list[int]:
-        return sorted({item.shard for item in self.items})
+        return sorted(self._by_shard)
 
     def require(self, whence: str) -> None:
         """Check that shards store all requested elements. `whence` is the name of the state for the message.
@@ -138,12 +138,19 @@ class ReadPlan:
             items_by_target.setdefault(item.target, []).append(item)
         return items_by_target
 
+    @functools.cached_property
+    def _by_shard(self) -> Mapping[int, Sequence[ReadItem]]:
+        items_by_shard: dict[int, list[ReadItem]] = {}
+        for item in self.items:
+            items_by_shard.setdefault(item.shard, []).append(item)
+        return items_by_shard
+
     def batches(self, shard: int, most: int) -> Iterator[list[ReadItem]]:
         """Yield batches of the items of one shard, in the order of the file.
 
         A batch has the items that begin between two multiples of `most` bytes of the file.
         """
-        items = sorted((item for item in self.items if item.shard == shard), key=lambda item: item.begin)
+        items = sorted(self._by_shard.get(shard, ()), key=lambda item: item.begin)
         parts = itertools.chain.from_iterable(item.split(most) for item in items)
         for _, batch in itertools.groupby(parts, key=lambda item: item.begin // most):
             yield list(batch)
