@@ -251,6 +251,7 @@ def publish(
             continued=metadata.continued,
             skipped=metadata.skipped,
             undone=undone,
+            frozen=metadata.frozen,
             lineage=lineage_of(sidecars, parent, spec_of_this_job()),
         )
     )

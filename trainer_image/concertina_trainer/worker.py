@@ -63,7 +63,7 @@ from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.described_model import with_described_model
-from concertina_trainer.state.restore import recorded, restore, usable_start
+from concertina_trainer.state.restore import NEW_RUN, Recorded, recorded, restore, usable_start
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
@@ -226,13 +226,15 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
         world = group.join(os.environ, parallelism, config.model.experts is not None)
     with reporter.timed("build"):
         source = usable_start(start.restore, start.uid, world)
-        saved = recorded(source, start.uid, checkpoint, world, channel)
+        saved = recorded(source, start.uid, checkpoint, config.model, world, channel)
         built = build(config, checkpoint, world, start.restore.step, reporter, saved, channel.check)
     config = built.config
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
     with reporter.timed("restore"):
         digest = built.reader.digest
-        restored = restore(source, start.uid, built.state, config, checkpoint, digest, world, channel)
+        restored = restore(
+            source, start.uid, built.state, config, checkpoint, digest, world, channel, saved.frozen
+        )  # fmt: skip
     if (warmup := config.optimizer.resolved_warmup_steps(config.steps)) > config.steps:
         reporter.note(
             f"optimizer.warmupSteps ({warmup}) is more than steps ({config.steps}), so the learning rate never reaches "
@@ -250,12 +252,12 @@ def build(
     world: DistContext,
     step: int,
     reporter: Reporter,
-    saved: TrainerConfig | None = None,
+    saved: Recorded = NEW_RUN,
     check: Callable[[], None] = lambda: None,
 ) -> Built:
     """Build the data reader, the model and the optimizer, without a state.
 
-    `saved` is the configuration that was saved with the state to restore, or None. `check` raises if the round is over.
+    `saved` is what is recorded about the state to restore. `check` raises if the round is over.
 
     Raises:
         InvalidInput: When the data do not fit the model, or can't be used.
@@ -274,7 +276,7 @@ def build(
             f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
         )
     _check_data(config, reader.digest)
-    settings = fitted(config, own, reader, saved, world, check)
+    settings = fitted(config, own, reader, saved.config, world, check)
     reporter.note(settings.note)
     reporter.settings = settings.chosen
     config = settings.config
@@ -282,9 +284,8 @@ def build(
     aside = validation_reader(config, begun) if config.evaluation else None
     model = parallelized(config, world, own)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
-    return Built(
-        config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config, optimizer, world)
-    )
+    state = TrainState(model, config, optimizer, world, saved.frozen)
+    return Built(config, checkpoint, world, reader, aside, model, optimizer, state)
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
@@ -331,7 +332,7 @@ def assemble(
         config.data.balance is Balancing.speed, batches, config.resolved_micro_batch_size, world.data_rank
     )
     every = config.anomalies.corruption_check_steps
-    digests = Digests(every, built.model, built.state.saved.tensors, world, restored.id.step)
+    digests = Digests(every, built.model, built.state.tensors, world, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
         evaluation = Evaluation(

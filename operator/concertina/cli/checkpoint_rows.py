@@ -31,6 +31,8 @@ def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
     yield "Libraries", f"Python {manifest.code.python}, {libraries}"
     if manifest.continued:
         yield "Goes on from", f"uid {manifest.continued.uid}, step {manifest.continued.step}"
+    if manifest.frozen:
+        yield "Frozen weights", f"{manifest.frozen.uri}, digest {manifest.frozen.digest}"
     yield from _lineage(manifest, manifest.lineage)
     if manifest.skipped:
         yield "Left out", words(manifest.skipped)

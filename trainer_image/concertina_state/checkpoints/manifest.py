@@ -21,7 +21,7 @@ from concertina_protocol.codec import typed_json
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
 from concertina_state.errors import DamagedInput, InvalidInput
-from concertina_state.format.shardfile import Continued, ShardMetadata
+from concertina_state.format.shardfile import Continued, FrozenWeights, ShardMetadata
 from concertina_state.lineage import Lineage
 
 VERSION = 1
@@ -128,6 +128,8 @@ class Manifest:
 
     Each range has a round and a step: the states of this and earlier rounds that are later than the step are invalid.
     """
+    frozen: Optional[FrozenWeights] = None
+    """Weights that belong to the state and are stored elsewhere, or None if the shards have all weights."""
     lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
     """Rounds, data and settings that led to the checkpoint."""
 

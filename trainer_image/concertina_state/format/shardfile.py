@@ -75,6 +75,21 @@ class Trend:
 
 
 @dataclasses.dataclass(frozen=True)
+class FrozenWeights:
+    """Weights that training does not change. They are files in storage, and not a part of the state."""
+
+    uri: str
+    """File or folder of safetensors files."""
+    digest: str = ""
+    """Digest of the values of all frozen weights, which is the same in every layout. It is empty before they are read
+    for the first time."""
+
+
+MOST_URI = 1024
+"""Maximum length of the URI of frozen weights. It is counted after the URI has been encoded as JSON twice."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ShardMetadata:
     """Metadata of the state that a shard belongs to."""
 
@@ -91,6 +106,8 @@ class ShardMetadata:
     """Positions of the data that the run has skipped."""
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
+    frozen: Optional[FrozenWeights] = None
+    """Weights that a restore reads in addition to the state, or None if the state has all weights."""
     waited_for: bool = False
     """Whether a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
 
@@ -137,8 +154,9 @@ class Layout:
         continued = Continued("0" * 64, 2**62, 2**62)
         skipped = ((2**62, 2**62),) * MOST_RANGES
         trend = Trend(-sys.float_info.max, -sys.float_info.max, 2**62)
+        frozen = FrozenWeights("0" * MOST_URI, "0" * 64)
         longest = self._json(
-            ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST)
+            ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST, frozen)
         )
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
         self.size = self.data_begin + end

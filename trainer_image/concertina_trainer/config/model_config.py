@@ -96,6 +96,13 @@ class Projection(enum.StrEnum):
     down = "Down"
 
 
+class FrozenDtype(enum.StrEnum):
+    """Dtype in which frozen weights are kept in memory."""
+
+    bfloat16 = "BFloat16"
+    float32 = "Float32"
+
+
 class LoraConfig(Section):
     """Low-rank adapters (LoRA).
 
@@ -111,6 +118,11 @@ class LoraConfig(Section):
         min_length=1,
         max_length=len(Projection),
         description="Which matrices of each block have adapters.",
+    )
+    frozen_dtype: FrozenDtype = Field(
+        default=FrozenDtype.bfloat16,
+        description="Dtype in which the frozen weights are kept in memory. BFloat16 takes half the memory, and rounds "
+        "weights that are stored as float32. It does not change the dtype of the computation.",
     )
 
     @property

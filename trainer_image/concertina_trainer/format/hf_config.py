@@ -26,7 +26,7 @@ from concertina_trainer.format.hf_positions import OF_POSITIONS, contradictions,
 from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
-OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets")
+OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.frozenDtype")
 """Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
 

@@ -20,7 +20,7 @@ from concertina_state.checkpoints.rollback import before_damaged, none_left, usa
 from concertina_state.errors import DamagedInput, DataChanged, InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
-from concertina_state.format.shardfile import Continued, Header, ShardMetadata
+from concertina_state.format.shardfile import Continued, FrozenWeights, Header, ShardMetadata
 from concertina_state.lineage import Origin
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, Requests, SavedState, find
@@ -30,8 +30,10 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
 from concertina_trainer.parallel.group import DistContext, of_first_rank
+from concertina_trainer.state.frozen import begun_with
+from concertina_trainer.state.frozen import load as load_frozen
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
+from concertina_trainer.state.weights import SafetensorsFiles, frozen_files, frozen_weights_of, is_checkpoint
 
 MOST_NAMED = 6
 """Maximum number of fields that an error message names."""
@@ -46,10 +48,12 @@ def restore(
     data: str,
     world: DistContext,
     channel: Requests,
+    frozen: FrozenWeights | None = None,
 ) -> ShardMetadata:
     """Restore the state that `start` names, and return its metadata.
 
-    After a fresh start, the metadata's `id` has no meaning.
+    `frozen` names the frozen weights that are not a part of the state. After a fresh start, the metadata's `id` has no
+    meaning.
 
     Raises:
         InvalidInput: When the saved state can't be used.
@@ -66,10 +70,12 @@ def restore(
         state.initialise(config)
         if uri:
             _begin_with(uri, files, config.model, state, world)
+            if frozen:
+                frozen = begun_with(state.frozen, frozen, world)
         elif config.model.lora and world.rank == 0:
             print("trainer.model.lora freezes random weights: set checkpoint.initFrom to trained ones", flush=True)
         id, origin = SnapshotId(0, 0, state.digest, world.size), Origin().begun_with(uri)
-        return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin)
+        return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin, frozen=frozen)
     if start.source == RestoreSource.MEMORY:
         assert start.id is not None
         return _load(InMemory(start.id, channel), state, config, data, world)
@@ -100,12 +106,30 @@ def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None)
         raise
 
 
-def recorded(
-    start: Restore, uid: str, checkpoint: CheckpointConfig | None, world: DistContext, channel: Requests
-) -> TrainerConfig | None:
-    """Return the configuration of the state that a round continues from, on all ranks; None for a new run.
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What must be known about the state that a round continues from before the model is built."""
 
-    `start` is a usable one.
+    config: TrainerConfig | None = None
+    """Configuration that the state was trained with, or None for a new run."""
+    frozen: FrozenWeights | None = None
+    """Frozen weights that are not a part of the state, or None if the state has all weights."""
+
+
+NEW_RUN = Recorded()
+
+
+def recorded(
+    start: Restore,
+    uid: str,
+    checkpoint: CheckpointConfig | None,
+    model: ModelConfig,
+    world: DistContext,
+    channel: Requests,
+) -> Recorded:
+    """Return what is recorded about the state that a round continues from, on all ranks.
+
+    `start` is a usable one. Rank 0 reads, and sends the result to the other ranks.
 
     Raises:
         InvalidInput: When the configuration can't be used.
@@ -113,20 +137,32 @@ def recorded(
         StorageError: When durable storage can't be read.
         DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
     """
-    if world.rank > 0:
-        return cast(TrainerConfig | None, of_first_rank(world, None))
-    config = None
+    result = None
+    if world.rank == 0:
+        result = _recorded(start, uid, checkpoint, model, channel)
+    return cast(Recorded, of_first_rank(world, result))
+
+
+def _recorded(
+    start: Restore, uid: str, checkpoint: CheckpointConfig | None, model: ModelConfig, channel: Requests
+) -> Recorded:
     if start.source == RestoreSource.MEMORY:
         assert start.id is not None
-        config = _trainer_of(InMemory(start.id, channel).header(0))
-    elif start.source == RestoreSource.STORAGE:
+        return _recorded_in(InMemory(start.id, channel).header(0))
+    if start.source == RestoreSource.STORAGE:
         assert start.durable is not None
         with _rolling_back(start, uid, checkpoint), opened(start.durable.uri) as stored:
-            config = _trainer_of(stored.header(0))
-    elif checkpoint is not None and checkpoint.resume_from:
+            return _recorded_in(stored.header(0))
+    if checkpoint is not None and checkpoint.resume_from:
         with opened(final(lambda: resolve(checkpoint.resume_from))) as stored:
-            config = _trainer_of(stored.header(0))
-    return cast(TrainerConfig | None, of_first_rank(world, config))
+            return _recorded_in(stored.header(0))
+    if checkpoint is not None and checkpoint.init_from and model.lora:
+        return Recorded(frozen=final(lambda: frozen_weights_of(checkpoint.init_from)))
+    return NEW_RUN
+
+
+def _recorded_in(header: Header) -> Recorded:
+    return Recorded(_trainer_of(header), header.metadata.frozen)
 
 
 def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
@@ -175,6 +211,8 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
     alone = world.rank if (saved.id.layout, saved.id.shards) == (state.digest, world.size) else None
     restored = find(saved, alone, plan)
     state.load(restored.plan, restored.shards, saved.id.step)
+    if frozen := restored.metadata.frozen:
+        load_frozen(state.frozen, frozen, lambda: frozen_files(frozen, config.model), world)
     changed = other_changes(_trainer_of(next(iter(restored.headers.values()))), config)
     if changed and world.rank == 0:
         print(f"spec.trainer has changed since step {saved.id.step}: {'; '.join(map(str, changed))}", flush=True)
@@ -274,7 +312,8 @@ def _begin_with(
             elif fields and (fields.get("options") or {}) != (model.options or {}) and world.rank == 0:
                 # A run that is resumed must not change these options. A run that only begins with these weights may.
                 print(f"the weights in {stored.uri} were trained with other trainer.model.options", flush=True)
-            state.load_weights(stored.shards, stored.uri)
+            frozen = stored.manifest.frozen
+            state.load_weights([*stored.shards, *(frozen_files(frozen, model) if frozen else ())], stored.uri)
     if world.rank == 0:
         print(f"the weights to begin with are those of {uri}", flush=True)
 

@@ -12,11 +12,13 @@ from concertina_protocol.codec.typed_json import MOST
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints.latest import LATEST
 from concertina_state.checkpoints.manifest import NAME
-from concertina_state.checkpoints.reader import StoredShard
+from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import (
     ITEM_SIZES,
+    MOST_URI,
     Chunk,
+    FrozenWeights,
     Header,
     ShardMetadata,
     StoredChunk,
@@ -25,6 +27,7 @@ from concertina_state.format.shardfile import (
     header_length,
 )
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.objects.retry import final
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.format.hf_families import ENDS, FAMILIES, Family
@@ -197,3 +200,30 @@ def is_checkpoint(uri: str) -> bool:
         return False
     folder = ObjectPrefix(uri)
     return folder.get(NAME) is not None or folder.get(LATEST) is not None
+
+
+def frozen_weights_of(uri: str) -> FrozenWeights | None:
+    """Return the frozen weights that a run with adapters reads again at each restore, if it begins with `uri`.
+
+    The result is None if `uri` is a checkpoint of this project that has all weights. Its run may delete it, so the
+    frozen weights are then saved with the state.
+
+    Raises:
+        InvalidInput: When the URI is too long for a state's header.
+        StorageError: When storage can't be read.
+    """
+    if is_checkpoint(uri):
+        return StoredCheckpoint(resolve(uri)).manifest.frozen
+    if len(json.dumps(json.dumps(uri))) > MOST_URI:
+        raise InvalidInput(f"checkpoint.initFrom has more than {MOST_URI} characters: give the weights a shorter URI.")
+    return FrozenWeights(uri)
+
+
+def frozen_files(frozen: FrozenWeights, model: ModelConfig) -> list[FileWeights]:
+    """Return readers of the files of frozen weights.
+
+    Raises:
+        InvalidInput: When the files do not fit the model.
+        StorageError: When storage can't be read.
+    """
+    return final(lambda: SafetensorsFiles(frozen.uri).of(model)[0])
