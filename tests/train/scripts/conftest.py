@@ -1,10 +1,12 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from builders.programs import SEARCH_PATH
+from builders.train.node import Parents
 from builders.train.stateful import SCRIPT, losses
 
 
@@ -18,3 +20,11 @@ def undisturbed(tmp_path_factory) -> dict[int, float]:
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return losses(ran.stdout)
+
+
+@pytest.fixture(scope="session")
+def parents() -> Iterator[Parents]:
+    """Processes that scripts are forked from."""
+    made = Parents()
+    yield made
+    made.close()

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -26,7 +26,6 @@ from builders.train.killed_cases import (
     check_refused,
     killed_and_started_again,
 )
-from builders.train.node import Parent
 from concertina_protocol import BAD_INPUTS
 
 pytestmark = pytest.mark.timeout(200)
@@ -226,29 +225,6 @@ CASES = [
     ),
     framework("frameworks:accelerated_by_batch", sibling="frameworks:accelerated"),
 ]
-
-
-@pytest.fixture(scope="module")
-def parents() -> Iterator[Parents]:
-    made = Parents()
-    yield made
-    made.close()
-
-
-class Parents:
-    """Processes that scripts are forked from, by what they have imported."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Parent] = {}
-
-    def __getitem__(self, preload: str) -> Parent:
-        if preload not in self._made:
-            self._made[preload] = Parent(preload)
-        return self._made[preload]
-
-    def close(self) -> None:
-        for parent in self._made.values():
-            parent.close()
 
 
 PLACES = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from builders.cluster.operator import Jobs, Object, Operator, bundled
+from builders.cluster.operator_process import Jobs, Object, Operator, bundled
 from builders.otlp import Manner, Receiver, check_round, receiver
 from builders.until import until
 from concertina.local.host import processes

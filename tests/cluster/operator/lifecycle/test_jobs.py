@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")

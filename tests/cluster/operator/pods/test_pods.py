@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")

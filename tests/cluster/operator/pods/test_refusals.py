@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 from concertina.local.control_plane.certificates import ClusterAuthority
 from concertina.local.errors import LocalClusterError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, bundled
+from builders.cluster.operator_process import Jobs, bundled
 from concertina_data.data_manifest import parse
 
 pytestmark = pytest.mark.usefixtures("operator")

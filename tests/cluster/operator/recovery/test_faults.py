@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from concertina.api import API_VERSION
 from concertina.controller import master_keys
 from concertina.controller.settings import from_environment

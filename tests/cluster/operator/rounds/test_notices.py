@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator, endless, paced
+from builders.cluster.operator_process import Jobs, Operator, endless, paced
 from builders.programs import STAND_IN
 from builders.until import until
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, endless, paced
+from builders.cluster.operator_process import Jobs, endless, paced
 from builders.programs import AUDIO, FAULTS
 from concertina.local.errors import LocalClusterError
 

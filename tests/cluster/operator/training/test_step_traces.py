@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, bundled
+from builders.cluster.operator_process import Jobs, bundled
 
 pytestmark = pytest.mark.usefixtures("operator")
 SCRIPT = """
