@@ -192,7 +192,7 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
         InvalidInput: When it can't.
     """
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
-        raise InvalidInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
+        raise InvalidInput(f"this model can't be trained with this parallelism: {'; '.join(wrong)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,8 +237,8 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
         )  # fmt: skip
     if (warmup := config.optimizer.resolved_warmup_steps(config.steps)) > config.steps:
         reporter.note(
-            f"optimizer.warmupSteps ({warmup}) is more than steps ({config.steps}), so the learning rate never reaches "
-            "learningRate"
+            f"optimizer.warmupSteps ({warmup}) is greater than steps ({config.steps}), so the learning rate "
+            "never reaches learningRate"
         )
     reporter.begin(round_info(built, start.restore, restored))
     training = assemble(built, start, restored, reporter, channel)
@@ -268,12 +268,12 @@ def build(
     if own is None and reader.frames is not None:
         raise InvalidInput(
             f"the data hold frames ({reader.frames}), and the decoder is trained on tokens: set "
-            "trainer.model.entrypoint to a model of your own, or build data of text."
+            "trainer.model.entrypoint to a model of your own, or build data from text."
         )
     if own is None and reader.vocab_size > config.model.vocab_size:
         raise InvalidInput(
-            f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
-            f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
+            f"the data contain tokens up to {reader.vocab_size - 1}, but the model has vocabSize "
+            f"{config.model.vocab_size}: set trainer.model.vocabSize to {reader.vocab_size}."
         )
     _check_data(config, reader.digest)
     settings = fitted(config, own, reader, saved.config, world, check)
@@ -297,8 +297,9 @@ def _check_data(config: TrainerConfig, digest: str) -> None:
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:
         raise DataChanged(
-            f"the data have digest {digest}, and the checkpoint to train again was trained on {required_digest}: give "
-            "trainer.data the same data, or take trainer.reproduction away to train on these."
+            f"the data have digest {digest}, but the checkpoint to reproduce was trained on data with "
+            f"digest {required_digest}: set trainer.data to the same data, or remove trainer.reproduction "
+            "to train on these."
         )
 
 

@@ -110,7 +110,9 @@ def test_an_export_is_the_same_model_in_transformers(uri, folder, parent, traine
     """Its loss on the next samples is the one with which the run goes on; in several files."""
     said = command("export", uri, f"{tmp_path}/hf", "--shard-gigabytes", "0.00005")
     assert "model-00001-of-0000" in said
-    assert "holds weights already" in command("export", uri, f"{tmp_path}/hf", code=1), "of which some would be loaded"
+    assert "holds weights already" in command("export", uri, f"{tmp_path}/hf", code=1), (
+        "which would be mixed with the exported ones"
+    )
     model = LlamaForCausalLM.from_pretrained(tmp_path / "hf")
     config = TrainerConfig.model_validate(trainer)
     tokens = torch.from_numpy(Reader(config.data, config.model.sequence_length, config.seed).read(84, 91))

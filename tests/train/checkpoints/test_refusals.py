@@ -62,7 +62,7 @@ def test_a_model_of_one_s_own_can_not_be_exported(trainer, tmp_path, monkeypatch
     uri = small.publish(f"file://{tmp_path}/run", tmp_path).uri
     result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/hf"])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    assert "is of audio_model:spec, and what its weights are called elsewhere only its author" in result.output
+    assert "is a checkpoint of audio_model:spec: only the bundled decoder can be exported" in result.output
 
 
 def test_a_manifest_of_another_trainer_can_not_be_exported(trainer, tmp_path, monkeypatch):
@@ -72,4 +72,4 @@ def test_a_manifest_of_another_trainer_can_not_be_exported(trainer, tmp_path, mo
     manifest.write_text(manifest.read_text().replace('"globalBatchSize"', '"eels"'))
     result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/hf"])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    assert "of a trainer that this version does not know" in result.output
+    assert "with a trainer configuration that this version does not support" in result.output

@@ -149,7 +149,9 @@ def test_data_that_something_else_made_stay(tmp_path):
     list(build(find([str(first)]), str(out), 2_000, Recipe(validation=0.2)))
     before = contents(out)
     for sources, recipe in ((second, Recipe(validation=0.2)), (first, Recipe())):
-        with pytest.raises(InvalidInput, match="holds data already, which other sources or options gave"):
+        with pytest.raises(
+            InvalidInput, match="already contains data that were built from other sources or with other options"
+        ):
             list(build(find([str(sources)]), str(out), 2_000, recipe))
     assert contents(out) == before
     (out / "shard-000003.bin").unlink()

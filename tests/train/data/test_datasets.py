@@ -114,7 +114,7 @@ def test_files_whose_names_say_no_split_are_all_taken(tmp_path):
         (
             lambda folder: saved(folder, table()),
             "meta",
-            "column meta holds dict, not text: name another by --column",
+            "column meta holds dict, not text: name another column with --column",
         ),
         (
             lambda folder: saved(folder, table()),

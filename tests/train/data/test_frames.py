@@ -151,8 +151,8 @@ FINE = np.zeros((3, WIDTH), np.float16)
         (lambda folder: save(folder, features=FINE * np.nan, targets=[1, 2, 3]), ["--classes", "300"], "not finite"),
         (lambda folder: save(folder, features=FINE.astype(int), targets=[1, 2, 3]), ["--classes", "300"], "float32"),
         (lambda folder: (folder / "6.jsonl").write_text('{"text": "a"}'), ["--classes", "300"], "others are text"),
-        (lambda folder: None, [], "say how many classes there are"),
-        (lambda folder: None, ["--classes", "300", "--against", "x.jsonl"], "--against looks for words"),
+        (lambda folder: None, [], "give the number of classes"),
+        (lambda folder: None, ["--classes", "300", "--against", "x.jsonl"], "--against compares words"),
     ],
 )
 def test_what_can_t_be_built_of_is_named(tmp_path, capsys, spoil, options, says):

@@ -47,7 +47,7 @@ def test_another_model_or_order_of_data_is_refused_for_good(drained, change, sai
     for fault in outcome.faults.values():
         assert fault.reason == FailureReason.INVALID_INPUT
         assert said in fault.message
-        assert "Set it back to resume, or start a new run under another checkpoint.uri" in fault.message
+        assert "Set the fields back to resume, or start a new run under another checkpoint.uri" in fault.message
 
 
 def test_another_schedule_and_batch_are_taken_and_told(drained):

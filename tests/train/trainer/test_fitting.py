@@ -65,7 +65,7 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert {fault.reason for fault in outcome.faults.values()} == {"DoesNotFit"}
     message = outcome.faults[0].message
     assert "needs 2.6 GiB on a device with microBatchSize 64, memory.activations Keep" in message
-    assert "does not fit into the 1.0 GiB of the smallest device, with 1 ranks" in message
+    assert "but there are only 1.0 GiB of the smallest device, with 1 ranks" in message
     assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.7 GiB)" in message
     assert "raise elastic.minReplicas to at least 4 GPUs (0.6 GiB)" in message
 

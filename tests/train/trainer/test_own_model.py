@@ -215,14 +215,14 @@ def test_frozen_weights_stay_and_have_no_moments(folder, parent, of_tokens):
 
 
 REFUSED = "tests/train/trainer/test_own_model.py::test_what_is_refused_ends_the_round_with_a_sentence[mean]"
-WEIGHTS = "not the sum of each prediction's loss times its weight"
+WEIGHTS = "the sum of each prediction's loss times its weight"
 MISTAKES = {
     "mean": WEIGHTS,
     "regularised": WEIGHTS,
     "raises": "raised KeyError",
     "counting": "writes into its buffers",
-    "no_scalar": "is no scalar tensor",
-    "uncovered": "gives a NoneType for temperature",
+    "no_scalar": "must be a scalar tensor",
+    "uncovered": "returns a NoneType for temperature",
 }
 
 

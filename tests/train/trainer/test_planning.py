@@ -479,7 +479,7 @@ def test_ranks_that_others_cover_are_not_tried():
 
 
 def test_half_a_block_is_refused():
-    with pytest.raises(InvalidInput, match="whole number of blocks"):
+    with pytest.raises(InvalidInput, match="multiple of the block"):
         planning.memory(config(), ParallelismConfig(tensor=4), 6, 0)
 
 
@@ -496,6 +496,6 @@ def test_a_loss_that_looks_at_values_is_refused_with_a_sentence(programs):
     asked, data = own_model("tokens")
     asked["model"]["entrypoint"] = "workers.own:looking"
     with pytest.raises(
-        InvalidInput, match=r"the loss of workers\.own:looking can't be planned, as it raised DataDependent"
+        InvalidInput, match=r"the loss of workers\.own:looking can't be planned, because it raised DataDependent"
     ):
         described(TrainerConfig.model_validate(asked), data)

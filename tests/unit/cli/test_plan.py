@@ -124,7 +124,11 @@ def test_a_picture(file: Path, tmp_path: Path) -> None:
         ({"trainer": None, "template": OWN_COMMAND}, (), "runs its own command, which `concertina plan` can't plan"),
         ({"parallelism": {"tensor": 3}}, (), "tensor is 3: the nearest that fit: 2 and 4"),
         ({"parallelism": {"pipeline": 5}}, (), "pipeline is 5: the nearest that fit: 4"),
-        ({"workersPerReplica": 1}, ("--replicas", 3), "no whole number of blocks of 2: the nearest that fit: 2 and 4"),
+        (
+            {"workersPerReplica": 1},
+            ("--replicas", 3),
+            "not a multiple of the block of 2 workers: the nearest that fit: 2 and 4",
+        ),
         ({"parallelism": {"shard": 16}}, (), "it must be a multiple of 8"),
         (
             {},
@@ -320,7 +324,7 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
         pytest.param(
             {**OWN, "entrypoint": "no_such_package:spec"}, ("--vocab-size", 8), "can't be imported "
             "(ModuleNotFoundError: No module named 'no_such_package'): `concertina plan` runs it, so install its "
-            "package, put that on PYTHONPATH, or plan in its image (--python 'docker run", id="package",
+            "package, add its folder to PYTHONPATH, or plan in its image (--python 'docker run", id="package",
         ),
         pytest.param(MODEL, ("--width", 20), "--vocab-size and --width are for a model of your own", id="decoder"),
     ],

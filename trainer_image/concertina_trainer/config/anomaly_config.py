@@ -38,22 +38,22 @@ class AnomalyConfig(Section):
         default=8.0,
         ge=2.0,
         le=1000.0,
-        description="A jump is a loss so many standard deviations above the mean of those before. Raise it for a "
-        "noisy loss.",
+        description="A loss is a jump if it exceeds the mean of the previous losses by more than this many "
+        "standard deviations. Raise it for a noisy loss.",
     )
     rollback_steps: int = Field(
         default=100,
         ge=1,
         le=1000000,
-        description="Steps before the one that looks wrong which RollBack undoes at least.",
+        description="Least number of steps that RollBack undoes before the step that looks wrong.",
     )
 
     corruption_check_steps: int = Field(
         default=100,
         ge=0,
         le=1000000,
-        description="Steps between checks that the workers hold the same weights; where they differ, training goes "
-        "back to the last check. 0 never checks.",
+        description="Steps between checks that all workers hold the same weights. If the weights differ, "
+        "training goes back to the last check that passed. 0 turns the checks off.",
     )
 
     @property

@@ -32,8 +32,8 @@ class ParallelismConfig(BaseModel):
     )
     schedule: PipelineSchedule = Field(
         default=PipelineSchedule.one_f_one_b,
-        description="Order in which the bundled trainer's stages compute. The interleaved ones have two stages a "
-        "worker: less waiting, and more communication.",
+        description="Pipeline schedule of the bundled trainer. Interleaved schedules give each worker two "
+        "stages: workers wait less and communicate more.",
     )
     context: int = Field(
         default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."
@@ -42,21 +42,24 @@ class ParallelismConfig(BaseModel):
         default=None,
         ge=1,
         le=65536,
-        description="Groups of workers that hold one copy of weights and optimizer state between them; there are as "
-        "many copies as fit (HSDP; 1 is plain data parallelism). Absent: one copy over all (FSDP).",
+        description="Number of workers among which one copy of weights and optimizer state is sharded. The "
+        "job has as many copies as fit (HSDP). 1 is plain data parallelism. Absent: one copy "
+        "over all workers (FSDP).",
     )
     expert: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Workers that share the experts of a layer (expert parallelism). They belong to one pipeline stage "
-        "and to one copy of the weights. It divides shard x context x tensor and trainer.model.experts.count.",
+        description="Number of workers among which the experts of a layer are divided (expert "
+        "parallelism). They belong to one pipeline stage and to one copy of the weights. It "
+        "must divide shard x context x tensor and trainer.model.experts.count.",
     )
 
     async_tensor: bool = Field(
         default=False,
-        description="Whether tensor groups of the bundled trainer send while they multiply (async TP). It needs the "
-        "GPUs of a group in one replica, with access to each other's memory; it was not run on any yet.",
+        description="Whether the bundled trainer overlaps the communication of tensor parallelism with "
+        "matrix products (async TP). All GPUs of a group must be in one replica and able to "
+        "access each other's memory. It has not been run on GPUs yet.",
     )
 
     @property

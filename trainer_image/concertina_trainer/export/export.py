@@ -119,8 +119,8 @@ def export(
     trainer = _trainer(checkpoint)
     if any(name.endswith(".safetensors") for name in target.entries()):
         raise InvalidInput(
-            f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
-            "another folder, or delete them first."
+            f"{target.uri} already contains weights, which would be mixed with the exported ones: export "
+            "into another folder, or delete them first."
         )
     shards = _shards(checkpoint, trainer.model)
     tensors = _tensors(shards, trainer.model)
@@ -162,16 +162,18 @@ def _shards(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[ShardReade
 
 def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if not checkpoint.manifest.trainer:
-        raise InvalidInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
+        raise InvalidInput(f"{checkpoint.uri} does not describe its model: its manifest has no trainer section.")
     try:
         trainer = TrainerConfig.model_validate(checkpoint.manifest.trainer)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
-        raise InvalidInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
+        raise InvalidInput(
+            f"{checkpoint.uri} was written with a trainer configuration that this version does not support ({problem})."
+        ) from error
     if trainer.model.entrypoint:
         raise InvalidInput(
-            f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
-            "author knows: the decoder alone is exported."
+            f"{checkpoint.uri} is a checkpoint of {trainer.model.entrypoint}: only the bundled decoder can "
+            "be exported, because the Hugging Face names of a custom model's weights are not known."
         )
     return trainer
 
@@ -196,7 +198,9 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
         bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
         exported_name = hf_names.theirs(bare, family)
         if exported_name is None:
-            raise InvalidInput(f"{name} has no place in a {family.architecture}: this model can't be exported.")
+            raise InvalidInput(
+                f"{name} has no counterpart in the architecture {family.architecture}: this model can't be exported."
+            )
         if EXPERT not in exported_name:
             before = tensors.get(exported_name, Tensor(exported_name, (), (0, *shape[1:])))
             part = Part(_whole(chunk), _adapter(name, wholes, model))

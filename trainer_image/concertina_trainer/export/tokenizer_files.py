@@ -52,17 +52,17 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
     try:
         folder, facts = _of_the_data(trainer, digest, elsewhere)
         if facts.digest == BYTES:
-            return ExportedTokenizer(_bytes(), "The tokenizer is that of bytes.", facts)
+            return ExportedTokenizer(_bytes(), "The tokenizer is the byte tokenizer.", facts)
         if facts.name.endswith(".json"):
             files = _hugging_face(folder, facts, trainer.model.sequence_length)
-            return ExportedTokenizer(files, f"The tokenizer is {facts.name} of {folder.uri}.", facts)
+            return ExportedTokenizer(files, f"The tokenizer is {facts.name} from {folder.uri}.", facts)
     except (InvalidInput, StorageError) as error:
         if trainer.model.vocab_size != 256:
             return ExportedTokenizer({}, f"No tokenizer is written: {error}")
-        return ExportedTokenizer(_bytes(), f"The tokenizer is taken for that of bytes, as vocabSize is 256: {error}")
+        return ExportedTokenizer(_bytes(), f"The byte tokenizer is assumed, because vocabSize is 256: {error}")
     message = (
-        f"No tokenizer is written, for transformers has none for {facts.name}: encode with tiktoken, as config.json "
-        f"says; token {facts.separator} ends a document."
+        f"No tokenizer is written, because transformers has none for {facts.name}: encode with tiktoken, as "
+        f"config.json says. Token {facts.separator} ends a document."
     )
     return ExportedTokenizer({}, message, facts)
 
@@ -83,14 +83,16 @@ def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[O
     if len(manifests) == len(sources):
         digests, weights = [manifest.digest for manifest in manifests], [source.weight for source in sources]
         if data_manifests.digest_of(trainer.data.documents.name, digests, weights) != digest:
-            raise InvalidInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
+            raise InvalidInput(
+                f"{folders[0].uri} is not the data of this run: name the folder of the run's data with --data."
+            )
     return folders[0], manifests[0].tokenizer
 
 
 def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
     text = folder.get(data_manifests.NAME)
     if text is None:
-        raise InvalidInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")
+        raise InvalidInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data with --data.")
     return data_manifests.parse(text, folder.uri)
 
 
@@ -103,8 +105,9 @@ def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> d
     text = folder.get(FILE)
     if text is None or data_manifests.short_digest(text) != facts.digest:
         raise InvalidInput(
-            f"{folder.uri}/{FILE} is {'missing' if text is None else 'not the one that the data were built with'}: put "
-            f"{facts.name} (digest {facts.digest}) there, or beside the model."
+            f"{folder.uri}/{FILE} is "
+            f"{'missing' if text is None else 'not the one that the data were built with'}: put "
+            f"{facts.name} (digest {facts.digest}) there, or into the folder of the exported model."
         )
     content = json.loads(text)
     plain = {"truncation": None, "padding": None, "post_processor": None}

@@ -90,7 +90,7 @@ class ShardedAdamW:
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
             raise InvalidInput(
-                "there are more workers than rows that are trained: use fewer replicas, or a larger model."
+                "there are more workers than trainable rows of weights: use fewer replicas or a larger model."
             )
         matrices = [p for p in self._local.values() if p.dim() > 1]
         vectors = [p for p in self._local.values() if p.dim() <= 1]

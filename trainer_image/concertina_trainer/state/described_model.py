@@ -52,7 +52,9 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     whole = filled_config(config, found, where)
     kind = hf_config.family_of(whole.model)
     name = kind[0] if kind else "a decoder"
-    return whole, f"the model is that of {where}: {name}, {whole.model.layers} layers, {whole.model.weights} weights"
+    return whole, (
+        f"the model is the one in {where}: {name}, {whole.model.layers} layers, {whole.model.weights:,} weights"
+    )
 
 
 def filled_config(config: TrainerConfig, found: ModelConfig, where: str) -> TrainerConfig:
@@ -78,7 +80,7 @@ def read_model(uri: str) -> ModelConfig:
     """
     text = final(lambda: ObjectPrefix(uri).get(hf_config.NAME))
     if text is None:
-        raise InvalidInput(f"{uri} holds no {hf_config.NAME}: correct spec.trainer.model.from.")
+        raise InvalidInput(f"{uri} has no {hf_config.NAME}: correct spec.trainer.model.from.")
     return hf_config.read(text, f"{uri}/{hf_config.NAME}").model()
 
 

@@ -73,7 +73,11 @@ def restore(
             if frozen:
                 frozen = begun_with(state.frozen, frozen, world)
         elif config.model.lora and world.rank == 0:
-            print("trainer.model.lora freezes random weights: set checkpoint.initFrom to trained ones", flush=True)
+            print(
+                "trainer.model.lora trains adapters of weights that are random: set checkpoint.initFrom "
+                "to trained weights",
+                flush=True,
+            )
         id, origin = SnapshotId(0, 0, state.digest, world.size), Origin().begun_with(uri)
         return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin, frozen=frozen)
     if start.source == RestoreSource.MEMORY:
@@ -180,7 +184,11 @@ def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
         return start
     previous = of_first_rank(world, usable(durable, uid, start) if world.rank == 0 else None)
     if previous is None and world.rank == 0:
-        print(f"no checkpoint that was not undone is left in {run_of(durable.uri)}: training begins anew", flush=True)
+        print(
+            f"{run_of(durable.uri)} has no checkpoint left that was not rolled back: training starts from "
+            "the beginning",
+            flush=True,
+        )
     return dataclasses.replace(
         start, source=RestoreSource.STORAGE if previous else RestoreSource.FRESH, durable=previous
     )
@@ -202,9 +210,10 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
         _check_identity(header, config)
         if metadata.data != data:
             raise DataChanged(
-                f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and "
-                f"data.uri now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, "
-                "or start a new run under another checkpoint.uri."
+                f"the saved state of step {metadata.id.step} was trained on data with digest "
+                f"{metadata.data}, and data.uri now holds {data}: training can only continue with the same "
+                "data. Set data.uri to the data of the saved state, or start a new run under another "
+                "checkpoint.uri."
             )
         return state.plan(headers)
 
@@ -228,16 +237,16 @@ def _trainer_of(header: Header) -> TrainerConfig:
     step = header.metadata.id.step
     if not header.trainer:
         raise InvalidInput(
-            f"the saved state of step {step} was not saved by the bundled trainer: start a new run under another "
-            "checkpoint.uri."
+            f"the saved state of step {step} was saved by a script, not by the bundled trainer: start a new "
+            "run under another checkpoint.uri."
         )
     try:
         return TrainerConfig.model_validate(json.loads(header.trainer))
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise InvalidInput(
-            f"the saved state of step {step} has a configuration that this version does not know ({problem}): resume "
-            "with the image that saved it."
+            f"the saved state of step {step} has a configuration that this version does not know "
+            f"({problem}): resume with the image that saved the state."
         ) from error
 
 
@@ -249,12 +258,13 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
     """
     if changed := identity_changes(_trainer_of(header), config):
         descriptions = "; ".join(
-            f"{change.field} was {change.saved} and is {change.now} now" for change in changed[:MOST_NAMED]
+            f"{change.field} was {change.saved} and is now {change.now}" for change in changed[:MOST_NAMED]
         )
         suffix = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
         raise InvalidInput(
-            f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model or the order of "
-            f"its data: {descriptions}{suffix}. Set it back to resume, or start a new run under another checkpoint.uri."
+            f"spec.trainer has changed since step {header.metadata.id.step} in fields that decide the model "
+            f"or the order of its data: {descriptions}{suffix}. Set the fields back to resume, or start a "
+            "new run under another checkpoint.uri."
         )
 
 
@@ -284,8 +294,8 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
         return None
     if model.entrypoint:
         raise InvalidInput(
-            f"{uri} is no checkpoint of concertina, and what weights of other files are called in the model of "
-            f"{model.entrypoint} is not known: give checkpoint.initFrom a checkpoint of this model."
+            f"{uri} is not a checkpoint of concertina, and files of other programs can't be loaded into "
+            f"{model.entrypoint}: set checkpoint.initFrom to a checkpoint of this model."
         )
     files = final(lambda: SafetensorsFiles(uri))
     weights, unchecked = final(lambda: files.of(model))
@@ -315,7 +325,7 @@ def _begin_with(
             frozen = stored.manifest.frozen
             state.load_weights([*stored.shards, *(frozen_files(frozen, model) if frozen else ())], stored.uri)
     if world.rank == 0:
-        print(f"the weights to begin with are those of {uri}", flush=True)
+        print(f"initial weights are loaded from {uri}", flush=True)
 
 
 def _model(fields: object, whence: str) -> ModelConfig:
@@ -323,7 +333,9 @@ def _model(fields: object, whence: str) -> ModelConfig:
         return ModelConfig.model_validate(fields)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
-        raise InvalidInput(f"{whence} is of a model that this version does not know ({problem}).") from error
+        raise InvalidInput(
+            f"{whence} has a model configuration that this version does not support ({problem})."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ class TrainState:
         for header in headers.values():
             foreign = next((name for name in header.chunks if name not in own_names), None)
             if foreign is not None:
-                raise InvalidInput(f"the saved state holds {foreign}, which the model has no place for: {_INSTEAD}.")
+                raise InvalidInput(f"the saved state contains {foreign}, which this model does not have: {_INSTEAD}.")
         return self._catalogue.plan(headers, _INSTEAD)
 
     def load(self, plan: ReadPlan, shards: Mapping[int, ShardReader], step: int) -> None:
@@ -144,16 +144,17 @@ class TrainState:
             for name, stored in header.chunks.items():
                 if name.startswith(MODEL) and name not in own_names:
                     raise InvalidInput(
-                        f"{whence} has {name.removeprefix(MODEL)} {list(stored.chunk.global_shape)}, which this model "
-                        "has not: correct spec.trainer.model, or begin with other weights."
+                        f"{whence} contains {name.removeprefix(MODEL)} {list(stored.chunk.global_shape)}, "
+                        "which this model does not have: correct spec.trainer.model, or use other initial "
+                        "weights."
                     )
             for chunk in itertools.chain.from_iterable(weights):
                 saved = header.chunks.get(chunk.name)
                 if saved and saved.chunk.global_shape != chunk.global_shape:
                     raise InvalidInput(
-                        f"{chunk.name.removeprefix(MODEL)} is {list(saved.chunk.global_shape)} in {whence} and "
-                        f"{list(chunk.global_shape)} in this model: correct spec.trainer.model, or begin with "
-                        "other weights."
+                        f"{chunk.name.removeprefix(MODEL)} is {list(saved.chunk.global_shape)} in {whence} "
+                        f"and {list(chunk.global_shape)} in this model: correct spec.trainer.model, or use "
+                        "other initial weights."
                     )
         for index, chunks in zip(indexes, weights, strict=True):
             plan = reads(headers, chunks)

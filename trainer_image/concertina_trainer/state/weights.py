@@ -79,7 +79,7 @@ class SafetensorsFiles:
             self._folder = ObjectPrefix(uri)
             self._keys = self._of_the_model()
         if not self._keys:
-            raise InvalidInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
+            raise InvalidInput(f"{uri} has no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
 
     def _of_the_model(self) -> list[str]:
         """Return the names of the files that transformers would load.
@@ -117,8 +117,9 @@ class SafetensorsFiles:
             found = hf_config.family_of(model)
             family = found[1] if found else FAMILIES["llama"]
             unchecked = (
-                f"there is no {where}: that the weights were trained with the same {', '.join(UNSEEN)} and activation "
-                "as spec.trainer.model says could not be checked; only names and shapes were"
+                f"{where} is missing, so only the names and shapes of the weights were checked. Make sure "
+                f"that they were trained with the same {', '.join(UNSEEN)} and activation as in "
+                "spec.trainer.model"
             )
         return [weights for key in self._keys for weights in self._read(key, model, family)], unchecked
 
@@ -145,7 +146,7 @@ class SafetensorsFiles:
                 if not (name.endswith(PASSED_OVER) or is_tied_head):
                     yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise InvalidInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
+            raise InvalidInput(f"{where} can't be read as a safetensors file: {str(error)[:MOST]}.") from error
 
 
 def _chunks_of(
@@ -161,18 +162,18 @@ def _chunks_of(
     own = hf_names.ours(name, family) or ([hf_names.OwnName(bare)] if hf_names.theirs(bare, family) else [])
     if not own:
         raise InvalidInput(
-            f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
-            "model, and can't be begun with."
+            f"{where} contains the tensor {name:.100}, which the bundled model does not have: use weights "
+            "of a supported model."
         )
     if dtype not in ITEM_SIZES:
         raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
-        raise InvalidInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
+        raise InvalidInput(f"{name} in {where} is a single number, not a tensor of the bundled model.")
     begin = header_size + data_begin(entry)
     if len(own) > 1:
         rows = [hf_names.rows(part.name, model) for part in own]
         if sum(rows) != shape[0]:
-            raise InvalidInput(f"{name} in {where} has {shape[0]} rows, and the model has {sum(rows)}.")
+            raise InvalidInput(f"{name} in {where} has {shape[0]} rows, but spec.trainer.model needs {sum(rows)}.")
         row_bytes = ITEM_SIZES[dtype] * math.prod(shape[1:])
         for part, count in zip(own, rows, strict=True):
             yield StoredChunk(_chunk(part.name, dtype, (count, *shape[1:])), begin)
@@ -184,7 +185,9 @@ def _chunks_of(
         return
     experts = model.experts.count if model.experts else 0
     if weight.expert >= experts:
-        raise InvalidInput(f"{where} has a tensor {name:.100}, and the model has {experts} experts in a layer.")
+        raise InvalidInput(
+            f"{where} contains the tensor {name:.100}, but spec.trainer.model has {experts} experts in a layer."
+        )
     offsets = (weight.expert, *(0 for _ in shape))
     chunk = Chunk(f"{hf_names.MODEL}{weight.name}", dtype, offsets, (1, *shape), (experts, *shape))
     yield StoredChunk(chunk, begin)

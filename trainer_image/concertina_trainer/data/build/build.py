@@ -150,8 +150,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
     manifest = folder.get(NAME)
     if manifest is not None:
         raise InvalidInput(
-            f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
-            "build into another folder, or delete that one first."
+            f"{folder.uri} already contains data that were built from other sources or with other options "
+            "(`concertina data show` describes them): build into another folder, or delete the data first."
         )
     # The shards of the other build are not deleted: this build's have the same names, and other machines may have
     # written some of them just now.
@@ -162,8 +162,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
 def _check_claim(folder: ObjectPrefix, key: str) -> None:
     if folder.get(MADE_BY) != key.encode():
         raise InvalidInput(
-            f"another build into {folder.uri} was begun meanwhile, with other sources or options, so this one ends: "
-            "give each its own folder."
+            f"this build ends because another build into {folder.uri} has started with other sources or "
+            "options: give each build its own folder."
         )
 
 
@@ -207,8 +207,8 @@ def _written(
                 yield future.result()
         except BrokenProcessPool as error:
             raise InvalidInput(
-                "a process that writes shards was killed, perhaps for want of memory: run the same command again with "
-                "fewer --processes; what is done is kept."
+                "a process that writes shards was killed, possibly because memory ran out: run the same "
+                "command again with fewer --processes. Finished shards are kept."
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
@@ -250,7 +250,7 @@ def _finish(
     manifest = DataManifest(*shape, tuple(shard for part in written for shard in part.training), recipe.frames)
     aside = DataManifest(*shape, tuple(shard for part in written for shard in part.validation), recipe.frames)
     if not manifest.tokens:
-        raise InvalidInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
+        raise InvalidInput(f"there is no text to train on: all {aside.documents:,} documents are empty or set aside.")
     overlap = None
     if recipe.against:
         from concertina_trainer.data.build.overlap import report
@@ -275,8 +275,8 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
     except ValueError as error:
         folder.delete([name])
         raise InvalidInput(
-            f"{folder.uri}/{name} can't be read (a machine that loses its power may cut files off) and was deleted: "
-            "run the same command again, which makes this part again."
+            f"{folder.uri}/{name} can't be read (a power failure may have cut it off) and was deleted: run "
+            "the same command again to write it again."
         ) from error
 
 

@@ -18,7 +18,7 @@ from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.data.build.splits import TRAINING, split_of
 from concertina_trainer.data.rangefile import split
 
-ADVICE = "choose files by --pattern, convert or remove these, or build without them by --allow-left-out"
+ADVICE = "choose files with --pattern, convert or remove these files, or build without them with --allow-left-out"
 _SHOWN = 5
 """Maximum number of names in a line of the report."""
 
@@ -76,7 +76,7 @@ def find(
     if problems:
         names = [f"{item.name} ({item.reason})" for item in problems]
         raise InvalidInput(
-            f"These would be left out and may hold data: {_bounded(names)}. Nothing was built: {advice}."
+            f"Some files may contain data and would be left out: {_bounded(names)}. Nothing was built: {advice}."
         )
     if not taken_files:
         raise InvalidInput(f"no file matches {pattern or '**/*'} in {', '.join(locations)}.")
@@ -85,7 +85,9 @@ def find(
 
 def find_evaluation(locations: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
     """Return the evaluation files that a user names by `--against`."""
-    return find(locations, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
+    return find(
+        locations, say=lambda line: say(f"--against: {line}"), advice="name the files themselves with --against"
+    )
 
 
 def _plain(location: str) -> str:
@@ -112,7 +114,7 @@ def _within(location: str, pattern: str, out: str) -> Listing:
         status = root.stat()
     except OSError as error:
         problem = "is a broken link" if root.is_symlink() else "does not exist"
-        raise InvalidInput(f"{location} {problem}: correct it.") from error
+        raise InvalidInput(f"{location} {problem}: correct the path.") from error
     if stat.S_ISREG(status.st_mode):
         return _named_file(InputFile("", _local(str(root), status), os.path.realpath(root)))
     if not stat.S_ISDIR(status.st_mode):
@@ -164,7 +166,7 @@ def _stored(uri: str, objects: dict[str, ObjectEntry], out: str) -> Listing:
 
 
 def _into_itself(location: str) -> InvalidInput:
-    return InvalidInput(f"--out is {location}, a folder of sources: build into another folder.")
+    return InvalidInput(f"--out is {location}, which is also a folder of sources: build into another folder.")
 
 
 def _hidden_part(key: str) -> str:
@@ -196,7 +198,7 @@ class _Walk:
     def _follow(self, path: str, name: str) -> Iterator[InputFile | LeftOut]:
         real, parent = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
         if os.path.commonpath([real, parent]) == real:
-            yield LeftOut(name, "a link to a folder that it lies in", data=real not in self._name_by_folder)
+            yield LeftOut(name, "a link to a folder that contains it", data=real not in self._name_by_folder)
         else:
             yield from self._folder(path, name, real)
 
@@ -320,7 +322,7 @@ def _of_split(
         return list(taken_files)
     if TRAINING not in kinds:
         raise InvalidInput(
-            f"{location} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern."
+            f"{location} holds the splits {', '.join(kinds)}, and not {TRAINING}: choose files with --pattern."
         )
     return [
         file if kind == TRAINING else LeftOut(file.name, f"split {kind}" if kind else _REASONS[Role.OTHER])

@@ -95,7 +95,8 @@ def _row_group_sizes(source: DataSource, column: str) -> list[int]:
 def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
     if column not in names:
         raise InvalidInput(
-            f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name one by --column."
+            f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name the column "
+            "with --column."
         )
     return names.index(column)
 
@@ -206,7 +207,8 @@ def _parsed(line: bytes, source: DataSource, offset: int, column: str) -> bytes:
     where = f"{source.location}, the line at byte {offset}{' (unpacked)' if source.compression else ''}"
     if b"\0" in line:
         raise InvalidInput(
-            f"{where} holds NUL bytes, as files have after a crash: restore the file, or remove what follows."
+            f"{where} holds NUL bytes, like a file after a crash: restore the file, or remove the NUL bytes "
+            "and everything after them."
         )
     try:
         text = line.decode("utf-8-sig")
@@ -215,17 +217,20 @@ def _parsed(line: bytes, source: DataSource, offset: int, column: str) -> bytes:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(
-            f"{where} can't be read as JSON ({error}): correct it; each line holds one object."
+            f"{where} can't be read as JSON ({error}): correct the line. Each line must be one JSON object."
         ) from error
     if not isinstance(record, dict):
-        raise InvalidInput(f"{where} holds a {_kind(record)}, not an object: write each document as an object a line.")
+        raise InvalidInput(
+            f"{where} holds a {_kind(record)}, not an object: write each document as one JSON object on a line."
+        )
     if column not in record:
         raise InvalidInput(
-            f"{where} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name one by --column."
+            f"{where} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name the column "
+            "with --column."
         )
     value = record[column]
     if not isinstance(value, str | None):
-        raise InvalidInput(f"{where}: its {column} is a {_kind(value)}, not text: name another by --column.")
+        raise InvalidInput(f"{where}: its {column} is a {_kind(value)}, not text: name another column with --column.")
     return (value or "").encode(errors="replace")
 
 
@@ -261,7 +266,7 @@ def _texts(values: Any, source: DataSource, column: str) -> Iterator[bytes]:
 
 
 def _not_text(source: DataSource, column: str, kind: str) -> InvalidInput:
-    advice = "name another by --column, or write each document's text into a column of its own first"
+    advice = "name another column with --column, or first write the text of each document into its own column"
     return InvalidInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
 
 

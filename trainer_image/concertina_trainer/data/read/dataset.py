@@ -98,7 +98,7 @@ def _open(
     plan = PLANNERS[mode](begins, shard.tokens, length)
     if len(plan) != counts[index]:
         raise InvalidInput(
-            f"{place.uri}/{shard.file} gives {len(plan)} sequences, and {counts[index]} were planned: "
-            f"run `concertina data pack {place.uri} --length {length}` again."
+            f"{place.uri}/{shard.file} gives {len(plan)} sequences, but {counts[index]} were planned: run "
+            f"`concertina data pack {place.uri} --length {length}` again."
         )
     return Opened(tokens, plan, features)

@@ -114,8 +114,9 @@ class Reader:
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
             raise InvalidInput(
-                "the data sets of data.mixture were built with different tokenizers, or of different frames "
-                f"({', '.join(tokenizers.values())}): build them again alike."
+                "the data sets of data.mixture must have the same tokenizer, or frames of the same type "
+                f"and width, but they differ ({', '.join(tokenizers.values())}): build them again in the "
+                "same way."
             )
 
     @property
