@@ -95,7 +95,7 @@ class StateIndex(LocalState[Tensor]):
     @torch.no_grad()
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
         """Read all tensors of this rank from a saved state. All ranks must call this method at the same time."""
-        execute(plan, shards, {name: tensor for name, (_, tensor) in self._parts.items()})
+        execute(plan, shards, dict(self._parts.values()))
         for copies, same_tensors in self._by_copies().items():
             if len(copies.ranks) > 1:
                 _exchange(same_tensors, copies)

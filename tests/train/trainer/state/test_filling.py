@@ -45,7 +45,7 @@ def saved(folder, whole, grid):
 def fill(wanted, tensor, shards):
     plan = reads({number: shard.header for number, shard in enumerate(shards)}, [wanted])
     assert not plan.lacking
-    execute(plan, dict(enumerate(shards)), {"w": tensor})
+    execute(plan, dict(enumerate(shards)), {wanted: tensor})
 
 
 @settings(max_examples=60, deadline=None)
