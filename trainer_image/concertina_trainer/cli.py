@@ -81,6 +81,9 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         default=SHARD_BYTES / 2**20,
         help="text a shard (default: %(default)g)",
     )
+    add("--chat", action="store_true", help="the sources are chats (messages), or prompts with completions")
+    add("--length", type=_at_least(2), help="with --chat: cut longer chats; the job's trainer.model.sequenceLength")
+    add("--split-turns", action="store_true", help="with --chat: make a sample of each turn of the assistant")
     add("--classes", type=_at_least(1, int), default=0, help="targets of .npz files are below this")
     add("--processes", type=_at_least(1), default=os.cpu_count() or 1, help="default: %(default)s, one a core")
     add("--share", type=_share, default=(0, 1), metavar="I/N", help="build the I-th of N shares: each on its machine")
@@ -111,7 +114,7 @@ def _build(options: argparse.Namespace) -> None:
     from concertina_trainer.data.build import arrays
     from concertina_trainer.data.build import build as building
     from concertina_trainer.data.build.find import find, find_evaluation
-    from concertina_trainer.data.build.recipe import Recipe
+    from concertina_trainer.data.build.recipe import ChatRecipe, Recipe
 
     if not 0 <= options.validation < 1:
         raise InvalidInput("--validation is a share of all documents: give a number from 0 to below 1.")
@@ -119,8 +122,18 @@ def _build(options: argparse.Namespace) -> None:
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
         tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
+    if options.chat:
+        if options.length is None:
+            raise InvalidInput("--chat needs --length, the longest sequence that is trained: give one, as 2048.")
+        recipe = dataclasses.replace(recipe, chats=ChatRecipe(options.length, options.split_turns))
+    elif options.length is not None or options.split_turns:
+        raise InvalidInput("--length and --split-turns are for chats: add --chat, or leave them out.")
     sources = find(options.sources, options.pattern, options.allow_left_out, options.out, _say)
     recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
+    if recipe.frames and recipe.chats:
+        raise InvalidInput(
+            "--chat is for JSON lines, and the sources are arrays: leave it out, or choose by --pattern."
+        )
     if recipe.frames and recipe.against:
         raise InvalidInput("--against looks for words, and frames have none: leave it out.")
     if recipe.against:
@@ -260,6 +273,12 @@ def _summary(manifest: DataManifest) -> str:
         return (
             f"{manifest.tokens:,} frames of {manifest.frames} in {manifest.documents:,} documents and "
             f"{len(manifest.shards)} shards, digest {manifest.digest}"
+        )
+    if (chats := manifest.chats) is not None:
+        return (
+            f"{manifest.documents:,} chats of {manifest.tokens:,} tokens, of which {chats.trained:,} are trained, in "
+            f"{len(manifest.shards)} shards, digest {manifest.digest}; {chats.truncated:,} chats were cut to "
+            f"{chats.length:,} predicted tokens, and {chats.dropped:,} dropped, because nothing in them is trained"
         )
     return (
         f"{manifest.tokens:,} tokens of {manifest.vocab_size} values ({manifest.tokenizer.name}) in "
