@@ -36,6 +36,11 @@ class Sequences:
             raise InvalidInput(
                 f"{uri} holds frames ({self._manifest.frames}), and rows of tokens are what is read here."
             )
+        if self._manifest.chats is not None:
+            raise InvalidInput(
+                f"{uri} holds chats, whose tokens have weights, and rows of tokens alone are what is read here: train "
+                "on chats with the bundled trainer."
+            )
         self.digest = self._manifest.digest
         counts = self._manifest.sequences(length)
         if not sum(counts):

@@ -120,6 +120,13 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         metavar="I/N",
         help="build share I of N, counted from 0, to divide a build among N machines",
     )
+    add("--chat", action="store_true", help="the sources are chats (messages), or prompts with completions")
+    add(
+        "--length",
+        type=_at_least(2),
+        help="with --chat: number of tokens after which a chat is cut; give the job's trainer.model.sequenceLength",
+    )
+    add("--split-turns", action="store_true", help="with --chat: make one sample of each turn of the assistant")
     parser.set_defaults(run=_build)
 
 
@@ -147,7 +154,7 @@ def _build(options: argparse.Namespace) -> None:
     from concertina_trainer.data.build import arrays
     from concertina_trainer.data.build import build as building
     from concertina_trainer.data.build.find import find, find_evaluation
-    from concertina_trainer.data.build.recipe import Recipe
+    from concertina_trainer.data.build.recipe import ChatRecipe, Recipe
 
     if not 0 <= options.validation < 1:
         raise InvalidInput("--validation is the share of documents to set aside: give a number from 0 to below 1.")
@@ -155,8 +162,18 @@ def _build(options: argparse.Namespace) -> None:
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
         tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
+    if options.chat:
+        if options.length is None:
+            raise InvalidInput("--chat needs --length, the longest sequence that is trained: give one, as 2048.")
+        recipe = dataclasses.replace(recipe, chats=ChatRecipe(options.length, options.split_turns))
+    elif options.length is not None or options.split_turns:
+        raise InvalidInput("--length and --split-turns are for chats: add --chat, or leave them out.")
     sources = find(options.sources, options.pattern, options.allow_left_out, options.out, _say)
     recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
+    if recipe.frames and recipe.chats:
+        raise InvalidInput(
+            "--chat is for JSON lines, and the sources are arrays: leave it out, or choose by --pattern."
+        )
     if recipe.frames and recipe.against:
         raise InvalidInput("--against compares words, and the data are frames: leave --against out.")
     if recipe.against:
@@ -303,6 +320,12 @@ def _summary(manifest: DataManifest) -> str:
         return (
             f"{manifest.tokens:,} frames of {manifest.frames} in {manifest.documents:,} documents and "
             f"{len(manifest.shards)} shards, digest {manifest.digest}"
+        )
+    if (chats := manifest.chats) is not None:
+        return (
+            f"{manifest.documents:,} chats of {manifest.tokens:,} tokens, of which {chats.trained:,} are trained, in "
+            f"{len(manifest.shards)} shards, digest {manifest.digest}; {chats.truncated:,} chats were cut to "
+            f"{chats.length:,} predicted tokens, and {chats.dropped:,} dropped, because nothing in them is trained"
         )
     return (
         f"{manifest.tokens:,} tokens of {manifest.vocab_size} values ({manifest.tokenizer.name}) in "

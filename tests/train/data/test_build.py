@@ -293,10 +293,10 @@ def test_overlap_with_evaluation_data_is_counted(tmp_path):
         (
             '{"text": "a"}\n{"text": \n',
             Recipe(),
-            r"a.jsonl, the line at byte 14 can't be read as JSON \(Expecting value",
+            r"a.jsonl, line 2 can't be read as JSON \(Expecting value",
         ),
-        ('{"body": "a"}\n', Recipe(), r"the line at byte 0 has no text, but body: name one by --column"),
-        ('["a"]\n', Recipe(), r"the line at byte 0 holds a list, not an object"),
+        ('{"body": "a"}\n', Recipe(), r"line 1 has no text, but body: name one by --column"),
+        ('["a"]\n', Recipe(), r"line 1 holds a list, not an object"),
         ('{"text": 5}\n', Recipe(), r"its text is a number, not text"),
         ('{"text": "\xff"}\n', Recipe(), r"a.jsonl is not UTF-8 \(byte 10 is 0xff\): convert it to UTF-8"),
         ('{"text": "a"}\n', Recipe(separator="<s>"), "leave --separator out"),

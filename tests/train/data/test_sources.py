@@ -212,6 +212,7 @@ def tar(name):
 
 
 LONG = PLAIN * 3
+LONG_LINES = LONG.count(b"\n")
 REFUSED = {
     "gzip without its suffix": ("a.jsonl", gzip.compress(PLAIN), "a.jsonl holds gzip, not text: give it a name"),
     "Zstandard as text": ("a.txt", zstandard(PLAIN), "a.txt holds Zstandard, not text"),
@@ -231,17 +232,17 @@ REFUSED = {
     "a line of NUL later on": (
         "a.jsonl",
         LONG + bytes(64) + b"\n" + LINES[0],
-        f"a.jsonl, the line at byte {len(LONG)} holds NUL bytes, like a file after a crash",
+        f"a.jsonl, line {LONG_LINES + 1} holds NUL bytes, like a file after a crash",
     ),
     "NUL at the end": (
         "a.jsonl",
         LONG + bytes(4096),
-        f"a.jsonl, the line at byte {len(LONG)} holds NUL bytes, like a file after a crash",
+        f"a.jsonl, line {LONG_LINES + 1} holds NUL bytes, like a file after a crash",
     ),
     "NUL in a compressed line": (
         "a.jsonl.gz",
         gzip.compress(LONG + bytes(9)),
-        f"a.jsonl.gz, the line at byte {len(LONG)} (unpacked) holds NUL bytes",
+        f"a.jsonl.gz, line {LONG_LINES + 1} holds NUL bytes",
     ),
 }
 

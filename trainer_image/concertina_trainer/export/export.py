@@ -116,13 +116,13 @@ def export(
         InvalidInput: When the checkpoint or the data can't be exported.
         StorageError: When storage can't be read or written.
     """
-    trainer = _trainer(checkpoint)
+    trainer = _exported_trainer(checkpoint)
     if any(name.endswith(".safetensors") for name in target.entries()):
         raise InvalidInput(
             f"{target.uri} already contains weights, which would be mixed with the exported ones: export "
             "into another folder, or delete them first."
         )
-    shards = _shards(checkpoint, trainer.model)
+    shards = shards_of(checkpoint, trainer.model)
     tensors = _tensors(shards, trainer.model)
     headers = {number: shard.header for number, shard in enumerate(shards)}
     plan = reads(headers, [chunk for tensor in tensors for part in tensor.parts for chunk in part.read])
@@ -150,17 +150,32 @@ def export(
 
 def size(checkpoint: StoredCheckpoint) -> int:
     """Return the approximate number of bytes that an export writes."""
-    model = _trainer(checkpoint).model
-    return sum(tensor.size for tensor in _tensors(_shards(checkpoint, model), model))
+    model = _exported_trainer(checkpoint).model
+    return sum(tensor.size for tensor in _tensors(shards_of(checkpoint, model), model))
 
 
-def _shards(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[ShardReader]:
+def shards_of(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[ShardReader]:
     """Return the shards of the checkpoint, and the files of the frozen weights that are stored elsewhere."""
     frozen = checkpoint.manifest.frozen
     return [*checkpoint.shards, *(frozen_files(frozen, model) if frozen else ())]
 
 
-def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
+def _exported_trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
+    trainer = trainer_of(checkpoint)
+    if trainer.model.entrypoint:
+        raise InvalidInput(
+            f"{checkpoint.uri} is a checkpoint of {trainer.model.entrypoint}: only the bundled decoder can "
+            "be exported, because the Hugging Face names of a custom model's weights are not known."
+        )
+    return trainer
+
+
+def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
+    """Return the configuration of the run that saved a checkpoint.
+
+    Raises:
+        InvalidInput: When the checkpoint has none that this version knows.
+    """
     if not checkpoint.manifest.trainer:
         raise InvalidInput(f"{checkpoint.uri} does not describe its model: its manifest has no trainer section.")
     try:
@@ -170,11 +185,6 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
         raise InvalidInput(
             f"{checkpoint.uri} was written with a trainer configuration that this version does not support ({problem})."
         ) from error
-    if trainer.model.entrypoint:
-        raise InvalidInput(
-            f"{checkpoint.uri} is a checkpoint of {trainer.model.entrypoint}: only the bundled decoder can "
-            "be exported, because the Hugging Face names of a custom model's weights are not known."
-        )
     return trainer
 
 
@@ -186,7 +196,7 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
     """
     family = FAMILIES[hf_config.config_json(model)["model_type"]]
     wholes = {
-        name: dataclasses.replace(stored.chunk, dtype=_dtype_of(name, stored.chunk.dtype, model))
+        name: dataclasses.replace(stored.chunk, dtype=dtype_of(name, stored.chunk.dtype, model))
         for shard in shards
         for name, stored in shard.header.chunks.items()
         if name.startswith(hf_names.MODEL)
@@ -203,7 +213,7 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
             )
         if EXPERT not in exported_name:
             before = tensors.get(exported_name, Tensor(exported_name, (), (0, *shape[1:])))
-            part = Part(_whole(chunk), _adapter(name, wholes, model))
+            part = Part(whole(chunk), _adapter(name, wholes, model))
             rows = (before.shape[0] + shape[0], *shape[1:])
             tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
@@ -214,14 +224,14 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
     return [tensors[name] for name in sorted(tensors)]
 
 
-def _dtype_of(name: str, stored: str, model: ModelConfig) -> str:
+def dtype_of(name: str, stored: str, model: ModelConfig) -> str:
     """Return the dtype of a weight in the trained model. Frozen weights may be stored in another one."""
     if model.lora is None or adapters.is_adapter(name):
         return stored
     return "BF16" if model.lora.frozen_dtype is FrozenDtype.bfloat16 else "F32"
 
 
-def _whole(chunk: Chunk) -> Chunk:
+def whole(chunk: Chunk) -> Chunk:
     """Return a chunk that covers the whole tensor of `chunk`."""
     shape = chunk.global_shape
     return Chunk(chunk.name, chunk.dtype, (0,) * len(shape), shape, shape)
@@ -231,7 +241,7 @@ def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adap
     layer = name.removesuffix(adapters.WEIGHT)
     if model.lora is None or layer + adapters.A not in wholes:
         return None
-    return Adapter(_whole(wholes[layer + adapters.A]), _whole(wholes[layer + adapters.B]), model.lora.scale)
+    return Adapter(whole(wholes[layer + adapters.A]), whole(wholes[layer + adapters.B]), model.lora.scale)
 
 
 def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
@@ -260,7 +270,7 @@ def _content(
     yield memoryview(struct.pack("<Q", len(header)) + header)
     for tensor in tensors:
         for part in tensor.parts:
-            contents = [_bytes(chunk, shards, plan) for chunk in part.read]
+            contents = [content_of(chunk, shards, plan) for chunk in part.read]
             yield memoryview(_merged(contents, part) if part.adapter else contents[0])
             advance(part.size)
 
@@ -295,7 +305,7 @@ def _converted(content: memoryview, dtype: str, wanted: str) -> memoryview:
     return memoryview(values.tobytes())
 
 
-def _bytes(chunk: Chunk, shards: Sequence[ShardReader], plan: ReadPlan) -> bytearray:
+def content_of(chunk: Chunk, shards: Sequence[ShardReader], plan: ReadPlan) -> bytearray:
     """Return the bytes of a chunk, read from the shards, in row-major order and in the chunk's dtype."""
     itemsize = ITEM_SIZES[chunk.dtype]
     out = bytearray(chunk.size)

@@ -21,18 +21,31 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from concertina_data.data_manifest import FORMAT, NAME, OF_FRAMES, VALIDATION, DataManifest, TokenizerFacts
+from concertina_data.data_manifest import (
+    FORMAT,
+    NAME,
+    OF_CHATS,
+    OF_FRAMES,
+    VALIDATION,
+    ChatFacts,
+    DataManifest,
+    TokenizerFacts,
+    TokenShard,
+)
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
-from concertina_trainer.data.build.write import ShardInput, Written, write
+from concertina_trainer.data.build.write import ChatCounts, ShardInput, Written, write
 from concertina_trainer.data.defaults import SHARD_BYTES
+from concertina_trainer.data.packing import pack
 
 _HEADS_AT_ONCE = 16
 """Number of files whose first bytes are read at the same time."""
+TEMPLATE = "tokenizer_config.json"
+"""Name of the object with the chat template and the special tokens (see `chat_template.FILE`)."""
 MADE_BY = "made-by"
 """Name of the object with a digest of the build's sources and options."""
 
@@ -127,8 +140,13 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
     A build can continue another only if their digests are equal.
     """
     against = find_evaluation(recipe.against) if recipe.against else []
+    options, template = dataclasses.asdict(recipe), recipe.chat_template()
+    if recipe.chats is None:  # the digest of a build of text is that of earlier versions
+        del options["chats"]
+    else:
+        options["template"] = template and template.digest
     content = [
-        dataclasses.asdict(recipe), recipe.load_tokenizer().digest, shard_bytes,
+        options, recipe.load_tokenizer().digest, shard_bytes,
         [dataclasses.asdict(source) for source in against], [dataclasses.asdict(shard) for shard in inputs],
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -246,9 +264,18 @@ def _finish(
     written = [_read(folder, _record(records, index), text) for index, text in enumerate(texts) if text is not None]
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
-    shape = (OF_FRAMES if recipe.frames else FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
-    manifest = DataManifest(*shape, tuple(shard for part in written for shard in part.training), recipe.frames)
-    aside = DataManifest(*shape, tuple(shard for part in written for shard in part.validation), recipe.frames)
+    template = recipe.chat_template()
+    digest, element_bytes = template.digest if template else "", recipe.element_bytes()
+
+    def manifest_of(shards: Iterator[TokenShard], counts: Iterator[ChatCounts]) -> DataManifest:
+        number, chats = OF_FRAMES if recipe.frames else FORMAT, None
+        if recipe.chats is not None:
+            total = sum(counts, start=ChatCounts())
+            number, chats = OF_CHATS, ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(total))
+        return DataManifest(number, element_bytes, loaded.vocab_size, facts, tuple(shards), recipe.frames, chats)
+
+    manifest = manifest_of((s for part in written for s in part.training), (part.training_chats for part in written))
+    aside = manifest_of((s for part in written for s in part.validation), (part.validation_chats for part in written))
     if not manifest.tokens:
         raise InvalidInput(f"there is no text to train on: all {aside.documents:,} documents are empty or set aside.")
     overlap = None
@@ -260,13 +287,25 @@ def _finish(
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
+    if template is not None:
+        folder.put(TEMPLATE, template.file)
+    if recipe.chats is not None:
+        _pack(folder, manifest, recipe.chats.length)
     if aside.shards:
-        ObjectPrefix(f"{folder.uri}/{VALIDATION}").put(NAME, aside.to_json())
+        validation = ObjectPrefix(f"{folder.uri}/{VALIDATION}")
+        if recipe.chats is not None:
+            _pack(validation, aside, recipe.chats.length)
+        validation.put(NAME, aside.to_json())
     folder.put(NAME, manifest.to_json())
     folder.delete([_record(records, index) for index in range(count)])
     if "://" not in folder.uri:
         _sweep(Path(folder.uri), records)
     return manifest, overlap
+
+
+def _pack(folder: ObjectPrefix, manifest: DataManifest, length: int) -> None:
+    for _ in pack(folder, manifest, length, _HEADS_AT_ONCE):
+        pass
 
 
 def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:

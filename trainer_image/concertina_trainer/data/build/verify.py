@@ -10,6 +10,7 @@ import numpy as np
 
 from concertina_data.data_manifest import DataManifest, FrameFacts, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
+from concertina_trainer.data import weighted
 from concertina_trainer.data.frames import element
 from concertina_trainer.data.tokenizer import TYPES
 
@@ -46,7 +47,13 @@ def _problem(folder: ObjectPrefix, shard: TokenShard, manifest: DataManifest) ->
         )
     if manifest.frames is not None:
         return _of_frames(location, content, manifest.frames)
-    highest = int(np.frombuffer(content, TYPES[manifest.token_bytes]).max())
+    if manifest.chats is not None:
+        tokens, weights = weighted.parts(content, manifest.token_bytes)
+        if weights.max() > 1:
+            return f"{location} holds weight {weights.max()}, and weights are 0 or 1."
+    else:
+        tokens = np.frombuffer(content, TYPES[manifest.token_bytes])
+    highest = int(tokens.max())
     if highest >= manifest.vocab_size:
         return (
             f"{location} contains token {highest}, but the manifest's vocabulary has only {manifest.vocab_size} tokens."

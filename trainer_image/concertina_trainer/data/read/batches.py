@@ -32,9 +32,10 @@ class Microbatch:
     tokens: Tensor
     """Token ids, int64 `[rows, length + 1]`."""
     weights: Tensor
-    """Weight of each prediction in the mean over the global batch, float32 `[rows, length]`. It is 0 for padding.
+    """Weight of each prediction in the mean over the global batch, float32 `[rows, length]`. It is 0 for padding, and
+    for tokens of chats that are not trained.
 
-    The weights of all microbatches of all ranks add up to 1.
+    The weights of all microbatches of all ranks add up to 1, or to 0 if no token of the batch is trained.
     """
     document_ids: Tensor | None
     """Number of each token's document within its row, int32 `[rows, length]`, or None if documents are not
@@ -142,7 +143,8 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end:
     reader.expect(position)
     counts = reader.predicted(position, position + plan.global_size)
     sequence_count = plan.global_size if end is None else end - position
-    weight = 1.0 / max(1, int(counts[:sequence_count].sum()))
+    sums = reader.weight_sums(position, position + sequence_count)
+    weight = 1.0 / max(1, int(sums.sum()))
     return [
         _filled(reader, position + offsets[offsets < sequence_count], rows, length, weight)
         for offsets, rows, length in _shapes(reader, counts, plan, rank)
@@ -176,7 +178,8 @@ def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int
     weights[:count] = weight
     if batch.predicted is None or batch.document_ids is None:
         return Microbatch(tokens, weights, None, samples, features)
-    weights[:count] *= torch.from_numpy(batch.predicted[:, :length])
+    of_tokens = batch.predicted if batch.weights is None else batch.weights
+    weights[:count] *= torch.from_numpy(of_tokens[:, :length])
     if reader.mode is DocumentMode.bucketed:
         return Microbatch(tokens, weights, None, samples, features)  # padding comes last, so no token attends to it
     document_ids = torch.zeros(rows, length, dtype=torch.int32)
