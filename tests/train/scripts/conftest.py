@@ -24,7 +24,7 @@ def undisturbed(tmp_path_factory) -> dict[int, float]:
 
 @pytest.fixture(scope="session")
 def parents() -> Iterator[Parents]:
-    """Processes that scripts are forked from."""
+    """Return the processes that scripts are forked from."""
     made = Parents()
     yield made
     made.close()

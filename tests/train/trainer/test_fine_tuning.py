@@ -22,7 +22,7 @@ def generate(*arguments):
 
 @pytest.fixture(scope="module")
 def tuned(parent, tmp_path_factory, folder_of_module):
-    """A folder with the model, the data, and the checkpoints of a run that has learnt its answers."""
+    """Return a folder with the model, the data, and the checkpoints of a run that has learned its answers."""
     folder = tmp_path_factory.mktemp("tuned")
     families.made("qwen3", vocab_size=400, num_hidden_layers=2).save_pretrained(folder / "model")
     file = chats.tokenizer(folder / "model", chats.REASONING)
