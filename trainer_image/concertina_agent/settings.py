@@ -121,7 +121,8 @@ def read(
         )
     except KeyError as error:
         raise AgentSettingsError(
-            f"the environment variable {error.args[0]} is missing; the operator sets it"
+            f"the environment variable {error.args[0]} is missing, which the operator sets: start the agent "
+            "in a pod of a TrainingJob"
         ) from error
     except ValueError as error:
         raise AgentSettingsError(f"the agent's environment can't be read: {str(error)[:400]}") from error
@@ -135,7 +136,7 @@ def _object(text: str) -> Mapping[str, object]:
     """
     fields = json.loads(text) or {}
     if not isinstance(fields, dict):
-        raise ValueError(f"{text[:100]} is no object")
+        raise ValueError(f"{text[:100]!r} is not a JSON object")
     return fields
 
 

@@ -33,9 +33,7 @@ class Sequences:
         self._place, self._length = open_place(uri, cache), length
         self._manifest = read_manifest(self._place)
         if self._manifest.frames is not None:
-            raise InvalidInput(
-                f"{uri} holds frames ({self._manifest.frames}), and rows of tokens are what is read here."
-            )
+            raise InvalidInput(f"{uri} contains frames ({self._manifest.frames}), but rows of tokens are needed here.")
         self.digest = self._manifest.digest
         counts = self._manifest.sequences(length)
         if not sum(counts):

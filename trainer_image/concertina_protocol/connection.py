@@ -123,7 +123,7 @@ class Connection:
         try:
             return await self.reader.readline()
         except ValueError as error:
-            raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
+            raise ProtocolError(f"a line exceeds the limit of {MAX_LINE} bytes") from error
 
     @property
     def certificate(self) -> Mapping[str, Any]:

@@ -332,7 +332,7 @@ class Channel:
         if threading.current_thread() in threads_of_earlier_rounds:
             raise RoundLeft
         if self._has_left:
-            raise RuntimeError("this State was made in an earlier round: make it within the function of run()")
+            raise RuntimeError("this State was created in an earlier round: create it within the function of run()")
         self._rounds.check()
 
     # --- the socket -------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class Channel:
             self._tracer = self._tracer or self._make_tracer(self._rank)
             self._tracer.ask(request)
         except Exception as error:  # training continues without a trace
-            write_line(f"trainingjob: no trace: {type(error).__name__}: {error}")
+            write_line(f"trainingjob: no trace was written: {type(error).__name__}: {error}")
 
 
 threads_of_earlier_rounds: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -401,12 +401,12 @@ def connect(path: str, abort: Callable[[], None]) -> Optional[RoundChannel]:
     """
     global _tried
     if _tried:
-        raise RuntimeError("this process is connected to its agent already")
+        raise RuntimeError("this process is already connected to its agent")
     _tried = True
     try:
         return RoundChannel(w.WorkerEnd(path), abort)
     except OSError as error:
-        write_line(f"trainingjob: the agent can't be reached ({error}); nothing is reported")
+        write_line(f"trainingjob: the agent can't be reached ({error}), so nothing is reported")
         return None
 
 

@@ -99,8 +99,8 @@ class LightningLoops:
             return
         if len(saved) != len(self._loaders):
             raise InvalidInput(
-                f"the state was saved with {len(saved)} data loaders, and this run has {len(self._loaders)}: "
-                "give Lightning as many."
+                f"the state was saved with {len(saved)} data loaders, and this run has "
+                f"{len(self._loaders)}: give Lightning the same number."
             )
         fetcher, counts = self._fit._data_fetcher, self._fit.epoch_loop.batch_progress.current
         done, ranks, orders = counts.completed, world().size, [order_of(loader) for loader in self._loaders]

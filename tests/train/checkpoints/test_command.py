@@ -52,7 +52,9 @@ def test_list_and_show(uri, job):
     assert "84 samples consumed" in said
     manifest = json.loads(command("show", latest.uri, "-o", "json"))
     assert (manifest["version"], manifest["id"]["step"], len(manifest["parts"])) == (1, 12, 3)
-    assert "no checkpoint (there is no manifest.json) and no run's folder" in command("show", f"{uri}/u1", code=1)
+    assert "neither a checkpoint (there is no manifest.json) nor the folder of a run" in command(
+        "show", f"{uri}/u1", code=1
+    )
 
 
 def test_all_ranks_say_the_same_of_the_state(uri):
@@ -88,8 +90,8 @@ def test_list_shows_what_is_whole_and_says_what_is_not(uri, tmp_path):
     assert f"step-{steps[0]}/manifest.json is damaged" in said
     assert "LATEST, complete" in said
     shutil.rmtree(last)
-    assert "LATEST names u1/round-1/step-12, which is not there or can't be used" in command("list", str(tmp_path))
-    assert "has been deleted to keep the newer ones" in command("verify", str(tmp_path), code=1)
+    assert "LATEST names u1/round-1/step-12, which is missing or can't be used" in command("list", str(tmp_path))
+    assert "was deleted because newer checkpoints exist" in command("verify", str(tmp_path), code=1)
     (tmp_path / "LATEST").write_text("?")
     assert "LATEST is damaged" in command("list", str(tmp_path))
     assert "copied onto itself" in command("copy", uri, uri, code=1)

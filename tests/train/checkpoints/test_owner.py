@@ -126,7 +126,7 @@ def test_a_store_that_refuses_conditions_is_named(s3, tmp_path, monkeypatch, of_
         proxy.faults += [("PUT", OWNER, "501")] * 1000
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         message = of_job(f"s3://train/{tmp_path.name}", "old").storage.message
-    assert message.startswith(f"{proxy.url} does not know conditional writes (write OWNER")
+    assert message.startswith(f"{proxy.url} does not support conditional writes (write OWNER")
 
 
 def test_a_script_does_not_go_on_from_the_checkpoint_of_another_namespace(tmp_path, monkeypatch, of_job):

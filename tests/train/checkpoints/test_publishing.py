@@ -296,7 +296,7 @@ def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tm
         assert len(held.shards[1].read([(0, held.shards[1].file.size)])[0]) == held.shards[1].file.size
     publish(storage_uri, tmp_path, 1, 5)
     assert [place.step for place in found(ObjectPrefix(storage_uri).entries())[0]] in ([4, 5], [5, 4])
-    with pytest.raises(StorageError, match=r"has been deleted|does not exist"):
+    with pytest.raises(StorageError, match=r"was deleted because|does not exist"):
         StoredCheckpoint(durable.uri)
 
 

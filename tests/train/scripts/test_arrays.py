@@ -128,9 +128,12 @@ def test_worlds_of_any_size_train_as_one(tmp_path, without_torch, undisturbed, l
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("differs", "kept.weights is not the same on all ranks"),
-        ("part", "kept.momentum is said to be a box of [12] at [12] of an array of [23], which it is not within"),
-        ("gather", "gather() has to return what each of the 2 ranks gave, in their order: it returned 1 answers"),
+        ("differs", "kept.weights differs between ranks"),
+        ("part", "kept.momentum is declared as a box of [12] at [12] of an array of [23], which is too small"),
+        (
+            "gather",
+            "gather() must return one answer from each of the 2 ranks, in the order of ranks: it returned 1 answers",
+        ),
     ],
 )
 def test_what_can_not_be_kept_is_said(tmp_path, without_torch, wrong, sentence):
@@ -141,7 +144,7 @@ def test_what_can_not_be_kept_is_said(tmp_path, without_torch, wrong, sentence):
 def test_several_processes_have_to_say_how_they_agree(tmp_path, without_torch):
     script = "import trainingjob; trainingjob.State(kept={})"
     for _, error in run(tmp_path, without_torch, 2, "-c", script, code=1):
-        assert "2 processes keep one state, and nothing says how they agree" in error
+        assert "2 processes share one state, but have no way to communicate" in error
 
 
 def safe_at(step: int):

@@ -115,12 +115,12 @@ def test_a_loader_without_a_sampler_is_refused():
         def __iter__(self):
             return iter(range(4))
 
-    with pytest.raises(InvalidInput, match=r"whose order can't be followed.*torchdata.StatefulDataLoader"):
+    with pytest.raises(InvalidInput, match=r"whose order is not known.*torchdata.StatefulDataLoader"):
         Loaders().batches(DataLoader(Stream()))
 
 
 def test_restore_comes_before_the_first_batches():
     loaders = Loaders()
     loaders.batches(loader())
-    with pytest.raises(InvalidInput, match=r"restore\(\) comes before the first State.batches\(\)"):
+    with pytest.raises(InvalidInput, match=r"restore\(\) must be called before the first State.batches\(\)"):
         loaders.load_state_dict({"passes": []})

@@ -132,7 +132,12 @@ def _notes(coordinator: Coordinator, round_record: RoundRecord, at: float) -> li
     ):
         if replica not in round_record.notices:
             records.append(
-                _note(round_record, at, t.NoteKind.NOTICE, f"{replica} was told to leave within {grace:g} s.")
+                _note(
+                    round_record,
+                    at,
+                    t.NoteKind.NOTICE,
+                    f"{replica} received a termination notice and must leave within {grace:g} s.",
+                )
             )
             round_record.notices.add(replica)
     return records

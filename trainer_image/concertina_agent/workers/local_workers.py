@@ -179,7 +179,7 @@ class LocalWorkers:
             await within(GONE_SECONDS, self._reaped())
         except asyncio.TimeoutError:
             raise StartError(
-                f"processes that were killed have not ended for {GONE_SECONDS:.0f} s; the driver of a device may hang"
+                f"processes that were killed have not ended for {GONE_SECONDS:.0f} s: the driver of a device may hang"
             ) from None
 
     async def _until_warm(self) -> bool:
@@ -361,7 +361,9 @@ class LocalWorkers:
         )
         for worker, lines in zip(workers, stacks_by_worker):
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
-            sys.stderr.write(f"[rank {worker.rank}] the round stands still; stacks, innermost frame first:\n{text}\n")
+            sys.stderr.write(
+                f"[rank {worker.rank}] the round makes no progress. Stacks, innermost frame first:⏎{text}⏎"
+            )
         sys.stderr.flush()
         bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, stacks_by_worker)}
         self._emit(e.StacksCollected(round, bounded))

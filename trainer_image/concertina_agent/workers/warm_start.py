@@ -49,7 +49,10 @@ SILENT_SECONDS = 60.0
 
 They count if none of the command's Python interpreters has connected to the agent.
 """
-SILENT = "no Python of the command, CPython 3.9 or newer, reads PYTHONPATH and imports sitecustomize"
+SILENT = (
+    "the command starts no Python that can be used: CPython 3.9 or newer that reads PYTHONPATH "
+    "and imports sitecustomize"
+)
 
 
 class WarmStart:
@@ -150,7 +153,7 @@ class WarmStart:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            self._impossible = f"{self._folder} can't be made: {error.strerror}"
+            self._impossible = f"{self._folder} can't be created: {error.strerror}"
             return
         command = parse(self._line)
         if not isinstance(command, PythonCommand) and is_python(self._line[0]):
@@ -316,7 +319,7 @@ class WarmStart:
         process, parent = interpreter.start.process, warm.parent
         assert parent is not None
         if process.killed:
-            return "its worker is to end"
+            return "its worker must end"
         request = asyncio.ensure_future(warm.take_over(parent, interpreter, record))
         process.taking_over.add(request)
         try:

@@ -351,7 +351,7 @@ class WorkerParent:
             child.end(-signal.SIGKILL)
         self._children.clear()
         if not self.warm.done():
-            why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "its output says why"
+            why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "see its output"
             self._settle(f"The process that imports {self._imports} died: {why}.")
         elif not self.warm.result():
             self._on_loss()

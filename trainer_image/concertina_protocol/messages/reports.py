@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 from concertina_protocol.codec.typed_json import Absent, OpenEnum
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
-OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
+OUT_OF_MEMORY = "the container ran out of memory: raise resources.limits.memory of the container trainer"
 """Sentence that there was not enough memory. Agents use it for a worker, and the operator for the whole container."""
 
 MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400

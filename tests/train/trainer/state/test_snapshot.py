@@ -261,9 +261,9 @@ def test_a_part_on_its_way_to_storage_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("other", "error", "sentence"),
     [
-        ("", InvalidInput, "too small for three of them and a peer's copy"),
-        ("snapshots/round-1/shard-0", RestoreFailed, "beside those of the round before"),
-        ("copies/round-1/shard-3", RestoreFailed, "beside those of the round before"),
+        ("", InvalidInput, "too small for three snapshots and the copy of a peer's snapshot"),
+        ("snapshots/round-1/shard-0", RestoreFailed, "because the snapshots of the previous round are still needed"),
+        ("copies/round-1/shard-3", RestoreFailed, "because the snapshots of the previous round are still needed"),
     ],
 )
 def test_no_room_is_said_before_a_byte_is_written(tmp_path, other, error, sentence):
