@@ -178,7 +178,7 @@ def test_silent_and_half_open_connections_do_not_keep_others_out(folder):
 
 
 def client_hello() -> bytes:
-    """The first words of a TLS handshake that does not go on."""
+    """Return the first bytes of a TLS handshake that is not continued."""
     outgoing = ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -48,7 +48,7 @@ async def operator(job: Job) -> AsyncIterator[AgentConnections]:
 
 
 async def told(connections: AgentConnections, job: Job, message, *names: str) -> dict[str, object]:
-    """What each has answered, or why it has not."""
+    """Return the answer of each agent, or the reason why it has not answered."""
     kind = module.CALLS[type(message)]
     sends = [Send(name, job.replicas[name].address, message) for name in names]
     assert [send.replica for send in connections.send(UID, sends)] == list(names)

@@ -22,7 +22,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 
 
 def command(*arguments: str, code: int = 0) -> str:
-    """What it says, on both streams."""
+    """Run a command, and return its output on both streams."""
     result = CliRunner().invoke(app, [*arguments])
     assert result.exit_code == code, result.output
     return result.output
@@ -30,7 +30,7 @@ def command(*arguments: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def job(folder_of_module, parent, trainer, s3, tmp_path_factory):
-    """A run of three workers in S3, with checkpoints of steps 4, 8 and 12 or so."""
+    """Run a job of three workers that saves to S3, with checkpoints of about the steps 4, 8 and 12."""
     uri = f"s3://train/{tmp_path_factory.mktemp('run').name}"
     job = node.Job(folder_of_module / "job", parent, trainer, {"uri": uri, "everySteps": 3, "keep": 100})
     assert job.run(3).errors == []

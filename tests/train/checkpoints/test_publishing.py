@@ -302,7 +302,7 @@ def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tm
 
 @pytest.fixture
 def swept(tmp_path, monkeypatch):
-    """A checkpoint, and a sweep that would take it away: whether it did."""
+    """Publish a checkpoint. Return it, and a function that deletes it as a sweep does."""
     durable = publish(f"file://{tmp_path}/run", tmp_path, 1, 1, trainer=TRAINER.model_dump_json(by_alias=True)).durable
     folder = ObjectPrefix(f"file://{tmp_path}/run")
     now = max(entry.at for entry in folder.entries().values())

@@ -1,5 +1,7 @@
-"""`trainingjob.State` without torch: arrays of numpy and of the standard library, in one process and in several that
-agree in a way of their own."""
+"""Test `trainingjob.State` without torch.
+
+Arrays are of numpy and of the standard library, in one process and in several that communicate in their own way.
+"""
 
 import asyncio
 import json
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.timeout(LIMIT)
 
 @pytest.fixture(scope="module")
 def without_torch(tmp_path_factory) -> str:
-    """A search path on which there is no torch, and no numpy for scripts that are not to have it."""
+    """Return a search path without torch, and without numpy for scripts that must not have it."""
     folder = tmp_path_factory.mktemp("without")
     (folder / "torch.py").write_text("raise ImportError('there is no torch')\n")
     return os.pathsep.join([str(folder), SEARCH_PATH])

@@ -25,7 +25,7 @@ def run(folder: Path, world: int, *command: str) -> subprocess.CompletedProcess[
 
 
 def trained(folder: Path, world: int, kind: str, steps: int) -> tuple[set[int], dict[int, float]]:
-    """Steps that ranks began at, and losses by step."""
+    """Return the steps at which ranks began, and the losses by step."""
     done = run(folder, world, str(SCRIPT), kind, "--steps", str(steps), "--pause", "0")
     assert done.returncode == 0, done.stderr
     begun = {int(step) for step in re.findall(r"starts at step (\d+)", done.stdout)}

@@ -20,7 +20,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture
 def pod(service, monkeypatch):
-    """The environment of a pod with an identity and no keys."""
+    """Return the environment of a pod with an identity and without keys."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in service.environment.items():

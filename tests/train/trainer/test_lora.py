@@ -91,6 +91,6 @@ def test_a_model_is_tuned_and_exported_with_its_adapters_added(parent, trainer, 
 
 
 def loss_at_first(parent, trainer, folder, tmp_path, before):
-    """The first loss of all weights' training from there: adapters add nothing yet."""
+    """Return the first loss of full training from these weights. At that step, adapters add nothing yet."""
     options = {"uri": f"file://{tmp_path}/all", "initFrom": before.uri}
     return node.Job(folder / "all", parent, {**trainer, "steps": 1}, options).run(1).losses[1]

@@ -29,7 +29,7 @@ from programs.endless import State
 
 
 def held(path):
-    """The step of a slot: as its mark, its header and every one of its values say."""
+    """Return the step of a slot, after a check that its mark, its header and all its values agree."""
     mark = json.loads(path.with_suffix(".json").read_text())
     content = path.read_bytes()
     assert (mark["size"], mark["crc32"]) == (len(content), zlib.crc32(content))
@@ -100,7 +100,7 @@ def nameless(folder):
 
 
 def made(folder):
-    """The file that was made ahead."""
+    """Return the file that was created in advance."""
     give_up = time.monotonic() + node.GIVE_UP
     while not (found := nameless(folder)):
         assert time.monotonic() < give_up
