@@ -65,7 +65,7 @@ class Stored:
         """
         self._cache, self._folder = cache, cache.folder
         self._has_answered = cache.begun
-        """Whether the store has answered a request, in this round or an earlier one."""
+        """True if the store has answered a request, in this round or an earlier one."""
         self._waiting: dict[int, str] = {}
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
         """Files that are being opened, by thread: the time at which the call began, in monotonic seconds, and the

@@ -44,7 +44,7 @@ class Copies:
     If None, these ranks are the whole world, or ranks can't communicate.
     """
     saved_whole: bool = False
-    """Whether the first of these ranks saves each array whole. Otherwise each rank saves a part."""
+    """True if the first of these ranks saves each array whole. Otherwise each rank saves a part."""
 
 
 ALONE = Copies((0,), 0)
@@ -148,7 +148,7 @@ class LocalState(Generic[A]):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads from a saved state exactly the parts that it would save.
+        """True if this rank reads from a saved state exactly the parts that it would save.
 
         If so, and if the world has the same size as when the state was saved, this rank needs only the shard of its own
         number.

@@ -77,7 +77,7 @@ class UploadedRun:
     reaches: Sequence[int] = ()
     """Numbers of steps that a rollback may go back (see `retention.Keeping.back`)."""
     trainer_in_shards: bool = False
-    """Whether `trainer` lacks what the header of each shard has: the model that `trainer.model.from` describes."""
+    """True if `trainer` lacks what the header of each shard has: the model that `trainer.model.from` describes."""
 
 
 UNKNOWN = UploadedRun()

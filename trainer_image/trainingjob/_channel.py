@@ -82,12 +82,12 @@ class Channel:
         self._tracer: Optional[Tracer] = None
         self._rounds = rounds
         self._has_left = False
-        """Whether this process has left the round."""
+        """True if this process has left the round."""
         self._start: Optional[w.Start] = None
         self._registered = False
-        """Whether the agent knows that this rank calls should_checkpoint()."""
+        """True if the agent knows that this rank calls should_checkpoint()."""
         self._must_wait = False
-        """Whether the next call of should_checkpoint() waits for a message of the agent."""
+        """True if the next call of should_checkpoint() waits for a message of the agent."""
         self._calls = 0
         """Calls of should_checkpoint() that have returned, or are about to."""
         self._stop_at = 0
@@ -113,7 +113,7 @@ class Channel:
 
     @property
     def in_own_process(self) -> bool:
-        """Whether the caller is the worker process itself.
+        """True if the caller is the worker process itself.
 
         The result is False in a process that the worker has forked, such as a data loader's.
         """
@@ -121,7 +121,7 @@ class Channel:
 
     @property
     def stops(self) -> bool:
-        """Whether all ranks have agreed that this world ends after the current step, or has ended before it."""
+        """True if all ranks have agreed that this world ends after the current step, or has ended before it."""
         return self._stop_at > 0 and self._calls >= self._stop_at
 
     # --- calls of the script ----------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class LightningLoops:
 
     @property
     def _are_stateful(self) -> bool:
-        """Whether a data loader saves its own position. Lightning saves and restores such loaders itself."""
+        """True if a data loader saves its own position. Lightning saves and restores such loaders itself."""
         return any(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in self._loaders)
 
     def record_position(self) -> None:

@@ -37,7 +37,7 @@ class StateIndex(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads only the shard of its own number, as long as the number of ranks has not changed."""
+        """True if this rank reads only the shard of its own number, as long as the number of ranks has not changed."""
         ...
 
     def still(self, arrays: Mapping[str, Any], /) -> bool:
@@ -65,7 +65,7 @@ class Ranks(Protocol):
     """
 
     with_torch: bool
-    """Whether tensors of torch can be saved."""
+    """True if tensors of torch can be saved."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         """Return the sum over all ranks of each number."""

@@ -45,7 +45,7 @@ class OwnShard:
     def __init__(self, session: Session, contents: Contents) -> None:
         self._session, self._contents = session, contents
         self.buffers_by_rank = False
-        """Whether each rank saves its own buffers, because they differ between ranks."""
+        """True if each rank saves its own buffers, because they differ between ranks."""
         self.index: StateIndex | None = None
         self.snapshots: Snapshots | None = None
         self._shared_buffers: Mapping[str, Any] = {}
@@ -136,9 +136,9 @@ class Saver:
         self._commit_began: float | None = None
         """When the last commit began."""
         self._saved = False
-        """Whether the last commit took a snapshot."""
+        """True if the last commit took a snapshot."""
         self._durable_due = False
-        """Whether a durable commit waits for a save point."""
+        """True if a durable commit waits for a save point."""
         self._commits_overdue = 0
         """Commits since a snapshot was due."""
 

@@ -60,9 +60,9 @@ class Agreement:
     layout: str
     """Digest of the arrays that all ranks hold."""
     pending: bool
-    """Whether gradients of some rank wait for an optimizer step."""
+    """True if gradients of some rank wait for an optimizer step."""
     buffers_alike: bool
-    """Whether all ranks have the same buffers."""
+    """True if all ranks have the same buffers."""
 
 
 def ranks_of(world: World, gather: Gather | None) -> Ranks:

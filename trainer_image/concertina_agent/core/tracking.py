@@ -26,7 +26,7 @@ class RoundRecord:
 
     round: int
     restored: bool = False
-    """Whether the beginning of the round's training has been recorded."""
+    """True if the beginning of the round's training has been recorded."""
     step: int = -1
     """Newest step whose progress was handled."""
     waiting: Optional[t.StepDone] = None

@@ -33,7 +33,7 @@ class Start:
 
     process: Process
     record: bool
-    """Whether imports are recorded. Only one worker of a replica records them, because all workers run the same
+    """True if imports are recorded. Only one worker of a replica records them, because all workers run the same
     script."""
     started_at: float
     """Time of the start, by the event loop's clock."""

@@ -59,7 +59,7 @@ class LocalWorker:
     steps: StepFile
     local_rank: int
     over: asyncio.Event
-    """Whether the round of this worker is over."""
+    """True if the round of this worker is over."""
     channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """Messages to the worker, until it has opened its channel."""
@@ -67,11 +67,11 @@ class LocalWorker:
     alone: str = ""
     """Clause that says how the worker trains in a world of its own (see `worlds`)."""
     stays: bool = False
-    """Whether the process can leave its round and enter the next one."""
+    """True if the process can leave its round and enter the next one."""
     in_round: bool = True
-    """Whether the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
+    """True if the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
     has_left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    """Whether the process has left `round`. Until then its end is the end of a worker of the round."""
+    """True if the process has left `round`. Until then its end is the end of a worker of the round."""
 
     @property
     def running(self) -> bool:

@@ -81,7 +81,7 @@ class ScriptParent(WorkerParent):
         self.failed: dict[str, str] = {}
         """Modules of spec's `preload` that could not be imported, with the reason for each."""
         self.held = False
-        """Whether this process was started as a probe, and has reached the hook before its script."""
+        """True if this process was started as a probe, and has reached the hook before its script."""
         self.lost = self.stale = False
 
     async def import_more(self, size: int) -> str:
@@ -171,7 +171,7 @@ class WarmProgram:
 
     @property
     def learning(self) -> bool:
-        """Whether the program's first worker still runs, so that its imports are still being recorded.
+        """True if the program's first worker still runs, so that its imports are still being recorded.
 
         Other workers of its round then do not wait for a warm process.
         """
@@ -179,7 +179,7 @@ class WarmProgram:
 
     @property
     def dispensable(self) -> bool:
-        """Whether the program needs no warm process, as far as is known."""
+        """True if the program needs no warm process, as far as is known."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property

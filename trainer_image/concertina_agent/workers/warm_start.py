@@ -84,7 +84,7 @@ class WarmStart:
 
     @property
     def imports_first(self) -> bool:
-        """Whether there are modules to import before workers are started for the first time.
+        """True if there are modules to import before workers are started for the first time.
 
         Until they are imported, the replica is not ready.
         """
@@ -94,7 +94,7 @@ class WarmStart:
 
     @property
     def has_learned(self) -> bool:
-        """Whether the modules of the script are known, from a worker of this replica or from another replica."""
+        """True if the modules of the script are known, from a worker of this replica or from another replica."""
         return any(warm.size > 0 for warm in self._programs.values())
 
     @property

@@ -198,7 +198,7 @@ class WorkerParent:
         self._oom_kills = 0
         """Number of OOM kills in this container before the parent was started."""
         self.ending = False
-        """Whether the parent is expected to exit."""
+        """True if the parent is expected to exit."""
 
     @property
     def pid(self) -> int:
@@ -206,7 +206,7 @@ class WorkerParent:
 
     @property
     def idle(self) -> bool:
-        """Whether no worker that was forked from this process is running."""
+        """True if no worker that was forked from this process is running."""
         return not self._children and not self._answers
 
     def begin(

@@ -92,7 +92,7 @@ class ShardMetadata:
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
     waited_for: bool = False
-    """Whether a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
+    """True if a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
 
 
 @dataclasses.dataclass(frozen=True)

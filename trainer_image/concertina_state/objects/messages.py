@@ -36,7 +36,7 @@ MOST = 300
 class StoreMessage(NamedTuple):
     message: str
     refused: bool
-    """Whether the store refused the request, or no request could be sent. In both cases, a retry is unlikely to help
+    """True if the store refused the request, or no request could be sent. In both cases, a retry is unlikely to help
     soon."""
 
 

@@ -62,10 +62,10 @@ class Coordinator:
         self._joined: set[str] = set()
         self._settled_at: Optional[float] = None
         self.settled = False
-        """Whether the cause of the failures is known. Until then, the coordinator does not report them."""
+        """True if the cause of the failures is known. Until then, the coordinator does not report them."""
         self._published: set[SnapshotId] = set()
         self._parts_changed = False
-        """Whether a member has reported new shards in storage since the last call of `publishable`."""
+        """True if a member has reported new shards in storage since the last call of `publishable`."""
         self.ends_at: Optional[int] = None
         """Newest step that all members have saved completely, or None before a script has finished on all members.
 
