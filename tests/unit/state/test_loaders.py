@@ -106,7 +106,7 @@ def test_a_script_that_begins_at_another_epoch_is_refused():
 
 def test_other_data_are_refused():
     _, saved = epochs(Loaders(), loader(), end=1, stop_after=4)
-    with pytest.raises(InvalidInput, match=r"loader 0 of State.batches\(\) has 23 items, and 24 when it was saved"):
+    with pytest.raises(InvalidInput, match=r"loader 0 of State.batches\(\) has 23 items, but had 24 when it was saved"):
         again(saved).batches(loader(items=23))
 
 

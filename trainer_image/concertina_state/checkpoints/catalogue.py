@@ -94,7 +94,7 @@ def instead_of(damaged: InvalidInput) -> str:
         return f" {folder.uri} has no other finished checkpoint."
     newest = others[-1]
     return (
-        f"The newest other checkpoint is from step {newest.id.step}. To continue from it, create the job "
+        f" The newest other checkpoint is from step {newest.id.step}. To continue from it, create the job "
         f"again with checkpoint.resumeFrom: {folder.uri}/{newest.place.folder} and another, empty folder in "
         "checkpoint.uri."
     )

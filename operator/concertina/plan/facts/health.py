@@ -85,7 +85,7 @@ class Health:
 
     @cached
     def no_agent_reachable(self) -> bool:
-        """True if no agent is connected.
+        """Return whether no agent is connected.
 
         The cause may then be the operator's own network, while all replicas are well.
         """

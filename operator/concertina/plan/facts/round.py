@@ -55,7 +55,7 @@ class Round:
 
     @cached
     def committed(self) -> bool:
-        """True if a round with members is current, and no claim of a later round exists."""
+        """Return whether a round with members is current, and no claim of a later round exists."""
         claim, world = self.claim, self.world
         return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
 
