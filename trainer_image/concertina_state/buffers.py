@@ -109,7 +109,7 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads only the parts of arrays that it also saves (see `LocalState.alone`)."""
+        """True if this rank reads only the parts of arrays that it also saves (see `LocalState.alone`)."""
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:

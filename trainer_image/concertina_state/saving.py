@@ -57,7 +57,7 @@ class SaveDecision:
     step: int
     snapshot: bool
     durable: bool
-    """Whether the snapshot becomes a checkpoint in durable storage."""
+    """True if the snapshot becomes a checkpoint in durable storage."""
     outcome: Outcome | None
     """Outcome of the round, or None if the round continues after this step."""
 
@@ -145,7 +145,7 @@ class Saving:
         self._drain: DrainRequest | None = None
         self._due = False
         self._asked = False
-        """Whether a user requested a checkpoint."""
+        """True if a user requested a checkpoint."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
         self.traces = Traces(restored.shard)
@@ -159,7 +159,7 @@ class Saving:
         After a checkpoint, the time until the next call includes a wait, and is not the duration of a step.
         """
         self._saved = self._waited = False
-        """Whether the last call of `save` took a snapshot, and whether a snapshot was still being committed at that
+        """True if the last call of `save` took a snapshot, and whether a snapshot was still being committed at that
         time."""
         self._since = self._stretch = 0
         """Number of steps since the last snapshot, and number of steps between the last two snapshots."""

@@ -31,7 +31,7 @@ PACKAGES = {
 
 
 def prepared(folder: Path, more: str = "json", place: str = "site-packages") -> dict[str, str]:
-    """The environment of a job whose script imports installed packages; the script lies in the folder."""
+    """Return the environment of a job with a script in the folder that imports installed packages."""
     for name, text in PACKAGES.items():
         (folder / place / name).mkdir(parents=True)
         (folder / place / name / "__init__.py").write_text(text)

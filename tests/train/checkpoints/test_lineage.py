@@ -28,7 +28,7 @@ IMAGE = "registry.example/trainer@sha256:" + "ab" * 32
 
 
 def command(*arguments, code=0):
-    """What it says, on both streams."""
+    """Run a command, and return its output on both streams."""
     result = CliRunner().invoke(app, [*map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output

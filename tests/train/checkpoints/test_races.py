@@ -1,5 +1,8 @@
-"""Who meets whom in storage: a reader and a deletion in every order that their requests can have, and two that publish
-at the same time. Real folders and stores; what is arranged is only who goes next."""
+"""Test concurrent access to storage, with real folders and stores.
+
+A reader and a deletion meet in every order of their requests, and two jobs publish at the same time. The tests control
+only whose request is next.
+"""
 
 import contextlib
 import itertools

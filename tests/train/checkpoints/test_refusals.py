@@ -24,10 +24,14 @@ WRONG = {
     "secret": (
         {"AWS_SECRET_ACCESS_KEY": "wrong"},
         GOOD,
-        "SignatureDoesNotMatch): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to such as may read and write it",
+        "SignatureDoesNotMatch): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to credentials that can read",
     ),
     "half a key": ({"AWS_SECRET_ACCESS_KEY": None}, GOOD, "can't be used: Missing SecretAccessKey. Correct AWS_ACCESS"),
-    "endpoint": ({"AWS_ENDPOINT_URL": "my host:80"}, GOOD, "AWS_ENDPOINT_URL is 'my host:80', which is no http:// or"),
+    "endpoint": (
+        {"AWS_ENDPOINT_URL": "my host:80"},
+        GOOD,
+        "AWS_ENDPOINT_URL is 'my host:80', which is not an http:// or",
+    ),
     "CA": ({"AWS_CA_BUNDLE": "/no/ca.pem"}, GOOD, "No such file or directory: '/no/ca.pem'"),
     "scheme": ({}, "http://train/x", "its scheme must be s3://"),
     "key of Azure": ({"AZURE_STORAGE_ACCOUNT_KEY": "!"}, "az://c/x", "Correct AZURE_STORAGE_ACCOUNT_NAME and"),

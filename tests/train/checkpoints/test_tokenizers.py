@@ -44,7 +44,7 @@ def unigram():
 
 
 def built(tmp_path, tokenizer, **more):
-    """A data folder, and a run's configuration that names it."""
+    """Return a data folder, and the configuration of a run that names it."""
     source = tmp_path / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     list(build([source], str(tmp_path / "data"), recipe=Recipe(tokenizer=str(tokenizer), **more)))

@@ -61,7 +61,7 @@ def exported(folder):
 
 
 def cached(folder):
-    """What `load_dataset` leaves in its cache."""
+    """Return the files that `load_dataset` leaves in its cache."""
     where = folder / "parquet/default-f3387fea91bd933c/0.0.0/a859584b6747f312"
     arrow(where / "parquet-train.arrow", table())
     arrow(where / "parquet-test.arrow", table(["kept aside"]))

@@ -123,12 +123,12 @@ def test_the_manifest_is_of_a_format_of_its_own(data):
     assert value["format"] == 3
     with pytest.raises(InvalidInput, match="has format 2 and 3 is what is read"):
         parse(json.dumps({**value, "format": 2}).encode(), str(data))
-    with pytest.raises(InvalidInput, match="its content gives"):
+    with pytest.raises(InvalidInput, match="the digest of its content is"):
         parse(json.dumps({**value, "frames": {**value["frames"], "classes": 299}}).encode(), str(data))
 
 
 def test_scripts_are_told_that_rows_are_of_tokens(data, data_cache):
-    with pytest.raises(InvalidInput, match=r"holds frames \(float16 x 5 with 300 targets\), and rows of tokens"):
+    with pytest.raises(InvalidInput, match=r"holds frames \(float16 x 5 with 300 targets\), but rows of tokens"):
         Sequences(str(data), LENGTH, 0, CacheSettings(2**20))
 
 

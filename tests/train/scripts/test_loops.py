@@ -1,7 +1,10 @@
-"""A table of small scripts as users write them. Each is killed in the middle, all ranks at once, and started again in a
-world of the same size and in one of another. Restored, it holds what was saved, to the bit. In the same world it ends
-as an uninterrupted run does, or it is refused by name; in another world a case says what differs, and the rest is
-equal."""
+"""Test a table of small scripts as users write them.
+
+All ranks of a script are killed in the middle. The script then starts again in a world of the same size and in one of
+another size. What it restores must be equal to what was saved, to the bit. In the same world it must end like an
+uninterrupted run, or be refused by name. In another world, the case names the differences, and everything else must be
+equal.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def framework(script: str, **more: Any) -> Case:
 
 
 def loader(script: str, **more: Any) -> Case:
-    """A StatefulDataLoader knows its place once its loop has begun."""
+    """Return the case of a script with a StatefulDataLoader, which has a position only after its loop has begun."""
     # Not killed at the end of a pass: in another world torchdata's loader raises StopIteration then.
     return Case(script, package="torchdata", not_compared=("*loader.*",), other=POSITIONS, **more)
 
@@ -242,7 +245,7 @@ def with_package(case: Case) -> Case:
 
 
 def law(script: str) -> pytest.MarkDecorator:
-    """The gate's test of this script holds the same."""
+    """Return a mark that names the test of the gate which shows the same for this script."""
     case = next(case for case in CASES if case.script == script)
     assert not case.sibling
     return pytest.mark.long(law=f"tests/train/scripts/test_loops.py::test_killed_and_started_again[{case.id}]")

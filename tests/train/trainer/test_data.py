@@ -70,9 +70,9 @@ def test_a_damaged_shard_is_refused(files, tmp_path):
         (lambda out: shutil.rmtree(out), "does not exist"),
         (lambda out: (out / "manifest.json").unlink(), "has no manifest.json"),
         (lambda out: (out / "manifest.json").write_text("{"), "is not a data manifest"),
-        (lambda out: change(out, lambda m: m["shards"].pop()), "it was changed after it was built"),
+        (lambda out: change(out, lambda m: m["shards"].pop()), "the manifest was changed after the build"),
         (lambda out: change(out, lambda m: m.update(format=1)), "has format 1"),
-        (lambda out: (out / "shard-000001.bin").unlink(), "is missing though the manifest names it"),
+        (lambda out: (out / "shard-000001.bin").unlink(), "is missing, but the manifest names it"),
     ],
 )
 def test_what_is_wrong_is_said(files, tmp_path, damage, said):

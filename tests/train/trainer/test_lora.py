@@ -148,6 +148,6 @@ def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer,
 
 
 def loss_at_first(parent, trainer, folder, tmp_path, before):
-    """The first loss of all weights' training from there: adapters add nothing yet."""
+    """Return the first loss of full training from these weights. At that step, adapters add nothing yet."""
     options = {"uri": f"file://{tmp_path}/all", "initFrom": before.uri}
     return node.Job(folder / "all", parent, {**trainer, "steps": 1}, options).run(1).losses[1]

@@ -29,7 +29,7 @@ def programs(monkeypatch):
 
 @pytest.fixture(scope="module")
 def of_tokens(trainer):
-    """A model of tests/programs/workers/own.py."""
+    """Return the configuration of a model of tests/programs/workers/own.py."""
     return lambda name="spec", **options: {
         **trainer, "model": {"entrypoint": f"workers.own:{name}", "options": options, "sequenceLength": 32}
     }  # fmt: skip
@@ -47,7 +47,7 @@ def features(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_frames(trainer, features):
-    """The example's model."""
+    """Return the configuration of the example's model."""
     model = {"entrypoint": "audio_model:spec", "options": {"dim": 24, "blocks": 2}, "sequenceLength": 32}
     return {**trainer, "data": {"uri": str(features)}, "model": model}
 
@@ -60,7 +60,7 @@ def filled(model, config):
 
 
 def plain_tokens(config):
-    """A model, and its mean loss of a whole batch."""
+    """Return a model, and its mean loss of a whole batch."""
     from workers.own import Model, logits
 
     reader = Reader(config.data, 32, config.seed)

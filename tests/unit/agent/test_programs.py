@@ -53,7 +53,7 @@ def test_a_command_that_is_only_python_is_the_program_that_its_interpreter_descr
 
 def test_what_is_no_description_is_refused() -> None:
     for report in ({}, described(line=None), described(environment=[])):
-        with pytest.raises(ValueError, match="no description of an interpreter"):
+        with pytest.raises(ValueError, match="not the description of an interpreter"):
             reported(report)
 
 

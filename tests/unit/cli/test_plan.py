@@ -52,7 +52,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    """A manifest, which is YAML too."""
+    """Write a manifest in JSON, which is also YAML."""
     spec = {name: value for name, value in {**SPEC, **changes}.items() if value is not None}
     metadata = {"name": "planned"}
     manifest = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
@@ -172,7 +172,7 @@ def test_a_described_model_is_planned_as_its_config_says(tmp_path: Path) -> None
 
 
 def environment(folder: Path, lock: str) -> list[str]:
-    """A Python that finds what requirements/LOCK.txt pins, as far as it is installed here, and concertina."""
+    """Return a Python with concertina and those packages of requirements/LOCK.txt that are installed here."""
     venv.create(folder, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "concertina.pth").write_text(f"{ROOT / 'operator'}\n{ROOT / 'trainer_image'}\n")
@@ -275,7 +275,7 @@ def audio(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def features(tmp_path: Path) -> str:
-    """A data set's manifest, which is all that is read."""
+    """Write the manifest of a data set. Nothing else of the data set is read."""
     frames = FrameFacts(20, 2, 8)
     facts = TokenizerFacts("frames", "digest", 0)
     folder = tmp_path / "features"

@@ -109,7 +109,7 @@ class WorkerExited:
     they were printed before.
     """
     out_of_memory: bool = False
-    """Whether the kernel killed a process of this container for lack of memory since the worker started."""
+    """True if the kernel killed a process of this container for lack of memory since the worker started."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -427,7 +427,7 @@ class Ship:
     shard: int
     path: str
     is_slot: bool = False
-    """Whether `path` is the file of the slot itself. Otherwise, it is a hard link that a worker has made for the
+    """True if `path` is the file of the slot itself. Otherwise, it is a hard link that a worker has made for the
     upload."""
 
 

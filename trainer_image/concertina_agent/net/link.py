@@ -215,7 +215,7 @@ class MemberStreams:
             """
             if (state.replica, state.instance) != (join.replica, join.instance):
                 raise ProtocolError(
-                    f"{join.replica} ({join.instance}) may not speak for {state.replica} ({state.instance})"
+                    f"{join.replica} ({join.instance}) may not act for {state.replica} ({state.instance})"
                 )
             self._emit(e.MemberMessage(state))
 
@@ -226,7 +226,7 @@ class MemberStreams:
                 await _listen(wire, on_message, (p.MemberState,))
         except ProtocolError as error:
             if self._forget(join, wire):
-                self._emit(dataclasses.replace(gone, detail=f"said what it may not: {error}"))
+                self._emit(dataclasses.replace(gone, detail=f"sent a message that is not allowed: {error}"))
             raise
         wire.close()
         if self._forget(join, wire) and await self._is_lost(join) and join.replica not in self._wires:

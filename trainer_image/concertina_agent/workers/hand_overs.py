@@ -33,7 +33,7 @@ class Start:
 
     process: Process
     record: bool
-    """Whether imports are recorded. Only one worker of a replica records them, because all workers run the same
+    """True if imports are recorded. Only one worker of a replica records them, because all workers run the same
     script."""
     started_at: float
     """Time of the start, by the event loop's clock."""
@@ -97,7 +97,7 @@ class HandOvers:
             listening.listen(64)
             listening.setblocking(False)
         except OSError as error:
-            return f"{self.path} can't be made: {error.strerror}"
+            return f"{self.path} can't be created: {error.strerror}"
         self._listening = listening
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
         return ""

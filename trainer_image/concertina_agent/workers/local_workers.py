@@ -59,7 +59,7 @@ class LocalWorker:
     steps: StepFile
     local_rank: int
     over: asyncio.Event
-    """Whether the round of this worker is over."""
+    """True if the round of this worker is over."""
     channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """Messages to the worker, until it has opened its channel."""
@@ -67,11 +67,11 @@ class LocalWorker:
     alone: str = ""
     """Clause that says how the worker trains in a world of its own (see `worlds`)."""
     stays: bool = False
-    """Whether the process can leave its round and enter the next one."""
+    """True if the process can leave its round and enter the next one."""
     in_round: bool = True
-    """Whether the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
+    """True if the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
     has_left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    """Whether the process has left `round`. Until then its end is the end of a worker of the round."""
+    """True if the process has left `round`. Until then its end is the end of a worker of the round."""
 
     @property
     def running(self) -> bool:
@@ -179,7 +179,7 @@ class LocalWorkers:
             await within(GONE_SECONDS, self._reaped())
         except asyncio.TimeoutError:
             raise StartError(
-                f"processes that were killed have not ended for {GONE_SECONDS:.0f} s; the driver of a device may hang"
+                f"processes that were killed have not ended for {GONE_SECONDS:.0f} s: the driver of a device may hang"
             ) from None
 
     async def _until_warm(self) -> bool:
@@ -361,7 +361,9 @@ class LocalWorkers:
         )
         for worker, lines in zip(workers, stacks_by_worker):
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
-            sys.stderr.write(f"[rank {worker.rank}] the round stands still; stacks, innermost frame first:\n{text}\n")
+            sys.stderr.write(
+                f"[rank {worker.rank}] the round makes no progress. Stacks, innermost frame first:⏎{text}⏎"
+            )
         sys.stderr.flush()
         bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, stacks_by_worker)}
         self._emit(e.StacksCollected(round, bounded))

@@ -187,8 +187,8 @@ def parse(text: bytes, uri: str) -> Manifest:
         raise DamagedInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.", uri) from error
     if manifest.version > VERSION:
         raise InvalidInput(
-            f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one reads "
-            f"{VERSION}): use the version that wrote it, or a newer one."
+            f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one "
+            f"reads {VERSION}): use the version of concertina that wrote it, or a newer one."
         )
     return manifest
 

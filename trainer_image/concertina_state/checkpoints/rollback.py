@@ -112,8 +112,8 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
     The error ends the run. Only a user may decide to start it again from step 0.
     """
     return DamagedInput(
-        f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start "
-        "a new run under another checkpoint.uri."
+        f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Restore one from a backup, "
+        "or start a new run under another checkpoint.uri."
     )
 
 

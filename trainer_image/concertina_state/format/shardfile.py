@@ -109,7 +109,7 @@ class ShardMetadata:
     frozen: Optional[FrozenWeights] = None
     """Weights that a restore reads in addition to the state, or None if the state has all weights."""
     waited_for: bool = False
-    """Whether a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
+    """True if a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,17 +229,17 @@ def _trainer_config(file_metadata: dict[str, Any]) -> str:
     """
     trainer = file_metadata.get("trainer", "")
     if not isinstance(trainer, str):
-        raise ValueError("its configuration is no text")
+        raise ValueError("its configuration is not text")
     return trainer
 
 
 def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
     chunk = Chunk(name, entry["dtype"], counts(begin), counts(entry["shape"]), counts(whole))
     if not len(chunk.offsets) == len(chunk.shape) == len(chunk.global_shape):
-        raise ValueError(f"{name:.100} has another number of dimensions than its place")
+        raise ValueError(f"{name:.100} and its position have different numbers of dimensions")
     for first, length, end in zip(chunk.offsets, chunk.shape, chunk.global_shape):
         if first + length > end:
-            raise ValueError(f"{name:.100} is beyond the tensor that it is of")
+            raise ValueError(f"{name:.100} lies outside the tensor to which it belongs")
     return chunk
 
 
@@ -250,7 +250,7 @@ def counts(value: Any) -> tuple[int, ...]:
         ValueError: When `value` is not a list of non-negative numbers.
     """
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**63 for item in value):
-        raise ValueError(f"{value!r} is no list of counts")
+        raise ValueError(f"{value!r} is not a list of counts")
     return tuple(value)
 
 

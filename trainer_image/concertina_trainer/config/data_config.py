@@ -65,10 +65,9 @@ class DataConfig(Section):
     )
     documents: DocumentMode = Field(
         default=DocumentMode.joined,
-        description="How documents become sequences. Joined concatenates documents and cuts them into "
-        "sequences. Masked also keeps documents from attending to each other. Packed puts "
-        "whole documents together. Bucketed gives each document its own sequence. Packed and "
-        "Bucketed need `concertina data pack`.",
+        description="How documents become sequences. Joined concatenates documents and cuts them. Masked "
+        "also hides documents from each other. Packed puts whole documents together. Bucketed gives "
+        "each its own sequence. Packed and Bucketed need `concertina data pack`.",
     )
     balance: Balancing = Field(
         default=Balancing.even,

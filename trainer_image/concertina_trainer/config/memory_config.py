@@ -63,8 +63,8 @@ class MemoryConfig(Section):
         default=None,
         description="Whether a block's gathered weights are freed between forward and backward. Always "
         "frees them, and shards gradients after each microbatch (ZeRO-3). Never keeps weights "
-        "and whole gradients, with fewer all-gathers (ZeRO-2). Absent or Auto: Never if that "
-        "fits into the GPU's memory.",
+        "and whole gradients (ZeRO-2). Absent or Auto: Never if that fits into the GPU's "
+        "memory.",
     )
     offload: Offload | None = Field(
         default=None,

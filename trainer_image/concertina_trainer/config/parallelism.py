@@ -73,7 +73,7 @@ class ParallelismConfig(BaseModel):
 
     @property
     def backward_in_halves(self) -> bool:
-        """Whether the pipeline schedule splits the backward pass into two halves (zero bubble).
+        """True if the pipeline schedule splits the backward pass into two halves (zero bubble).
 
         Gathered weights must not be freed between the halves, because torch's FSDP would lose gradients.
         """

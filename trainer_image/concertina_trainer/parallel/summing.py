@@ -212,7 +212,7 @@ class OrderedReduceScatter(Allocating):
         self._times = times
         self._sum: Tensor | None = None
         self.fresh = True
-        """Whether the next sum begins from zero, as for the first microbatch of a step."""
+        """True if the next sum begins from zero, as for the first microbatch of a step."""
         self.taken = 0
         """Number of ranks whose contributions are added. The contributions of the other ranks are padding."""
 

@@ -44,7 +44,7 @@ class WholeModel:
         self._model = model.whole
         self._optimizer, self._sums, self._world = optimizer, sums, world
         self._counts = world.degrees.place(world.rank).tensor == 0
-        """Whether this rank's loss is counted.
+        """True if this rank's loss is counted.
 
         All ranks of a tensor group compute the same loss, so only that of the first rank is counted.
         """

@@ -29,7 +29,7 @@ from concertina_trainer.state.weights import SafetensorsFiles
 
 @pytest.fixture(scope="module")
 def before(folder_of_module, parent, trainer, tmp_path_factory):
-    """A finished run of three workers: its folder, and its job."""
+    """Finish a run of three workers, and return its folder and its job."""
     uri = f"file://{tmp_path_factory.mktemp('before')}"
     [durable] = node.Job(folder_of_module / "before", parent, trainer, {"uri": uri}, uid="before").run(3).durable
     return uri, durable
@@ -85,7 +85,7 @@ MODELS = {
 
 
 def published(trainer, kind, folder, **changed):
-    """A folder as others make it, of the model that spec.trainer.model says but for what is changed."""
+    """Write a folder like one of Hugging Face for the model of spec.trainer.model, with the given changes."""
     said, config, model = MODELS[kind]
     trainer = {**trainer, "model": {**trainer["model"], **said}}
     ours = config_json(TrainerConfig.model_validate(trainer).model)

@@ -90,7 +90,7 @@ def worker_failure(
 
 def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
     """Return the failure for a worker that exists but is stopped. Only its agent notices this."""
-    message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
+    message = f"Rank {rank} is stopped (by SIGSTOP or a similar signal), so the other ranks can't continue."
     return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
 
 

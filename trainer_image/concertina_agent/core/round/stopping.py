@@ -50,7 +50,7 @@ class Stopping:
 
     @property
     def agreed(self) -> bool:
-        """Whether the workers stop by themselves at an agreed call of should_checkpoint(), without a signal."""
+        """True if the workers stop by themselves at an agreed call of should_checkpoint(), without a signal."""
         return bool(self.call)
 
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:

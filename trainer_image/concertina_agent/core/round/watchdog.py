@@ -64,7 +64,7 @@ class Heartbeats:
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
         self.collecting = False
-        """Whether stacks have been requested or collected for the present hang of the round."""
+        """True if stacks have been requested or collected for the present hang of the round."""
 
     def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
         """Record the phase in a worker's message.
@@ -150,7 +150,7 @@ class Watchdog:
 
     @property
     def hung(self) -> bool:
-        """Whether no rank has made progress for too long. `hang` is set later, when the stacks are collected."""
+        """True if no rank has made progress for too long. `hang` is set later, when the stacks are collected."""
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:

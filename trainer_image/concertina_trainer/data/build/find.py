@@ -41,7 +41,7 @@ class LeftOut:
     name: str
     reason: str
     data: bool = False
-    """Whether it may contain data that the user expects to be used."""
+    """True if it may contain data that the user expects to be used."""
 
 
 Listing = list[InputFile | LeftOut]

@@ -28,7 +28,7 @@ class BatchPlan:
     rows: int
     """Number of rows of a microbatch. If `shares` is set, this is the maximum."""
     fixed: bool = False
-    """Whether the batch has the same microbatches in every world. They are then assigned to the ranks in turn."""
+    """True if the batch has the same microbatches in every world. They are then assigned to the ranks in turn."""
     shares: tuple[int, ...] = ()
     """Number of sequences of each rank, or empty if all ranks have the same number."""
 

@@ -39,7 +39,7 @@ class SequenceBatch:
     None means that documents are not distinguished. Every token is then predicted.
     """
     predicted: NDArray[np.bool_] | None = None
-    """Whether the prediction after each input counts, `[count, length]`.
+    """True if the prediction after each input counts, `[count, length]`.
 
     It counts if the next token is of the same document as the input.
     """
