@@ -107,7 +107,9 @@ def read(
             grace=max(float(environment.get("CONCERTINA_GRACE_SECONDS") or 30) - 1, 0.5),
             checkpoints=json.loads(checkpoint) is not None,
             environment=_with_hook(
-                _with_script_api(_with_temporary_folder(_for_workers(environment)), command),
+                _with_script_api(
+                    _with_trainer_defaults(_with_temporary_folder(_for_workers(environment)), command), command
+                ),
                 step_detection or (bool(command) and bool(warm.get("enabled"))),
             ),
             command=command,
@@ -203,6 +205,27 @@ def _with_hook(environment: dict[str, str], is_needed: bool) -> dict[str, str]:
     if not is_needed:
         return environment
     return {**environment, "PYTHONPATH": os.pathsep.join((HOOK, environment["PYTHONPATH"]))}
+
+
+COMPILED = "compiled"
+"""Folder in the volume with compiled code, which is private to the pod."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Names of the variable with settings of torch's CUDA allocator, the present name first."""
+
+
+def _with_trainer_defaults(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
+    """Return the environment of the bundled trainer. Variables that the pod template sets stay.
+
+    The compiler's cache contains code that workers run. So its folder is in the pod's own volume by default, and not in
+    a folder for temporary files, which other jobs may be able to write to.
+    """
+    if command:
+        return environment
+    defaults = {"TORCHINDUCTOR_CACHE_DIR": str(_volume(environment) / COMPILED)}
+    if not any(name in environment for name in ALLOCATOR):
+        # Segments that can grow leave less memory that is free but in pieces of the wrong size.
+        defaults[ALLOCATOR[0]] = "expandable_segments:True"
+    return {**defaults, **environment}
 
 
 def _for_workers(environment: Mapping[str, str]) -> Mapping[str, str]:

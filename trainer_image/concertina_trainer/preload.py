@@ -26,5 +26,7 @@ import concertina_trainer.store
 import concertina_trainer.uploader
 import concertina_trainer.worker
 from concertina_trainer.model import own
+from concertina_trainer.parallel import compiled
 
 own.preload()
+compiled.preload()

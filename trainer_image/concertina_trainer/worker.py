@@ -48,7 +48,7 @@ from concertina_state.snapshots import Snapshots
 from concertina_trainer.config.checkpoint_config import CheckpointConfig
 from concertina_trainer.config.data_config import Balancing
 from concertina_trainer.config.parallelism import ParallelismConfig
-from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.config.trainer import Compile, TrainerConfig, compile_obstacle
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.sequence_reader import Reader
@@ -59,12 +59,13 @@ from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import ShardedAdamW
 from concertina_trainer.model.own import OwnSpec, own_spec
 from concertina_trainer.model.stages import Stages
-from concertina_trainer.parallel import group, summing, tensor
+from concertina_trainer.parallel import compiled, group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.described_model import with_described_model
 from concertina_trainer.state.restore import NEW_RUN, Recorded, recorded, restore, usable_start
 from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.training import collection
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
@@ -222,13 +223,23 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     if config.bitwise:
         group.make_deterministic()
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
+    cuda = torch.cuda.is_available()
+    compile = compiled.choose(config, cuda)
     with reporter.timed("group"):
-        world = group.join(os.environ, parallelism, config.model.experts is not None)
+        # Compiled code contains names of groups, and the compiler's cache finds it by them.
+        world = group.join(os.environ, parallelism, config.model.experts is not None, compile is Compile.nothing)
     with reporter.timed("build"):
         source = usable_start(start.restore, start.uid, world)
         saved = recorded(source, start.uid, checkpoint, config.model, world, channel)
         built = build(config, checkpoint, world, start.restore.step, reporter, saved, channel.check)
+        if compile is Compile.blocks:
+            for part in built.model.parts:
+                compiled.compile_blocks(part)
     config = built.config
+    if config.compile is None:
+        reporter.settings = {**reporter.settings, "compile": compile.value}
+        obstacle = compile_obstacle(config) if cuda else ""
+        reporter.note(f"blocks are not compiled: {obstacle}" if obstacle else "")
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
     with reporter.timed("restore"):
         digest = built.reader.digest
@@ -242,7 +253,10 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
         )
     reporter.begin(round_info(built, start.restore, restored))
     training = assemble(built, start, restored, reporter, channel)
-    with tensor.measured_waits(world), contextlib.closing(training.batches), contextlib.closing(training.saving):
+    with (
+        tensor.measured_waits(world), compiled.forgotten_with(world), collection.scheduled(),
+        contextlib.closing(training.batches), contextlib.closing(training.saving),
+    ):  # fmt: skip
         return train(training, restored.id.step, restored.position, channel.check)
 
 

@@ -282,6 +282,8 @@ class SpanName(enum.StrEnum):
     GROUP = "group"
     BUILD = "build"
     RESTORE = "restore"
+    COMPILE = "compile"
+    """Compilation within the first step. The span FIRST_STEP has the rest of the step."""
     FIRST_STEP = "first_step"
 
 

@@ -178,7 +178,7 @@ class Progress:
     mfu: Annotated[Optional[float], Absent(0.0)] = None
     """MFU: share of the devices' peak FLOPS that training uses. Only the causal half of attention is counted."""
     timeline: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds that each part of this round's start took: start, group, build, restore, first_step."""
+    """Seconds that each part of this round's start took: start, group, build, restore, compile, first_step."""
     save_seconds: Annotated[Optional[float], Absent(0.0)] = None
     """Duration in seconds of the slowest snapshot of this round, or None before the first one."""
     restored_step: Annotated[Optional[int], Absent(-1)] = None

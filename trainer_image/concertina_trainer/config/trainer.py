@@ -31,6 +31,11 @@ class Determinism(enum.StrEnum):
     bitwise = "Bitwise"
 
 
+class Compile(enum.StrEnum):
+    blocks = "Blocks"
+    nothing = "None"
+
+
 MOST_FIXED_MICROBATCHES = 16
 DEFAULT_MICRO_BATCH_SIZE = 8
 """Micro-batch size for a device whose memory is not known, in sequences."""
@@ -72,6 +77,37 @@ class ReproductionConfig(Section):
         return united((begin, end) for begin, end in self.skipped_samples)
 
 
+COMPILE_RULES = (
+    SectionRule(
+        "compile",
+        "!has(self.compile) || self.compile != 'Blocks' || !has(self.model.entrypoint)",
+        lambda trainer: trainer.compile is not Compile.blocks or trainer.model.entrypoint is None,
+        "compile Blocks compiles the blocks of the bundled decoder only: remove compile, or model.entrypoint",
+    ),
+    SectionRule(
+        "compile",
+        "!has(self.compile) || self.compile != 'Blocks' || self.determinism != 'Bitwise'",
+        lambda trainer: trainer.compile is not Compile.blocks or not trainer.bitwise,
+        "compile Blocks may add up numbers in another order in another world, and determinism Bitwise must not: remove "
+        "compile, or set determinism to Order",
+    ),
+    SectionRule(
+        "compile",
+        "!has(self.compile) || self.compile != 'Blocks' || self.data.documents != 'Bucketed'",
+        lambda trainer: trainer.compile is not Compile.blocks or trainer.data.documents is not DocumentMode.bucketed,
+        "compile Blocks compiles for one length of sequences, and data.documents Bucketed has many: remove compile, or "
+        "choose another documents",
+    ),
+    SectionRule(
+        "compile",
+        "!has(self.compile) || self.compile != 'Blocks' || self.data.balance != 'Speed'",
+        lambda trainer: trainer.compile is not Compile.blocks or trainer.data.balance is not Balancing.speed,
+        "compile Blocks compiles for one size of microbatches, and data.balance Speed changes it: remove compile, or "
+        "set balance to Even",
+    ),
+)
+
+
 class TrainerConfig(Section):
     """What the bundled trainer trains, on which data, for how long."""
 
@@ -97,6 +133,11 @@ class TrainerConfig(Section):
     precision: Precision = Field(
         default=Precision.auto,
         description="Precision of matrix products. Auto is BFloat16 on devices that support it, and Float32 on others.",
+    )
+    compile: Compile | None = Field(
+        default=None,
+        description="Parts of the model to compile with torch.compile: Blocks compiles each block of the decoder, None "
+        "nothing. Absent: Blocks on GPUs, if the model and the data allow it (docs/speed.md).",
     )
     determinism: Determinism = Field(
         default=Determinism.order,
@@ -150,6 +191,7 @@ class TrainerConfig(Section):
         return (self.reproduction and self.reproduction.last_step) or self.steps
 
     RULES = (
+        *COMPILE_RULES,
         SectionRule(
             "reproduction",
             "!has(self.reproduction) || !has(self.reproduction.lastStep) || self.reproduction.lastStep <= self.steps",
@@ -207,7 +249,7 @@ class TrainerConfig(Section):
 
         The data are not included, because they have a digest of their own, which depends on their contents.
         """
-        without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "reproduction"}
+        without = {"data", "snapshot", "evaluation", "micro_batch_size", "memory", "compile", "reproduction"}
         settings = self.model_dump(mode="json", exclude=without)
         del settings["model"]["size"]
         if self.bitwise:
@@ -216,3 +258,9 @@ class TrainerConfig(Section):
         if self.optimizer.schedule is Schedule.warmup_stable_decay:
             settings["optimizer"]["decay_steps"] = self.optimizer.resolved_decay_steps(self.steps)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def compile_obstacle(config: TrainerConfig) -> str:
+    """Return why the model's blocks can't be compiled, or an empty string if they can be."""
+    compiled = config.model_copy(update={"compile": Compile.blocks})
+    return next((rule.message for rule in COMPILE_RULES if not rule.holds(compiled)), "")

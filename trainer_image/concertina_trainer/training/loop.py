@@ -15,6 +15,7 @@ from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
+from concertina_trainer.training import collection
 from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
@@ -111,6 +112,7 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
                 run.loads.busiest(result.loads),
             )
         )  # fmt: skip
+        collection.after(step)
         saving.traces.after(step)
         run.balance.worked(microbatches, reporter.heartbeat.busy)
 

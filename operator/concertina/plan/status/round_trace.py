@@ -34,7 +34,9 @@ DRAINS = (*PLANNED, Phase.DRAINING.value)
 
 The last one is for drains that the coordinator began by itself.
 """
-START = (SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.FIRST_STEP)
+START = (
+    SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.COMPILE, SpanName.FIRST_STEP,
+)  # fmt: skip
 """Names of the spans of a round's start, in order."""
 
 

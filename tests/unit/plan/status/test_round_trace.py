@@ -15,7 +15,7 @@ from concertina.plan.status.round_trace import MOST_MEMBERS
 COORDINATOR = "demo-0-0"
 REPLACES = "demo-2-0"
 """A replica whose workers could not enter the round."""
-TIMELINE = {"start": 0.25, "group": 0.125, "build": 0.5, "restore": 0.25, "first_step": 1.0}
+TIMELINE = {"start": 0.25, "group": 0.125, "build": 0.5, "restore": 0.25, "compile": 0.75, "first_step": 0.25}
 
 
 def shape(span: Span) -> list[tuple[str, float, float]]:
@@ -102,7 +102,8 @@ def test_a_failure_to_the_first_step() -> None:
         ("group", 21.0, 21.125),
         ("build", 21.125, 21.625),
         ("restore", 21.625, 21.875),
-        ("first_step", 21.875, 22.875),
+        ("compile", 21.875, 22.625),
+        ("first_step", 22.625, 22.875),
     ]
     assert not trace.root.error
     assert trace.root.attributes["concertina.reason"] == "WorkerSignaled"
