@@ -61,15 +61,15 @@ class CheckpointConfig(BaseModel):
         default="",
         max_length=1024,
         description="Checkpoint of another run to continue from with its training state, or the folder of "
-        "that run for its newest checkpoint. This job needs the same data and model. Ignored "
-        "once there is a checkpoint under uri.",
+        "that run for its newest checkpoint, or a folder of torch.distributed.checkpoint. This job needs the "
+        "same data and model. Ignored once there is a checkpoint under uri.",
     )
     init_from: str = Field(
         default="",
         max_length=1024,
-        description="Weights to start from at step 0: the checkpoint or the folder of another run, or "
-        "safetensors files of a supported Hugging Face model family (docs/models.md). Ignored "
-        "once there is a checkpoint under uri.",
+        description="Weights to start from at step 0: the checkpoint or the folder of another run, a folder of "
+        "torch.distributed.checkpoint, or safetensors files of a supported Hugging Face model family "
+        "(docs/models.md). Ignored once there is a checkpoint under uri.",
     )
     on_damage: DamageResponse = Field(
         default=DamageResponse.STOP,

@@ -30,6 +30,7 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
 from concertina_trainer.parallel.group import DistContext, of_first_rank
+from concertina_trainer.state.dcp_folder import DcpFolder, is_dcp
 from concertina_trainer.state.frozen import begun_with
 from concertina_trainer.state.frozen import load as load_frozen
 from concertina_trainer.state.train_state import TrainState
@@ -66,7 +67,7 @@ def restore(
         return _resume(checkpoint.resume_from, state, config, data, world)
     if start.source == RestoreSource.FRESH:
         uri = checkpoint.init_from if checkpoint is not None else ""
-        files = _files(uri, config.model, world) if uri else None
+        files = _files(uri, config.model, state, world) if uri else None
         state.initialise(config)
         if uri:
             _begin_with(uri, files, config.model, state, world)
@@ -158,9 +159,16 @@ def _recorded(
         with _rolling_back(start, uid, checkpoint), opened(start.durable.uri) as stored:
             return _recorded_in(stored.header(0))
     if checkpoint is not None and checkpoint.resume_from:
+        if final(lambda: is_dcp(checkpoint.resume_from)):
+            return NEW_RUN
         with opened(final(lambda: resolve(checkpoint.resume_from))) as stored:
             return _recorded_in(stored.header(0))
-    if checkpoint is not None and checkpoint.init_from and model.lora:
+    if (
+        checkpoint is not None
+        and checkpoint.init_from
+        and model.lora
+        and not final(lambda: is_dcp(checkpoint.init_from))
+    ):
         return Recorded(frozen=final(lambda: frozen_weights_of(checkpoint.init_from)))
     return NEW_RUN
 
@@ -270,9 +278,41 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
 
 def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Fill the state from another run's checkpoint, from which this run continues."""
+    if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
+        return _resume_dcp(uri, state, config, data, world)
     with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
         stored = StoredCheckpoint(folder)
         return _of_another_job(_load(stored, state, config, data, world), stored)
+
+
+def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
+    """Fill the state from a folder of torch.distributed.checkpoint.
+
+    The folder does not say which samples of this run's data were consumed, so training continues with the sample at
+    which a run of this configuration would be after as many steps.
+
+    Raises:
+        InvalidInput: When the folder lacks a part of the state, or is of another model.
+    """
+    folder = final(lambda: DcpFolder.open(uri))
+    files = dict(enumerate(folder.state(state.names, config.model)))
+    if missing := sorted(state.names - {name for file in files.values() for name in file.header.chunks}):
+        raise InvalidInput(
+            f"{uri} lacks {len(missing)} arrays of the state, such as {missing[0]}, so training can't continue from "
+            "it: set checkpoint.initFrom instead to begin at step 0 with its weights."
+        )
+    plan = state.plan({number: file.header for number, file in files.items()})
+    step = cast(int, of_first_rank(world, folder.step() if world.rank == 0 else None))
+    state.load(plan, files, step)
+    position = step * config.global_batch_size
+    if world.rank == 0:
+        print(
+            f"the state of step {step} is that of {uri}, which does not name the samples that it was trained on: "
+            f"training continues with sample {position} of data.uri",
+            flush=True,
+        )
+    id, origin = SnapshotId(0, step, state.digest, world.size), Origin().begun_with(uri)
+    return ShardMetadata(id, world.rank, position, config.digest(), data, origin=origin)
 
 
 def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:
@@ -282,7 +322,7 @@ def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardM
     return dataclasses.replace(metadata, continued=continued, origin=metadata.origin.begun_with(stored.uri))
 
 
-def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardReader] | None:
+def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) -> Sequence[ShardReader] | None:
     """Return readers of the files of initial weights, or None if `uri` is a checkpoint of this project.
 
     The files are checked against the model as far as possible before any slow work.
@@ -292,6 +332,8 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
     """
     if of_first_rank(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
+    if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
+        return final(lambda: DcpFolder.open(uri)).weights(state.names, model)
     if model.entrypoint:
         raise InvalidInput(
             f"{uri} is not a checkpoint of concertina, and files of other programs can't be loaded into "

@@ -80,6 +80,11 @@ class TrainState:
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
 
+    @property
+    def names(self) -> set[str]:
+        """Names of all weights, buffers and moments of the model, also of those that other ranks have."""
+        return {local_array.name for index in (self._catalogue, self.frozen) for local_array in index.held}
+
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
         """Set the state of step 0: weights that depend on the seed alone, and moments that are 0."""
@@ -107,7 +112,7 @@ class TrainState:
         Raises:
             InvalidInput: When the saved state lacks tensors of this model.
         """
-        own_names = {local_array.name for local_array in self._catalogue.held}
+        own_names = self.names
         for header in headers.values():
             foreign = next((name for name in header.chunks if name not in own_names), None)
             if foreign is not None:
@@ -128,7 +133,7 @@ class TrainState:
             InvalidInput: When the shards do not contain the weights of this model.
         """
         indexes = (self._catalogue, self.frozen)
-        own_names = {local_array.name for index in indexes for local_array in index.held}
+        own_names = self.names
         headers = {number: shard.header for number, shard in enumerate(shards)}
         stored_names = {name for header in headers.values() for name in header.chunks}
         # If the saved weights were trained without adapters, this run's adapters keep their initial values.

@@ -79,7 +79,9 @@ class SafetensorsFiles:
             self._folder = ObjectPrefix(uri)
             self._keys = self._of_the_model()
         if not self._keys:
-            raise InvalidInput(f"{uri} has no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
+            raise InvalidInput(
+                f"{uri} has no {NAME}, no {LATEST}, no .metadata and no {ENDING} file: correct checkpoint.initFrom."
+            )
 
     def _of_the_model(self) -> list[str]:
         """Return the names of the files that transformers would load.
