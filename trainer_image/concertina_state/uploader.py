@@ -277,8 +277,8 @@ def _replaced(
 ) -> Continued | None:
     """Return the checkpoint of another job that this job may replace in `LATEST`, or None.
 
-    It is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a newer
-    checkpoint of the earlier owner: a pod of that owner that lost its connection may have published it after the
+    Usually it is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a
+    newer checkpoint of the earlier owner: a pod of that owner that lost its connection may have published it after the
     take-over.
 
     Raises:

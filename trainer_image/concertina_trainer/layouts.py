@@ -1,4 +1,4 @@
-"""Rules on which degrees of parallelism a model, its data and the number of ranks allow.
+"""Rules on the degrees of parallelism that a model, its data and the number of ranks allow.
 
 Messages name the nearest degrees that are allowed. The operator imports this module, so it does not import torch.
 """
@@ -75,7 +75,7 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
 
 
 def _whole(dimension: str) -> LayoutRule:
-    """Return the rule that a custom model has degree 1 in this dimension of parallelism."""
+    """Return the rule that a custom model must have degree 1 in one dimension of parallelism."""
     return LayoutRule(
         f"parallelism.{dimension}",
         f"!has(self.trainer.model.entrypoint) || self.parallelism.{dimension} == 1",
@@ -242,7 +242,7 @@ def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismCo
 
 
 def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int | None = None) -> tuple[str, ...]:
-    """Return the reasons against this layout, one sentence each, or none if the bundled trainer can train in it.
+    """Return a sentence for each reason why the bundled trainer can't train in this layout, or nothing if it can.
 
     `world` is the number of ranks, or None if it is not known.
     """
@@ -278,7 +278,7 @@ def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
 
 
 def _nearest(requested_degree: int, allowed: Callable[[int], bool], most: int) -> tuple[int, ...]:
-    """Return the nearest allowed degree below the requested one and the nearest above, as far as they exist."""
+    """Return the nearest allowed degree below the requested one and the nearest above, if they exist."""
     below = next((degree for degree in range(requested_degree - 1, 0, -1) if allowed(degree)), None)
     above = next((degree for degree in range(requested_degree + 1, most + 1) if allowed(degree)), None)
     return tuple(degree for degree in (below, above) if degree is not None)

@@ -1,6 +1,6 @@
-"""Worker process: one rank of a round, and afterwards of the next round. It is forked from the preloaded parent.
+"""Worker process of one rank, which is forked from the preloaded parent and can take part in several rounds.
 
-The parent has imported everything (see `preload`).
+The parent has imported all modules (see `preload`).
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
     """Check that the model can be trained in this parallel layout, with this number of ranks.
 
     Raises:
-        InvalidInput: When it can't.
+        InvalidInput: When the model can't be trained in the layout.
     """
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
         raise InvalidInput(f"this model can't be trained with this parallelism: {'; '.join(wrong)}.")
@@ -269,7 +269,7 @@ def build(
     saved: Recorded = NEW_RUN,
     check: Callable[[], None] = lambda: None,
 ) -> Built:
-    """Build the data reader, the model and the optimizer, without a state.
+    """Build the data reader, the model and the optimizer. The state is restored later.
 
     `saved` is what is recorded about the state to restore. `check` raises if the round is over.
 
@@ -303,10 +303,10 @@ def build(
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Check the data of a run that trains a checkpoint again (`concertina reproduce`).
+    """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
 
     Raises:
-        DataChanged: When the data are not those that the checkpoint was trained on.
+        DataChanged: When the data are others.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:

@@ -246,7 +246,7 @@ def test_a_holder_that_gives_to_several_gives_each_fewer_parts(tmp_path, identit
             for part in (2, -1):
                 wire = stack.enter_context(contextlib.closing(await connector.for_shards(holder.address)))
                 await wire.send(p.Pull(UID, 0, ID, part=part, parts=2))
-                assert await wire.receive() == p.Refused(f"there is no part {part} of 2", 0, "")
+                assert await wire.receive() == p.Refused(f"part {part} of 2 does not exist", 0, "")
         await holder.server.close()
 
     run(body)

@@ -94,7 +94,7 @@ def test_list_shows_what_is_whole_and_says_what_is_not(uri, tmp_path):
     assert "was deleted because newer checkpoints exist" in command("verify", str(tmp_path), code=1)
     (tmp_path / "LATEST").write_text("?")
     assert "LATEST is damaged" in command("list", str(tmp_path))
-    assert "copied onto itself" in command("copy", uri, uri, code=1)
+    assert "both source and destination" in command("copy", uri, uri, code=1)
 
 
 def test_a_copy_is_gone_on_from(uri, job, folder, parent, trainer, tmp_path):
@@ -112,7 +112,7 @@ def test_an_export_is_the_same_model_in_transformers(uri, folder, parent, traine
     """Its loss on the next samples is the one with which the run goes on; in several files."""
     said = command("export", uri, f"{tmp_path}/hf", "--shard-gigabytes", "0.00005")
     assert "model-00001-of-0000" in said
-    assert "holds weights already" in command("export", uri, f"{tmp_path}/hf", code=1), (
+    assert "already contains weights" in command("export", uri, f"{tmp_path}/hf", code=1), (
         "which would be mixed with the exported ones"
     )
     model = LlamaForCausalLM.from_pretrained(tmp_path / "hf")

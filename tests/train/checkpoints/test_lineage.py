@@ -176,7 +176,7 @@ def test_what_a_checkpoint_says_of_itself(bitwise):
     assert lineage.data_sets == (manifest.data,)
     said = command("checkpoint", "show", bitwise.uri, "--step", 12)
     first = 7 * lineage.parent.step
-    assert f"positions {first} to 83 of the order of seed 7, digest" in said.replace(chr(10), " ")
+    assert f"positions {first} to 83 in the order of seed 7, digest" in said.replace(chr(10), " ")
     assert "round 2: steps" in said
     assert lineage.parent.uri in said
     assert f"Step          {lineage.parent.step}" in command(

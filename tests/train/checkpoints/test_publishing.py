@@ -84,7 +84,7 @@ def test_a_part_that_is_given_up_while_it_is_shipped_leaves_nothing(tmp_path, mo
         put_pieces(self, *of_the_part)
 
     monkeypatch.setattr(ObjectPrefix, "put_pieces", given_up)
-    assert "was given up" in answer(Ship(id, 0, str(path)), Destination(uri=storage.as_uri()), "u1").error
+    assert "was discarded" in answer(Ship(id, 0, str(path)), Destination(uri=storage.as_uri()), "u1").error
     assert [found for found in storage.rglob("*") if found.is_file()] == []
 
 

@@ -86,7 +86,7 @@ def read(uri):
             part = checkpoint.shards[1]
             return bytes(part.read([(0, part.file.size)])[0])
     except StorageError as error:
-        return "gone" if "has been deleted" in str(error) else error
+        return "gone" if "was deleted because" in str(error) else error
 
 
 def test_in_every_order_of_their_requests_a_reader_has_it_whole_or_is_told_that_it_is_gone(tmp_path, monkeypatch):

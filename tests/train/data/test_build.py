@@ -299,7 +299,7 @@ def test_overlap_with_evaluation_data_is_counted(tmp_path):
         ('["a"]\n', Recipe(), r"line 1 holds a list, not an object"),
         ('{"text": 5}\n', Recipe(), r"its text is a number, not text"),
         ('{"text": "\xff"}\n', Recipe(), r"a.jsonl is not UTF-8 \(byte 10 is 0xff\): convert it to UTF-8"),
-        ('{"text": "a"}\n', Recipe(separator="<s>"), "leave --separator out"),
+        ('{"text": "a"}\n', Recipe(separator="<s>"), "leave out --separator"),
         ('{"text": ""}\n', Recipe(), "no text to train on"),
         ('{"text": "a"}\n', Recipe(tokenizer="gpt2"), "is none of: bytes"),
         ('{"text": "a"}\n', Recipe(tokenizer="no/such.json"), "can't be read: No such file"),

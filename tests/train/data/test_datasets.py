@@ -143,7 +143,7 @@ def test_evaluation_data_with_a_column_of_their_own(tmp_path, capsys):
     assert "has no text, but question: name one by --against-column" in capsys.readouterr().err
     assert cli.main([*build, "--against-column", "question"]) == 0
     assert "1 of 1 documents, 18 of 18 n-grams found" in capsys.readouterr().out
-    with pytest.raises(InvalidInput, match="holds data already"):
+    with pytest.raises(InvalidInput, match="already contains data"):
         list(build_as_text(tmp_path))
 
 

@@ -167,7 +167,7 @@ def test_compressed_files_give_the_same_bytes_for_any_processes_shares_and_kills
 def test_another_size_of_shards_is_another_build(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl.gz": gzip.compress(PLAIN)})
     list(build(find([str(folder)]), str(tmp_path / "out"), SHARD_BYTES))
-    with pytest.raises(InvalidInput, match="holds data already"):
+    with pytest.raises(InvalidInput, match="already contains data"):
         list(build(find([str(folder)]), str(tmp_path / "out"), 2 * SHARD_BYTES))
 
 

@@ -180,12 +180,12 @@ CASES = [
         others=ALONE,
         same=Refused(r"kept\.codes"),
     ),
-    Case("refused:two_states", same=Refused("has a State already"), other=Refused("has a State already")),
+    Case("refused:two_states", same=Refused("already has a State"), other=Refused("already has a State")),
     Case(
         "refused:two_states_in_two_folders",
         sibling="refused:two_states",
-        same=Refused("has a State already"),
-        other=Refused("has a State already"),
+        same=Refused("already has a State"),
+        other=Refused("already has a State"),
     ),
     Case("refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")),
     Case("refused:object_left_out", same=Refused("scheduler"), other=Refused("scheduler")),
@@ -197,7 +197,9 @@ CASES = [
     ),
     Case("refused:another_type", first=1, others=ALONE, same=Refused(r"model\.0")),
     Case("refused:another_optimizer", same=Refused("optimizer"), other=Refused("optimizer")),
-    Case("refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that steps"), kill=11),
+    Case(
+        "refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that makes the steps"), kill=11
+    ),
     Case("refused:parameters_differ", same=Refused(r"model\.weight"), other=Refused(r"model\.weight")),
     Case("refused:moments_differ", same=Refused(r"optimizer.*exp_avg"), other=Refused(r"optimizer.*exp_avg")),
     Case("refused:unsaveable_value", first=1, others=ALONE, same=Refused(r"kept\.function")),
@@ -329,7 +331,7 @@ def test_a_kill_within_the_grace_goes_back_to_the_last_optimizer_step(folder, pa
     ("script", "match"),
     [
         ("subclasses:opaque_moments", r"optimizer.*Opaque"),
-        ("refused:two_states", "has a State already"),
+        ("refused:two_states", "already has a State"),
         ("refused:unsaveable_value", r"kept\.function"),
     ],
 )

@@ -105,9 +105,9 @@ def test_every_command_on_checkpoints(google, tmp_path, trainer, monkeypatch):
     runs = {
         ("list", uri): "LATEST",
         ("show", uri): "round-1/step-3",
-        ("verify", uri): "is whole",
+        ("verify", uri): "is undamaged",
         ("copy", uri, copy): "is a verified copy of",
-        ("verify", copy): "is whole",
+        ("verify", copy): "is undamaged",
         ("prune", uri, "--keep", "1", "--yes"): "step-2",
     }
     for arguments, said in runs.items():

@@ -98,7 +98,7 @@ def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, store
         folder.delete([key])
     else:
         folder.put(key, folder.get(key)[: part.file.size // 2])
-    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are not there"):
+    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are missing"):
         part.read([(part.file.size - 100, part.file.size)])
 
 

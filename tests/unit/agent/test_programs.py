@@ -69,7 +69,7 @@ def test_a_kept_program_has_what_differs_from_the_variables_of_all_workers() -> 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"program": null}', '{"program": {"line": ["python"]}}'])
 def test_what_is_no_program_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="no program"):
+    with pytest.raises(ValueError, match="not the description of a program"):
         from_json(line, {})
 
 

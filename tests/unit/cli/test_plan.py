@@ -168,7 +168,7 @@ def test_a_described_model_is_planned_as_its_config_says(tmp_path: Path) -> None
     assert "tensor is 3: the nearest that fit: 2 and 4" in done.stderr
     (tmp_path / "config.json").unlink()
     done = plan(written(tmp_path, trainer=described))
-    assert f"trainer.model.from can't be planned: {tmp_path} holds no config.json" in done.stderr
+    assert f"trainer.model.from can't be planned: {tmp_path} has no config.json" in done.stderr
 
 
 def environment(folder: Path, lock: str) -> list[str]:

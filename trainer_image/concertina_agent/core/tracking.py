@@ -22,7 +22,7 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """Which facts about one round have already been recorded for the tracking tool."""
+    """Facts about one round that have already been recorded for the tracking tool."""
 
     round: int
     restored: bool = False

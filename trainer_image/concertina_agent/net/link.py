@@ -1,8 +1,8 @@
 """Streams between the coordinator and its members, at both ends.
 
 A broken connection does not prove that the process at the other end has died (decision "A reset connection does not
-prove a failure"). So the member joins the coordinator again, and the coordinator sends a request to the member's agent.
-If a process has died, its node refuses new connections at once.
+prove a failure"). The member therefore joins the coordinator again, and the coordinator sends a request to the member's
+agent. If the process has died, its node refuses new connections at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error after which a member does not repeat its Join, because the coordinator is in a later round."""
+    """Error that the coordinator is in a later round, so that a member stops repeating its Join."""
 
 
 async def follow_coordinator(

@@ -54,7 +54,7 @@ class ShardHolder(Protocol):
 
 
 class Learns(Protocol):
-    """Interface to the part of the agent that finds out which modules the user's script imports."""
+    """Interface to the part of the agent that exchanges the names of modules which the user's script imports."""
 
     def answer(self) -> p.Message: ...
 

@@ -45,7 +45,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Answer to a Python interpreter of a worker's command: run your script yourself."""
+    """Answer to a Python interpreter of a worker's command that it must run its script itself."""
 
     record: str = ""
     """File into which the interpreter records imports, or ""."""
@@ -189,7 +189,7 @@ class HandOvers:
 
 
 def _on_packet(connection: socket.socket, taken: Taken) -> None:
-    """Handle a packet from an interpreter that stands in for its script.
+    """Handle a packet from an interpreter that waits while a fork runs its script.
 
     The packet says that the fork has refused to take over the script. An empty packet means that the interpreter was
     killed.

@@ -183,9 +183,10 @@ class LocalWorkers:
             ) from None
 
     async def _until_warm(self) -> bool:
-        """Wait until workers can be started. Return False if the workers have to end before that.
+        """Wait until workers can be started. Return False if the workers must end before that.
 
-        Importing modules in the warm process can take seconds, and those modules are then no longer needed.
+        The wait can take seconds, while the warm process imports modules. Workers that must end no longer need these
+        modules.
         """
         ends = asyncio.ensure_future(self._must_end.wait())
         futures: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), ends}
@@ -202,7 +203,10 @@ class LocalWorkers:
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """Start a worker, or make a process of the last round enter this one. Return False to be called again."""
+        """Start a worker, or make a process of the last round enter this one.
+
+        Return False if the caller must call this method again.
+        """
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
@@ -384,11 +388,10 @@ class LocalWorkers:
     async def halt(self) -> tuple[Replaced, ...]:
         """End the current round. Return why workers were killed that could have stayed for the next round.
 
-        The call returns when all workers have left the round or have written their last byte.
-
         Worker processes that can stay have LEAVE_SECONDS to leave the round. All other processes of the round get
-        SIGKILL. A process with a GPU then takes a quarter of a second to end. Only the next processes of this replica
-        wait for that (decision "Only the next worker waits for a killed worker").
+        SIGKILL. The call returns when all workers have left the round or have written their last byte. A killed process
+        with a GPU takes a quarter of a second longer to end. Only the next processes of this replica wait for that
+        (decision "Only the next worker waits for a killed worker").
         """
         async with self._ending:
             await self._stop_starting()

@@ -1,8 +1,8 @@
 """The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
-`LATEST` never moves back to an earlier round or step of a job. It can move from a checkpoint of one job to a checkpoint
-of another job only if the other job was started from exactly the first checkpoint. So two running jobs can't share a
-folder (decision "Replacement of another job's LATEST").
+`LATEST` never moves back to an earlier round or step of a job. A job may replace another job's checkpoint in `LATEST`
+only if it was started from exactly that checkpoint. So two running jobs can't share a folder (decision "Replacement of
+another job's LATEST").
 
 `LATEST` also lists the states that a rollback has undone (see `rollback`). It never names such a state again, even if
 the state is published late.
@@ -104,7 +104,7 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
     continued from exactly that checkpoint.
 
     Raises:
-        Fenced: When it may not.
+        Fenced: When this job may not move `LATEST`.
     """
     check_round(ours, latest)
     current = latest.durable if latest else None

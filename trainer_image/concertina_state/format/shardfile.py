@@ -128,10 +128,10 @@ class Header:
 
 
 class Layout:
-    """Places of the chunks of a shard in its file.
+    """Position of each chunk in the file of a shard.
 
-    They are the same in all snapshots of a layout. From one snapshot to the next, only the metadata in the header
-    change.
+    All snapshots of the same arrays have the same layout. From one snapshot to the next, only the metadata in the
+    header change.
     """
 
     def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:

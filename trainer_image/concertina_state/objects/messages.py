@@ -1,7 +1,7 @@
 """Error messages for failed requests to object stores.
 
-A message says what happened, why, and what to do. It also says whether the store refused the request, rather than being
-unreachable.
+A message says what happened, why, and what to do. A flag beside the message says whether the store refused the request;
+otherwise the store was unreachable.
 """
 
 from __future__ import annotations

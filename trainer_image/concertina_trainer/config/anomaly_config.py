@@ -58,9 +58,9 @@ class AnomalyConfig(Section):
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """Maximum numbers of steps that a rollback undoes: after silent corruption, and after a bad loss.
+        """Largest number of steps that a rollback can undo: one number for silent corruption, one for a bad loss.
 
-        For each number, a checkpoint is kept from which such a rollback can start.
+        For each number, the job keeps a checkpoint that is old enough to start such a rollback from.
         """
         rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))

@@ -47,9 +47,9 @@ class Offload(enum.StrEnum):
 
 
 class MemoryConfig(Section):
-    """Settings that reduce the memory used on devices, and cost computation or communication.
+    """Settings that use less memory on devices, at the price of more computation or communication.
 
-    The results of training are the same with all settings.
+    The results of training do not depend on these settings.
     """
 
     activations: Activations | None = Field(

@@ -22,7 +22,7 @@ class PipelineSchedule(enum.StrEnum):
 
 
 class ParallelismConfig(BaseModel):
-    """`spec.parallelism`: the number of ranks in each dimension. The rest of the world is data parallelism."""
+    """`spec.parallelism`: the number of ranks in each dimension. The remaining dimension is data parallelism."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
@@ -81,10 +81,10 @@ class ParallelismConfig(BaseModel):
 
     @property
     def expert_shards(self) -> int:
-        """Number of different positions in the shard dimension that the ranks of one expert group have.
+        """Number of positions in the shard dimension over which an expert group extends.
 
-        An expert group takes as many ranks as possible from the same context and tensor group, and the remaining ranks
-        from other positions in the shard dimension.
+        An expert group first takes ranks of the same context and tensor group. If these are too few, it also takes
+        ranks at other positions in the shard dimension.
         """
         return self.expert // math.gcd(self.expert, self.context * self.tensor)
 

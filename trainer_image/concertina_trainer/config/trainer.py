@@ -45,7 +45,7 @@ Edge = Annotated[int, Field(ge=0, le=2**53)]  # JSON parsers may round larger nu
 
 
 class ReproductionConfig(Section):
-    """Constraints on a run that trains a checkpoint again, to reproduce it.
+    """Conditions of a run that repeats the training of a checkpoint, to reproduce it.
 
     `concertina reproduce` writes this section.
     """
@@ -187,7 +187,7 @@ class TrainerConfig(Section):
 
     @property
     def last_step(self) -> int:
-        """Number of finished steps with which the run is complete."""
+        """Number of the step after which the run is complete."""
         return (self.reproduction and self.reproduction.last_step) or self.steps
 
     RULES = (

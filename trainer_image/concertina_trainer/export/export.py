@@ -49,7 +49,7 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Weight of this project in a tensor of the export."""
+    """Weight of this project that is one part of an exported tensor."""
 
     chunk: Chunk
     adapter: Adapter | None = None
@@ -66,7 +66,7 @@ class Part:
 
     @property
     def read(self) -> list[Chunk]:
-        """Chunks that the part is made of."""
+        """Chunks of the checkpoint from which this part is computed."""
         return [self.chunk, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
 
 

@@ -1,7 +1,7 @@
-"""config.json of Hugging Face models: which model of the bundled decoder it describes, and whether two are the same.
+"""Mapping between config.json of Hugging Face models and spec.trainer.model of the bundled decoder.
 
-The names and shapes of tensors do not determine most of a model's arithmetic: how many heads share a row of weights,
-the base of the rotary positions, what is added to a norm's weight. If weights are loaded into a model with other
+The names and shapes of tensors do not show most of a model's arithmetic: how many heads share a row of weights, the
+base of the rotary positions, what is added to a norm's weight. If weights are loaded into a model with other
 arithmetic, training still runs, but starts from a high loss (decision "Initial weights are checked against
 config.json").
 """
@@ -32,7 +32,7 @@ OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lor
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """Model that a config.json describes, and what prevents the bundled decoder from computing it."""
+    """Model that a config.json describes, and the reasons why the bundled decoder can't compute this model."""
 
     kind: str
     """The field `model_type`."""
@@ -146,7 +146,7 @@ def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
 
 
 def family_of(model: ModelConfig) -> tuple[str, Family] | None:
-    """Return the first family (with its model_type) that computes as this model does, or None."""
+    """Return the first family (with its model_type) that has the arithmetic of this model, or None."""
     for kind, family in FAMILIES.items():
         if not list(_lost(kind, model)):
             return kind, family
@@ -154,10 +154,10 @@ def family_of(model: ModelConfig) -> tuple[str, Family] | None:
 
 
 def config_json(model: ModelConfig) -> dict[str, Any]:
-    """Return the config.json that describes this model, for the first family that computes as this model does.
+    """Return the config.json that describes this model, for the first model family with the same arithmetic.
 
     Raises:
-        InvalidInput: When no family does.
+        InvalidInput: When no family has the same arithmetic.
     """
     found = family_of(model)
     if found is None:
@@ -245,7 +245,7 @@ def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
 
 
 def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
-    """Yield the fields whose values are lost or changed if the model is written as one of the family `kind`."""
+    """Yield the fields of a model whose values a config.json of the family `kind` can't express."""
     found = described(_written(kind, model))
     if FAMILIES[kind].whole_heads and model.dim % model.heads:
         yield "dim"

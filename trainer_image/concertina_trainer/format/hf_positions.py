@@ -71,11 +71,13 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def contradictions(config: Mapping[str, Any], windows_have_their_own: bool) -> list[str]:
-    """Return what versions of transformers, or transformers and `rope_of`, would read otherwise, a clause each.
+    """Return a clause for each field that different readers of this config.json would read with different values.
+
+    The readers are the versions of transformers, and `rope_of`.
 
     Args:
-        config: The fields of config.json.
-        windows_have_their_own: Whether the family has other positions in layers with a window.
+        config: Fields of config.json.
+        windows_have_their_own: True if the family has other positions in layers with a window.
     """
     scaling, parameters = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
     problems = []

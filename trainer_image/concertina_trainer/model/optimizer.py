@@ -157,9 +157,9 @@ class ShardedAdamW:
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
     def counted_gradients(self) -> list[Tensor]:
-        """Return the gradients of the shards that this rank is the first to hold.
+        """Return the gradients of those shards that this rank is the first to hold.
 
-        A sum over all ranks then counts each gradient once, although several ranks may hold copies of a shard.
+        Several ranks may hold copies of a shard. A sum over all ranks counts each gradient once.
         """
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 

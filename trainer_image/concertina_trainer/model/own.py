@@ -1,4 +1,4 @@
-"""Custom models (`trainer.model.entrypoint`): load them, check that they can be trained, and compute their loss."""
+"""Custom models (`trainer.model.entrypoint`): loading, checks before training, and the loss."""
 
 from __future__ import annotations
 
@@ -207,9 +207,9 @@ def said(error: BaseException) -> str:
 
 
 class OwnModel(nn.Module):
-    """Custom model and its loss, which is computed by the forward method.
+    """Custom model as a module whose forward method computes the loss.
 
-    FSDP gathers weights around the forward method, so the weights are whole wherever the loss uses them.
+    FSDP gathers weights around the forward method, so all weights are whole when the loss is computed.
     """
 
     def __init__(self, own: OwnSpec, dtype: torch.dtype) -> None:
@@ -261,9 +261,8 @@ class OwnModel(nn.Module):
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
         """Check that the loss is linear in the weights of predictions, and that the model does not change its buffers.
 
-        The check runs once per round, after the first backward pass. A loss that is a sum of terms that are
-        proportional to the weights equals the sum of each weight times the loss's gradient with respect to it (Euler's
-        theorem).
+        The check runs once per round, after the first backward pass. A loss that is linear in the weights equals the
+        sum, over all weights, of the weight times the gradient of the loss with respect to it (Euler's theorem).
 
         Raises:
             InvalidInput: When the check fails.

@@ -1,6 +1,6 @@
 """Restoration of the state with which a round begins.
 
-The state comes from the seed, from the memory of this or another node, or from durable storage.
+The state is computed from the seed, or read from the memory of this or another node, or from durable storage.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def recorded(
 ) -> Recorded:
     """Return what is recorded about the state that a round continues from, on all ranks.
 
-    `start` is a usable one. Rank 0 reads, and sends the result to the other ranks.
+    `start` is a result of `usable_start`. Rank 0 reads, and sends the result to the other ranks.
 
     Raises:
         InvalidInput: When the configuration can't be used.
@@ -178,9 +178,9 @@ def _recorded_in(header: Header) -> Recorded:
 
 
 def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
-    """Return the start with the newest checkpoint that was neither undone nor found damaged.
+    """Return where training starts: the newest checkpoint that no rollback has undone and that is not damaged.
 
-    If all checkpoints were undone, training starts from step 0.
+    If rollbacks have undone all checkpoints, training starts from step 0.
 
     Raises:
         InvalidInput: When no checkpoint is left because of damage.
@@ -316,7 +316,7 @@ def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, w
 
 
 def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:
-    """Return metadata of this job for a state that it takes over from another job."""
+    """Return metadata for this job about a state that was saved by another job."""
     key = stored.manifest.place
     continued = Continued(key.uid, key.round, key.step)
     return dataclasses.replace(metadata, continued=continued, origin=metadata.origin.begun_with(stored.uri))
@@ -349,7 +349,7 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Set only the weights, from initial weights. The rest of the state remains that of step 0.
+    """Load initial weights into the state. Everything else in the state remains that of step 0.
 
     `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
     """
@@ -384,8 +384,8 @@ def _model(fields: object, whence: str) -> ModelConfig:
 def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
     """Yield the URI of the same checkpoint on all ranks, and prevent its deletion until all ranks have read it.
 
-    Rank 0 calls `find` and sends the result to the other ranks. Each rank could find another checkpoint, because LATEST
-    may change in between.
+    Rank 0 calls `find` and sends the result to the other ranks. If each rank called `find`, the results could differ,
+    because LATEST may change in between.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None

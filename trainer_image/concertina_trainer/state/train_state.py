@@ -87,7 +87,7 @@ class TrainState:
 
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
-        """Set the state of step 0: weights that depend on the seed alone, and moments that are 0."""
+        """Set the state of step 0: weights that depend only on the seed, and moments that are 0."""
         initial = functools.partial(initial_value, config=config.model, seed=config.seed)
         for local_array in self._catalogue.held:
             if not local_array.name.startswith(MODEL):
@@ -187,7 +187,7 @@ def _arrays(model: Stages | Decoder) -> _WholeArrays:
 
 @functools.lru_cache(maxsize=1)
 def _arrays_of_decoder(config: str) -> _WholeArrays:
-    """Return the arrays of the decoder of this ModelConfig, as JSON. All rounds of a process have the same one."""
+    """Return the arrays of the decoder, from a ModelConfig as JSON. The cache serves all rounds of a process."""
     model = ModelConfig.model_validate_json(config)
     with torch.device("meta"):
         decoder = Decoder(model)

@@ -103,13 +103,12 @@ class SafetensorsFiles:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
     def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
-        """Return the tensors of the files, with this project's names for those of the model.
+        """Return the tensors of the files, under the names that this project has for the weights of the model.
 
-        The second result is a sentence about what could not be checked, or an empty one.
+        The second result is a sentence about what could not be checked, or "".
 
         Raises:
-            InvalidInput: When config.json is of another model, a file can't be used, or a tensor has no place in the
-                model.
+            InvalidInput: When config.json describes another model, a file can't be used, or the model lacks a tensor.
         """
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
@@ -154,10 +153,12 @@ class SafetensorsFiles:
 def _chunks_of(
     name: str, entry: dict[str, Any], header_size: int, where: str, model: ModelConfig, family: Family
 ) -> Iterator[StoredChunk]:
-    """Yield the weights of a tensor in a file: one, an expert's part of one, or several that share its rows.
+    """Yield the weights of this project that one tensor of a file contains.
+
+    A tensor contains one weight, or a part of one (an expert's), or several weights, each in some of its rows.
 
     Raises:
-        InvalidInput: When the model has no place for the tensor.
+        InvalidInput: When the model has no counterpart of the tensor.
     """
     dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)

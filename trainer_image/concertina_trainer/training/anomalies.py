@@ -1,8 +1,8 @@
 """Detection of steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
 
-Every rank judges the same numbers, which were summed over ranks, before the weights are updated. So all ranks act
-alike. The history of losses is a mean and a variance, which are saved with the state. So a run that resumes judges
-steps like one that was not interrupted.
+Every rank judges the same sums over all ranks, before the weights are updated, so all ranks act alike. The history of
+losses is a mean and a variance, which are saved with the state. A run that resumes therefore judges steps like one that
+was not interrupted.
 """
 
 from __future__ import annotations

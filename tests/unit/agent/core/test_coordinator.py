@@ -71,8 +71,8 @@ def test_join_is_for_members_of_the_round_alone():
     driver = Driver()
     driver.begun("a", "b")
     assert driver.answer(join("b")) == p.Accepted(1, "claim-1")
-    assert "no member" in driver.answer(join("b", instance="b-0")).reason
-    assert "no member" in driver.answer(join("c")).reason
+    assert "is not a member" in driver.answer(join("b", instance="b-0")).reason
+    assert "is not a member" in driver.answer(join("c")).reason
     assert "does not coordinate" in driver.answer(join("b", round=2)).reason
 
 

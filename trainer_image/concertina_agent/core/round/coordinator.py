@@ -185,8 +185,8 @@ class Coordinator:
     def _set(self, state: MemberState) -> None:
         """Store the state of a member.
 
-        Thousands of members send a line twice per second each. So what is derived from the states is computed again
-        only if it can have changed.
+        Thousands of members send a line twice per second each. Values that are derived from the states are therefore
+        computed again only if they can have changed.
         """
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
@@ -255,7 +255,7 @@ class Coordinator:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return the snapshots whose shards are all in storage, each with a flag: whether it is of the run's last step.
+        """Return the snapshots whose shards are all in storage, each with True if it is from the run's last step.
 
         Each snapshot is returned only once.
         """

@@ -66,7 +66,10 @@ class Stopping:
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
-        """Handle a worker's first call of should_checkpoint(), and answer it. The worker waits for the answer."""
+        """Handle a worker's first call of should_checkpoint().
+
+        The worker waits until this method has answered the call.
+        """
         self.attending.add(rank)
         if self.call:
             return [e.SendToWorker(rank, w.StopAtCall(self.call))]

@@ -94,7 +94,7 @@ class Heartbeats:
         self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in heartbeats)
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that were stopped (SIGSTOP) at the last call and still are, without any progress in between.
+        """Return the ranks that are stopped (SIGSTOP), were stopped at the last call, and have not run in between.
 
         `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed, the
         rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A briefly
@@ -245,10 +245,10 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 
 
 def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
-    """Return the heartbeats of the ranks that are behind, which the other ranks wait for.
+    """Return the heartbeats of the ranks that are behind, so that the other ranks wait for them.
 
-    If several ranks have made the same progress, these are the ones that do not wait in a collective. If their stacks
-    do not show a difference, all are returned (decision "A heartbeat file instead of messages").
+    These are the ranks with the least progress. Of these, only the ranks that do not wait in a collective are returned.
+    If the stacks show no such rank, all of them are returned (decision "A heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]

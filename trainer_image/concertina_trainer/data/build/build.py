@@ -124,9 +124,9 @@ def _source(path: Path) -> DataSource:
 
 
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
-    """Check the first bytes of the sources of these inputs before any work is done.
+    """Check the first bytes of source files before any work is done.
 
-    Each machine of a build checks only the sources that begin in its own inputs.
+    If several machines share a build, each checks only the sources that begin in its own inputs.
     """
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
@@ -248,8 +248,8 @@ def _finish(
 ) -> tuple[DataManifest, dict[str, object] | None] | None:
     """Write the manifests if all inputs of the build are finished.
 
-    The result is the training manifest and the counts of overlaps with evaluation files, or None if some input is not
-    finished. Several processes may do this at the same time. They write the same contents.
+    Return the training manifest and the counts of overlaps with evaluation files, or None if some input is not
+    finished. Several processes may call this function at the same time, because they write the same contents.
 
     Raises:
         InvalidInput: When there is no text to train on, or another build has begun.

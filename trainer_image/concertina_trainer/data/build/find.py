@@ -123,14 +123,15 @@ def _within(location: str, pattern: str, out: str) -> Listing:
 
 
 def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
-    """Return the item with the name that a user would write, which begins with the location that the user named."""
+    """Return the item with its full name: the location that the user named, and the item's name below it."""
     return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
 def _named_file(file: InputFile) -> Listing:
-    """Return a file that the user named, or the reason why a build cannot read this file.
+    """Return a file that the user named, or a LeftOut with the reason why a build cannot read the file.
 
-    In a folder, some files are left out because their names show that they are no data. This is not done here.
+    A file that the user named is read whatever its name is. A file in a folder is left out if its name shows that it is
+    no data.
     """
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
@@ -290,9 +291,9 @@ _REASONS = {
 
 
 def _training(location: str, files: Sequence[InputFile]) -> Listing:
-    """Return a folder's data files, or its text files if it has no data files.
+    """Return the data files of a folder, or its text files if it has no data files.
 
-    If these files are the splits of a data set, only those of the split `train` are used.
+    If the files are splits of a data set (such as train and test), only the split `train` is returned.
     """
     role_by_name = {file.name: role_of(file.name) for file in files}
     present = set(role_by_name.values())
