@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from builders.train import node
@@ -115,6 +115,9 @@ def test_an_export_is_the_same_model_in_transformers(uri, folder, parent, traine
     assert "already contains weights" in command("export", uri, f"{tmp_path}/hf", code=1), (
         "which would be mixed with the exported ones"
     )
+    # Here, because each process of the suite imports this module, and that takes two seconds.
+    from transformers import LlamaForCausalLM
+
     model = LlamaForCausalLM.from_pretrained(tmp_path / "hf")
     config = TrainerConfig.model_validate(trainer)
     tokens = torch.from_numpy(Reader(config.data, config.model.sequence_length, config.seed).read(84, 91))

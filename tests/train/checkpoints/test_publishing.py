@@ -36,8 +36,14 @@ TRAINER = TrainerConfig.model_validate({
     "steps": 1, "data": {"uri": "/none"}, "globalBatchSize": 1, "microBatchSize": 1,
     "model": {"layers": 1, "dim": 8, "heads": 1, "vocabSize": 16},
 })  # fmt: skip
+OTHER_STORE = pytest.mark.long(
+    law="tests/train/checkpoints/test_publishing.py::test_a_run_is_resumed_from_storage_by_another_world[s3]"
+)
 
 
+@pytest.mark.parametrize(
+    "storage_uri", ["s3", *(pytest.param(kind, marks=OTHER_STORE) for kind in ("file", "az", "gs"))], indirect=True
+)
 def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer, storage_uri):
     trainer = {**trainer, "steps": 24}  # the kill at 9 comes late on a busy machine, and not after the end
     reference = node.Job(folder / "whole", parent, trainer).run(3).losses

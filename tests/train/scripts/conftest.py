@@ -15,7 +15,7 @@ def undisturbed(tmp_path_factory) -> dict[int, float]:
     """Losses of `stateful.py` in one process."""
     folder = tmp_path_factory.mktemp("undisturbed")
     ran = subprocess.run(
-        [sys.executable, str(SCRIPT), "plain", "--steps", "400", "--pause", "0"],
+        [sys.executable, str(SCRIPT), "plain", "--steps", "400", "--pause", "0", "--overhead", "0.01"],
         cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH}, capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
@@ -24,7 +24,7 @@ def undisturbed(tmp_path_factory) -> dict[int, float]:
 
 @pytest.fixture(scope="session")
 def parents() -> Iterator[Parents]:
-    """Return the processes that scripts are forked from."""
+    """Yield the processes that scripts are forked from."""
     made = Parents()
     yield made
     made.close()
