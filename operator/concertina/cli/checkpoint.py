@@ -46,7 +46,7 @@ def sentences(extra: Extra = Extra.STORAGE) -> Iterator[None]:
 
     expected: tuple[type[Exception], ...] = (ExtraMissing, InvalidInput)
     try:
-        with needing(Extra.STORAGE):
+        with needing(extra):
             from concertina.reproduction import Irreproducible
             from concertina_state.objects.prefix import StorageError
         expected = (*expected, Irreproducible, StorageError)

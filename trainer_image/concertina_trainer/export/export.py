@@ -103,7 +103,7 @@ def export(
         InvalidInput: When the checkpoint or the data can't be exported.
         StorageError: When storage can't be read or written.
     """
-    trainer = _trainer(checkpoint)
+    trainer = _exported_trainer(checkpoint)
     if any(name.endswith(".safetensors") for name in target.entries()):
         raise InvalidInput(
             f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
@@ -135,10 +135,25 @@ def export(
 
 def size(checkpoint: StoredCheckpoint) -> int:
     """Return the approximate number of bytes that an export writes."""
-    return sum(tensor.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model))
+    return sum(tensor.size for tensor in _tensors(checkpoint, _exported_trainer(checkpoint).model))
 
 
-def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
+def _exported_trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
+    trainer = trainer_of(checkpoint)
+    if trainer.model.entrypoint:
+        raise InvalidInput(
+            f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
+            "author knows: the decoder alone is exported."
+        )
+    return trainer
+
+
+def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
+    """Return the configuration of the run that saved a checkpoint.
+
+    Raises:
+        InvalidInput: When the checkpoint has none that this version knows.
+    """
     if not checkpoint.manifest.trainer:
         raise InvalidInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
     try:
@@ -146,11 +161,6 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise InvalidInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
-    if trainer.model.entrypoint:
-        raise InvalidInput(
-            f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
-            "author knows: the decoder alone is exported."
-        )
     return trainer
 
 
@@ -177,7 +187,7 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
             raise InvalidInput(f"{name} has no place in a {family.architecture}: this model can't be exported.")
         if EXPERT not in exported_name:
             before = tensors.get(exported_name, Tensor(exported_name, (), (0, *shape[1:])))
-            part = Part(_whole(chunk), _adapter(name, wholes, model))
+            part = Part(whole(chunk), _adapter(name, wholes, model))
             rows = (before.shape[0] + shape[0], *shape[1:])
             tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
@@ -188,7 +198,7 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
     return [tensors[name] for name in sorted(tensors)]
 
 
-def _whole(chunk: Chunk) -> Chunk:
+def whole(chunk: Chunk) -> Chunk:
     """Return a chunk that covers the whole tensor of `chunk`."""
     shape = chunk.global_shape
     return Chunk(chunk.name, chunk.dtype, (0,) * len(shape), shape, shape)
@@ -198,7 +208,7 @@ def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adap
     layer = name.removesuffix(adapters.WEIGHT)
     if model.lora is None or layer + adapters.A not in wholes:
         return None
-    return Adapter(_whole(wholes[layer + adapters.A]), _whole(wholes[layer + adapters.B]), model.lora.scale)
+    return Adapter(whole(wholes[layer + adapters.A]), whole(wholes[layer + adapters.B]), model.lora.scale)
 
 
 def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
@@ -227,9 +237,9 @@ def _content(
     yield memoryview(struct.pack("<Q", len(header)) + header)
     for tensor in tensors:
         for part in tensor.parts:
-            out = _bytes(part.chunk, checkpoint, plan)
+            out = content_of(part.chunk, checkpoint, plan)
             if part.adapter is not None:
-                a, b = (_bytes(chunk, checkpoint, plan) for chunk in (part.adapter.a, part.adapter.b))
+                a, b = (content_of(chunk, checkpoint, plan) for chunk in (part.adapter.a, part.adapter.b))
                 _merge(out, part.adapter, a, b)
             yield memoryview(out)
             advance(part.chunk.size)
@@ -247,7 +257,7 @@ def _merge(weight: bytearray, adapter: Adapter, a: bytearray, b: bytearray) -> N
     target += np.float32(adapter.scale) * product
 
 
-def _bytes(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> bytearray:
+def content_of(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> bytearray:
     """Return the bytes of a chunk, read from the checkpoint, in row-major order."""
     itemsize = ITEM_SIZES[chunk.dtype]
     out = bytearray(chunk.size)

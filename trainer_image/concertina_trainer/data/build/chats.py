@@ -7,23 +7,21 @@ at least one of its characters is.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding
-from tokenizers import Tokenizer as Loaded
 
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.file_names import JSON_LINES
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.build.sources import Line, Piece, kind, read_lines
 from concertina_trainer.data.chat_template import ASSISTANT, Rendered
+from concertina_trainer.data.tokenizer_file import plain_tokenizer, special_tokens
 from concertina_trainer.data.weighted import joined
 
 _BATCH = 256
@@ -78,8 +76,7 @@ class Encoder:
         assert recipe.chats is not None
         self._tokenizer, self._template = recipe.load_tokenizer(), recipe.chat_template()
         self._name, self._options, self._element_bytes = recipe.tokenizer, recipe.chats, recipe.element_bytes()
-        self._encode = encoder_of(self._tokenizer.file)
-        special = special_texts(self._tokenizer.file)
+        self._plain, special = plain_tokenizer(self._tokenizer.file), special_tokens(self._tokenizer.file)
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
     def samples(self, lines: Sequence[Line]) -> Iterator[Sample]:
@@ -89,7 +86,7 @@ class Encoder:
             InvalidInput: When a line can't be used.
         """
         rendered = [(line, text, ends) for line in lines for text, ends in self._rendered(line)]
-        encodings = self._encode([text.text for _, text, _ in rendered])
+        encodings = self._plain.encode_batch([text.text for _, text, _ in rendered], add_special_tokens=False)
         for (line, text, ends), encoding in zip(rendered, encodings, strict=True):
             yield self._sample(line.content, text, encoding, ends)
 
@@ -132,21 +129,6 @@ class Encoder:
         trained = int(weights.sum())
         elements = joined(tokens, weights, self._element_bytes) if trained else b""
         return Sample(line, text.text.encode(errors="replace"), elements, trained, truncated)
-
-
-def encoder_of(file: bytes) -> Callable[[Sequence[str]], list[Encoding]]:
-    """Return a function that encodes texts with a tokenizer.json.
-
-    The texts of special tokens become these tokens. No token is added.
-    """
-    plain = {"truncation": None, "padding": None, "post_processor": None}
-    loaded = Loaded.from_str(json.dumps({**json.loads(file), **plain}))
-    return functools.partial(loaded.encode_batch, add_special_tokens=False)
-
-
-def special_texts(file: bytes) -> list[str]:
-    """Return the texts of the special tokens of a tokenizer.json."""
-    return [token["content"] for token in json.loads(file)["added_tokens"] if token["special"]]
 
 
 def in_spans(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
