@@ -13,6 +13,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
+from concertina_trainer.training.evaluation import validation_reader
 
 LENGTH = 96
 MODEL = {"layers": 2, "heads": 4, "kvHeads": 2, "hiddenDim": 44, "vocabSize": 337, "sequenceLength": LENGTH}
@@ -32,19 +33,14 @@ def tuned(trainer, tmp_path_factory):
     records = [
         chats.chat(*range(n, n + 1 + n % 2), system="You name numbers. " * (1 + n % 3)) for n in range(60)
     ]  # fmt: skip
-    assert chats.built(folder / "data", chats.tokenizer(folder / "model"), records, LENGTH) == 0
+    tokenizer = chats.tokenizer(folder / "model")
+    assert chats.built(folder / "data", tokenizer, records, LENGTH, "--validation", "0.3") == 0
     data = {"uri": str(folder / "data"), "documents": "Packed"}
     return {**trainer, "data": data, "model": {**trainer["model"], **MODEL}}
 
 
-def mean_gradient(config):
-    """Return the gradient and the loss of the trained tokens of one batch, in a plain loop over them in float64."""
-    model = Decoder(config.model)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            p.copy_(initial_value(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.model, config.seed))
-    reader = Reader(config.data, LENGTH, config.seed)
-    found = reader.sequences(np.arange(100, 100 + config.global_batch_size))
+def mean_loss(model, found):
+    """Return the mean loss of the trained tokens of some sequences in a plain loop over them, and their number."""
     ids = torch.from_numpy(np.ascontiguousarray(found.document_ids))
     tokens = torch.from_numpy(found.tokens)
     logits = model.double()(tokens[:, :-1], ids)
@@ -52,7 +48,17 @@ def mean_gradient(config):
     for row, column in zip(*np.nonzero(found.weights), strict=True):
         total = total - F.log_softmax(logits[row, column], 0)[tokens[row, column + 1]]
         count += 1
-    loss = total / count
+    return total / count, count
+
+
+def mean_gradient(config):
+    """Return the gradient and the loss of the trained tokens of one batch, and their number."""
+    model = Decoder(config.model)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(initial_value(name, p.shape, Box((0,) * p.dim(), tuple(p.shape)), config.model, config.seed))
+    reader = Reader(config.data, LENGTH, config.seed)
+    loss, count = mean_loss(model, reader.sequences(np.arange(100, 100 + config.global_batch_size)))
     loss.backward()
     return {name: p.grad for name, p in model.named_parameters()}, loss.item(), count
 
@@ -78,7 +84,19 @@ def test_a_run_goes_on_in_a_larger_world_with_another_layout(parent, tuned, fold
     course.run(4, course.leg("fsdp x tensor", "two"))
 
 
-def test_metrics_count_all_tokens(parent, tuned, folder):
-    outcome = node.Job(folder, parent, {**tuned, "steps": 2}).run(1)
+def test_metrics_count_all_tokens_and_an_evaluation_the_trained_ones(parent, tuned, folder):
+    count = tuned["globalBatchSize"] + 1
+    trainer = {**tuned, "steps": 2, "evaluation": {"sequences": count}}
+    outcome = node.Job(folder, parent, trainer).run(2)
     assert outcome.progress[-1].tokens == 2 * tuned["globalBatchSize"] * LENGTH
-    assert outcome.losses[1] == pytest.approx(plain.losses({**tuned, "steps": 2})[1], rel=1e-5)
+    expected = plain.trained(trainer)
+    assert outcome.losses[1] == pytest.approx(expected.losses[1], rel=1e-5)
+
+    config = TrainerConfig.model_validate(trainer)
+    aside = validation_reader(config)
+    assert aside.epoch_size >= count
+    model = Decoder(config.model)
+    model.load_state_dict(expected.weights)
+    loss, trained = mean_loss(model, aside.sequences(np.arange(count)))
+    assert trained < aside.predicted(0, count).sum()
+    assert outcome.progress[-1].evaluated.loss == pytest.approx(loss.item(), rel=1e-5)
