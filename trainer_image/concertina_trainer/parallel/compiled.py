@@ -51,19 +51,17 @@ def choose(config: TrainerConfig, cuda: bool) -> Compile:
 def compile_blocks(model: Decoder) -> None:
     """Compile the model's blocks when they are called first.
 
-    Call this after tensor parallelism has split the weights. FSDP may have sharded them: its hooks run outside of
-    compiled code.
+    Call this after tensor parallelism has split the weights. Hooks of a block, such as FSDP's, run outside of compiled
+    code, because the block's method is compiled and not its call.
     """
     torch._dynamo.config.recompile_limit = VARIANTS
     for block in model.blocks.values():
         assert isinstance(block, Block)
-        if isinstance(block.feed_forward, MixtureOfExperts):
-            # The rows of an expert are as many as its tokens, and FSDP's hooks run within the block. So only the half
-            # without experts is compiled.
-            half = torch.compile(block.attended, fullgraph=True, dynamic=False, **BACKEND)
-            block.attended = half  # type: ignore[method-assign]
-        else:
-            block.compile(fullgraph=True, dynamic=False, **BACKEND)
+        # The rows of an expert are as many as its tokens, and FSDP's hooks of the experts run within the block. So a
+        # block with experts is compiled up to its feed-forward.
+        method = "attended" if isinstance(block.feed_forward, MixtureOfExperts) else "forward"
+        code = torch.compile(getattr(block, method), fullgraph=True, dynamic=False, **BACKEND)
+        setattr(block, method, code)
 
 
 @contextlib.contextmanager

@@ -23,6 +23,12 @@ FAMILIES = {
     "experts": {"experts": {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.01}},
 }
 
+GRAPHS = {"dense": 1, "LoRA": 2, "windows": 1, "experts": 2}
+"""Number of graphs of each family.
+
+With LoRA, the input of the first block has no gradient. The first block of the family with experts has none.
+"""
+
 
 @pytest.fixture(autouse=True)
 def traced(monkeypatch):
@@ -64,7 +70,7 @@ def test_blocks_compute_the_same_in_one_graph_for_all_batches(family, activation
     compiled.compile_blocks(model)
     step(model, seed=1)
     graphs = compiled.graphs()
-    assert 1 <= graphs <= len(model.blocks), "the blocks share graphs"
+    assert graphs == GRAPHS[family], "the blocks share graphs"
     found = step(model, seed=2)
     assert compiled.graphs() == graphs, "another batch, with other documents"
     for name, value in expected.items():
