@@ -44,6 +44,7 @@ TITAN = {
     r"layers\.(\d+)\.ffn_norm\.weight": r"blocks.\1.feed_forward_norm.weight",
 }
 """Names of this project's weights, by the name in torchtitan's Llama (torchtitan 0.1 to 0.3, models/llama3)."""
+HEAD, EMBEDDING = "head.weight", "embedding.weight"
 FUSED = r"layers\.(\d+)\.attention\.qkv_linear\.wqkv\.weight"
 """Name in torchtitan of a tensor with the rows of query, key and value: of its moments, while weights are apart.
 
@@ -174,6 +175,32 @@ class DcpFolder:
         assert step is not None
         return step
 
+    def check_tied(self, model: ModelConfig) -> None:
+        """Check that the folder's head has the weights of the embedding, if the model uses these for both.
+
+        One rank is enough for this check, which reads both tensors.
+
+        Raises:
+            InvalidInput: When the head has weights of its own.
+        """
+        if not model.tie_embeddings:
+            return
+        pieces: dict[str, dict[tuple[int, ...], Piece]] = {EMBEDDING: {}, HEAD: {}}
+        for piece in self.index.pieces:
+            bare = piece.chunk.name.removeprefix(MODEL)
+            own = next((ours for theirs, ours in TITAN.items() if re.fullmatch(theirs, bare)), bare)
+            if own in pieces:
+                pieces[own][piece.chunk.offsets] = piece
+        for offsets, head in pieces[HEAD].items():
+            embedding = pieces[EMBEDDING].get(offsets)
+            if embedding is None or not torch.equal(
+                *(_loaded(self.folder, each.location) for each in (head, embedding))
+            ):
+                raise InvalidInput(
+                    f"{self.folder.uri} has {head.chunk.name}, which is not the embedding: set "
+                    "trainer.model.tieEmbeddings to false."
+                )
+
     def _own(self, names: Collection[str], model: ModelConfig) -> list[Part]:
         own: list[Part] = []
         for piece in self.index.pieces:
@@ -197,8 +224,8 @@ class DcpFolder:
         bare = (moment[1] if moment else key).removeprefix(MODEL)
         if f"{MODEL}{bare}" not in names:
             bare = self._from_titan(bare, model)
-        if bare == "head.weight" and model.tie_embeddings:
-            return ""
+        if bare == HEAD and model.tie_embeddings and not moment:
+            return ""  # see `check_tied`
         name = f"optimizer.{moment[2]}.{bare}" if moment else f"{MODEL}{bare}"
         if name not in names:
             raise InvalidInput(

@@ -285,6 +285,13 @@ def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world
         return _of_another_job(_load(stored, state, config, data, world), stored)
 
 
+def _dcp_folder(uri: str, model: ModelConfig, world: DistContext) -> DcpFolder:
+    folder = final(lambda: DcpFolder.open(uri))
+    if world.rank == 0:
+        folder.check_tied(model)
+    return folder
+
+
 def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Fill the state from a folder of torch.distributed.checkpoint.
 
@@ -294,7 +301,7 @@ def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, w
     Raises:
         InvalidInput: When the folder lacks a part of the state, or is of another model.
     """
-    folder = final(lambda: DcpFolder.open(uri))
+    folder = _dcp_folder(uri, config.model, world)
     files = dict(enumerate(folder.state(state.names, config.model)))
     if missing := sorted(state.names - {name for file in files.values() for name in file.header.chunks}):
         raise InvalidInput(
@@ -333,7 +340,7 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
     if of_first_rank(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
     if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
-        return final(lambda: DcpFolder.open(uri)).weights(state.names, model)
+        return _dcp_folder(uri, model, world).weights(state.names, model)
     if model.entrypoint:
         raise InvalidInput(
             f"{uri} is not a checkpoint of concertina, and files of other programs can't be loaded into "

@@ -1,21 +1,30 @@
 """A run begins with, and continues from, a folder of torch.distributed.checkpoint, also with torchtitan's names."""
 
+import os
 import re
+import subprocess
+import sys
 from fractions import Fraction
+from importlib.machinery import PathFinder
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
 import trainingjob.dcp
+from builders.programs import PROGRAMS, SEARCH_PATH
 from builders.train import node, states
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import Chunk
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.dcp_metadata import Location, Piece
+from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.state.dcp_folder import TITAN, DcpFolder, _separated
 
 STEPS = 3
+TITAN_STEPS = 2
+ROOT = PROGRAMS.parents[1]
+LAW = "tests/train/trainer/state/test_dcp_folders.py::test_a_run_continues_from_a_folder_as_from_our_own_checkpoint"
 BACK = {
     ours.replace("\\1", "{}"): theirs.replace("\\.", ".")
     .replace(r"(\d+)", "{}")
@@ -57,6 +66,7 @@ def whole(durable):
 def titan_state(whole, step):
     """Return the state as torchtitan 0.3 saves it: moments of queries, keys and values are in one tensor."""
     weights = {titan_name(name[6:]): value for name, value in whole.items() if name.startswith("model.")}
+    weights["lm_head.weight"] = weights["tok_embeddings.weight"]
     moments = {}
     for moment in ("exp_avg", "exp_avg_sq"):
         own = {name.split(".", 2)[2]: value for name, value in whole.items() if name.startswith(f"optimizer.{moment}.")}
@@ -118,6 +128,10 @@ def with_another_tensor(state):
     state["layers.0.attention.q_norm.weight"] = torch.ones(2)
 
 
+def with_another_head(state):
+    state["lm_head.weight"] = state["lm_head.weight"] + 1
+
+
 def with_code(state):
     state["train_state"]["step"] = Fraction(3)
 
@@ -134,6 +148,7 @@ def with_moments_of_bfloat16(state):
         (without_moments, r"lacks \d+ arrays of the state, such as optimizer\.exp_avg_sq\."),
         (with_another_step, r"must have one number of finished steps .* and has: \d+, \d+"),
         (with_another_tensor, r"has a tensor layers\.0\.attention\.q_norm\.weight, which this model has no place for"),
+        (with_another_head, r"has lm_head\.weight, which is not the embedding: set trainer\.model\.tieEmbeddings"),
         (with_code, r"__0_0\.distcp can't be read: Weights only load failed"),
         (with_moments_of_bfloat16, r"optimizer\.exp_avg\S* was saved as BF16 .* but is now F32"),
     ],
@@ -172,3 +187,51 @@ def test_rows_of_fused_tensors_come_into_their_places_however_they_are_cut(confi
             found[part.chunk.name.split(".")[1]][to : to + count] = whole[first : first + count]
     for kind, part in expected.items():
         assert torch.equal(found[kind], part.reshape(-1, 3)), kind
+
+
+@pytest.mark.long(law=LAW)
+@pytest.mark.timeout(600)
+def test_torchtitans_own_checkpoint_has_the_same_logits_here_and_is_continued(
+    run_titan, folder, parent, data, tmp_path
+):
+    """torchtitan trains its debug model on two ranks; its own code computes the logits and takes moments apart."""
+    tokens, expected, separated = run_titan
+    rope = {"type": "Llama3", "factor": 8.0, "lowFrequencyFactor": 1.0, "highFrequencyFactor": 4.0}
+    fields = {
+        "layers": 6, "dim": 256, "heads": 16, "hiddenDim": 768, "vocabSize": 2048, "sequenceLength": 64,
+        "tieEmbeddings": False, "rotaryPairs": "Adjacent", "ropeTheta": 500000.0, "normEpsilon": 1e-5,
+        "ropeScaling": {**rope, "originalLength": 8192},
+    }  # fmt: skip
+    trainer = {
+        "steps": TITAN_STEPS, "data": {"uri": str(data)}, "globalBatchSize": 4, "microBatchSize": 2, "model": fields,
+        "optimizer": {"learningRate": 0.0},
+    }  # fmt: skip
+    uri = f"file://{tmp_path}/titan/checkpoint/step-{TITAN_STEPS}"
+    job = node.Job(folder, parent, trainer, {"uri": f"file://{tmp_path}/new", "resumeFrom": uri})
+    outcome = job.run(2)
+    assert set(outcome.codes.values()) == {0}, outcome.output
+    state = states.of_checkpoint(outcome.durable[-1].uri)
+    decoder = Decoder(TrainerConfig.model_validate(trainer).model)
+    decoder.load_state_dict({name[6:]: value for name, value in state.items() if name.startswith("model.")})
+    with torch.no_grad():
+        torch.testing.assert_close(decoder(tokens), expected, rtol=1e-4, atol=1e-4)
+    for kind, theirs in (("query", "wq"), ("key", "wk"), ("value", "wv")):
+        assert torch.equal(state[f"optimizer.exp_avg.blocks.3.attention.{kind}.weight"], separated[theirs]), kind
+
+
+@pytest.fixture
+def run_titan(tmp_path):
+    """Train by torchtitan; return tokens, logits and the moments of a layer's attention as its own code gives them."""
+    places = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]
+    place = next((each for each in places if PathFinder.find_spec("torchtitan", [each])), None)
+    if place is None:
+        pytest.skip("torchtitan is not installed, nor in a folder of CONCERTINA_FRAMEWORKS")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SEARCH_PATH, place]), "OMP_NUM_THREADS": "1"}
+    script = ROOT / "examples" / "scripts" / "torchtitan_debug.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    steps = ["--steps", str(TITAN_STEPS), "--save-every", str(TITAN_STEPS), "--checkpoints", f"{tmp_path}/titan"]
+    subprocess.run([*torchrun, *steps], env=environment, check=True)
+    saved = f"{tmp_path}/titan/checkpoint/step-{TITAN_STEPS}"
+    command = [sys.executable, str(PROGRAMS / "titan_logits.py"), saved, f"{tmp_path}/logits"]
+    subprocess.run(command, env=environment, check=True)
+    return torch.load(tmp_path / "logits")
