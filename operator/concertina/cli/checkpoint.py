@@ -54,7 +54,7 @@ def sentences(extra: Extra = Extra.STORAGE) -> Iterator[None]:
 
     expected: tuple[type[Exception], ...] = (ExtraMissing, InvalidInput)
     try:
-        with needing(Extra.STORAGE):
+        with needing(extra):
             from concertina.reproduction import Irreproducible
             from concertina_state.objects.prefix import StorageError
         expected = (*expected, Irreproducible, StorageError)
@@ -140,7 +140,7 @@ def verify(uri: Uri) -> None:
     if problems:
         raise typer.Exit(1)
     parts, bytes_ = len(checkpoint.manifest.parts), size(checkpoint.manifest.size)
-    console.print(f"{checkpoint.uri} is whole: {parts} parts, {bytes_}, step {checkpoint.manifest.id.step}.")
+    console.print(f"{checkpoint.uri} is undamaged: {parts} parts, {bytes_}, step {checkpoint.manifest.id.step}.")
 
 
 @app.command()
@@ -150,9 +150,10 @@ def export(
     to: Annotated[
         Format, typer.Option(help="hf: Hugging Face model. dcp: folder of torch.distributed.checkpoint, also moments.")
     ] = Format.HF,
-    shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Most of one file.")] = 5.0,
+    shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Maximum size of one file.")] = 5.0,
     data: Annotated[
-        str, typer.Option(help="URI of the run's data, which have the tokenizer. Default: the URI that the run used.")
+        str,
+        typer.Option(help="URI of the run's data, which contain the tokenizer. Default: the URI that the run used."),
     ] = "",
 ) -> None:
     """Write the weights of a checkpoint as a Hugging Face model, or all of it for torch.distributed.checkpoint."""

@@ -150,7 +150,7 @@ def with_moments_of_bfloat16(state):
         (with_another_tensor, r"has a tensor layers\.0\.attention\.q_norm\.weight, which this model has no place for"),
         (with_another_head, r"has lm_head\.weight, which is not the embedding: set trainer\.model\.tieEmbeddings"),
         (with_code, r"__0_0\.distcp can't be read: Weights only load failed"),
-        (with_moments_of_bfloat16, r"optimizer\.exp_avg\S* was saved as BF16 .* and is F32"),
+        (with_moments_of_bfloat16, r"optimizer\.exp_avg\S* was saved as BF16 .* but is now F32"),
     ],
 )
 def test_a_folder_that_can_not_be_continued_from_is_refused_by_name(run, durable, whole, tmp_path, change, sentence):

@@ -31,7 +31,7 @@ GRIDS = st.tuples(cuts(SHAPE[0]), cuts(SHAPE[1]))
 
 
 def saved(folder, whole, grid):
-    """A shard file for each box."""
+    """Write a shard file for each box, and return the files."""
     cut = list(boxes(*grid))
     for number, (offsets, shape) in enumerate(cut):
         id = SnapshotId(1, 5, "digest", len(cut))
