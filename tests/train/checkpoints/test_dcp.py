@@ -84,7 +84,7 @@ def test_a_part_that_no_shard_has_is_named(local):
                 header.chunks.pop("model.norm.weight", None)
             return metadata
 
-    with pytest.raises(CheckpointException, match=r"model\.norm\.weight is not wholly in .*local"):
+    with pytest.raises(CheckpointException, match=r"model\.norm\.weight is incomplete in .*local"):
         dcp.load({"model.norm.weight": torch.zeros(32)}, storage_reader=Holed(local))
 
 
