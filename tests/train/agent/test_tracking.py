@@ -64,7 +64,7 @@ def test_one_run_through_rounds_and_a_new_coordinator_has_each_step_once(folder,
 
 @contextlib.contextmanager
 def mlflow_server(folder, port):
-    """A real one; its store outlives it."""
+    """Run a real MLflow server. Its store is kept when the server ends."""
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "HOME": str(folder)}
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)]

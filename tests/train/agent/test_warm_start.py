@@ -38,7 +38,7 @@ PACKAGES = {
 
 
 def prepared(folder: Path, more: str = "json", place: str = "site-packages") -> dict[str, str]:
-    """The environment of a job whose script imports installed packages; the script lies in the folder."""
+    """Return the environment of a job with a script in the folder that imports installed packages."""
     for name, text in PACKAGES.items():
         (folder / place / name).mkdir(parents=True)
         (folder / place / name / "__init__.py").write_text(text)
@@ -252,7 +252,7 @@ def test_a_module_that_was_edited_is_imported_anew(folder):
 @pytest.mark.parametrize(
     ("package", "why"),
     [
-        ("ranked", "it reads RANK when it is imported"),
+        ("ranked", "it reads the variable RANK when it is imported"),
         pytest.param("threaded", "it has 2 threads", marks=pytest.mark.long(law=LEFT_OUT)),
     ],
 )
@@ -371,7 +371,7 @@ def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(wa
             await job.until(job[1], lambda report: report.ready, "never ready")
             (parent,) = [event for event in job[1].events() if event["event"] == "script_parent"]
             assert parent["learned"] > 0
-            assert parent["left_out"] == {"ranked": "it reads RANK when it is imported"}
+            assert parent["left_out"] == {"ranked": "it reads the variable RANK when it is imported"}
             await job.begin(2, *job.replicas.values())
             await seen(job[1], "UP 2 first heavy\n")
         finally:

@@ -1,5 +1,7 @@
-"""Frameworks whose loops are their own keep their state by what `trainingjob` has for each: they go on at the step, the
-batch and the random numbers where they were, in worlds of any size."""
+"""Test frameworks that have their own training loops, with the support of `trainingjob` for each.
+
+They continue at the step, the batch and the random numbers of the saved state, in worlds of any size.
+"""
 
 import asyncio
 import os
@@ -124,7 +126,7 @@ def test_no_item_is_trained_twice_where_the_batch_grows_with_the_world(run, tmp_
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The same training with no job: by one process, where its items then come in the same order."""
+    """Train the same without a job, in one process, and return the items in order."""
     known: dict[str, Step] = {}
 
     def of(framework: str) -> Step:

@@ -1,7 +1,10 @@
-"""A table of small scripts as users write them. Each is killed in the middle, all ranks at once, and started again in a
-world of the same size and in one of another. Restored, it holds what was saved, to the bit. In the same world it ends
-as an uninterrupted run does, or it is refused by name; in another world a case says what differs, and the rest is
-equal."""
+"""Test a table of small scripts as users write them.
+
+All ranks of a script are killed in the middle. The script then starts again in a world of the same size and in one of
+another size. What it restores must be equal to what was saved, to the bit. In the same world it must end like an
+uninterrupted run, or be refused by name. In another world, the case names the differences, and everything else must be
+equal.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def framework(script: str, **more: Any) -> Case:
 
 
 def loader(script: str, **more: Any) -> Case:
-    """A StatefulDataLoader knows its place once its loop has begun."""
+    """Return the case of a script with a StatefulDataLoader, which has a position only after its loop has begun."""
     # Not killed at the end of a pass: in another world torchdata's loader raises StopIteration then.
     return Case(script, package="torchdata", not_compared=("*loader.*",), other=POSITIONS, **more)
 
@@ -195,12 +198,12 @@ CASES = [
         others=ALONE,
         same=Refused(r"kept\.codes"),
     ),
-    Case("refused:two_states", same=Refused("has a State already"), other=Refused("has a State already")),
+    Case("refused:two_states", same=Refused("already has a State"), other=Refused("already has a State")),
     Case(
         "refused:two_states_in_two_folders",
         sibling="refused:two_states",
-        same=Refused("has a State already"),
-        other=Refused("has a State already"),
+        same=Refused("already has a State"),
+        other=Refused("already has a State"),
     ),
     Case("refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")),
     Case(
@@ -224,7 +227,9 @@ CASES = [
         same=Refused("optimizer"),
         other=Refused("optimizer"),
     ),
-    Case("refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that steps"), kill=11),
+    Case(
+        "refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that makes the steps"), kill=11
+    ),
     Case("refused:parameters_differ", same=Refused(r"model\.weight"), other=Refused(r"model\.weight")),
     Case(
         "refused:moments_differ",
@@ -277,7 +282,7 @@ def with_package(case: Case) -> Case:
 
 
 def law(script: str) -> pytest.MarkDecorator:
-    """The gate's test of this script holds the same."""
+    """Return a mark that names the test of the gate which shows the same for this script."""
     case = next(case for case in CASES if case.script == script)
     assert not case.sibling
     return pytest.mark.long(law=f"tests/train/scripts/test_loops.py::test_killed_and_started_again[{case.id}]")
@@ -361,7 +366,7 @@ def test_a_kill_within_the_grace_goes_back_to_the_last_optimizer_step(folder, pa
     ("script", "match"),
     [
         ("subclasses:opaque_moments", r"optimizer.*Opaque"),
-        ("refused:two_states", "has a State already"),
+        ("refused:two_states", "already has a State"),
         ("refused:unsaveable_value", r"kept\.function"),
     ],
 )

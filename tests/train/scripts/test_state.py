@@ -1,5 +1,8 @@
-"""`trainingjob.State` in scripts under real agents: killed, made smaller and larger again, they go on from node memory,
-a peer's copy or durable storage, and train as if nothing had happened."""
+"""Test `trainingjob.State` in scripts under real agents.
+
+The scripts are killed and resized. They continue from node memory, from a peer's copy or from durable storage, and
+train like an uninterrupted run.
+"""
 
 import asyncio
 import hashlib

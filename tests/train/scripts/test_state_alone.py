@@ -29,7 +29,7 @@ def under_torchrun(folder: Path, world: int, *command: str) -> subprocess.Comple
 
 
 def trained(folder: Path, world: int, kind: str, steps: int) -> tuple[set[int], dict[int, float]]:
-    """Steps that ranks began at, and losses by step."""
+    """Return the steps at which ranks began, and the losses by step."""
     done = under_torchrun(folder, world, str(SCRIPT), kind, "--steps", str(steps), "--pause", "0")
     assert done.returncode == 0, done.stderr
     begun = {int(step) for step in re.findall(r"starts at step (\d+)", done.stdout)}
@@ -159,15 +159,15 @@ def test_what_fsdp1_keeps_beside_tensors_comes_back(run, tmp_path):
         ("trainingjob.State(model=3)", "model is a int, which has no state"),
         (
             "class Engine(torch.nn.Module): __module__ = 'deepspeed.runtime.engine'\ntrainingjob.State(model=Engine())",
-            "model is DeepSpeed's, which cuts states in its own way",
+            "model is an engine of DeepSpeed, which shards states in its own way",
         ),
         (
             "trainingjob.State(model=torch.nn.Linear(1, 1), gather=lambda data: [data])",
-            "model is torch's: its ranks agree by torch.distributed, so leave out State(gather=...)",
+            "model is an object of torch: its ranks communicate through torch.distributed, so leave out State",
         ),
         (
             "trainingjob.State(kept={'a': torch.zeros(2)}, gather=lambda data: [data]).commit(0)",
-            "kept.a holds a tensor of torch's: its ranks agree by torch.distributed",
+            "kept.a contains a tensor of torch: its ranks communicate through torch.distributed",
         ),
         ("trainingjob.State(random={})", "random is what random numbers are called"),
         (
@@ -247,7 +247,7 @@ def test_what_differs_from_rank_to_rank_is_no_copy(run, tmp_path, kept):
     """
     done = run(tmp_path, 2, text)
     assert done.returncode != 0
-    assert "is not the same on all ranks, and no DTensor that says how it is cut" in done.stderr
+    assert "differs between ranks, and is not marked as sharded" in done.stderr
 
 
 PARTS = """

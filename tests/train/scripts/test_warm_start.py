@@ -245,7 +245,7 @@ def test_what_is_printed_is_buffered_as_ever(unbuffered, place):
 
 
 BOUNDS = {
-    "memory": ("HELD = b'x' * (100 << 20)", {"memory": 256 << 20}, "its imports take more than 64 MiB of memory"),
+    "memory": ("HELD = b'x' * (100 << 20)", {"memory": 256 << 20}, "its imports need more than 64 MiB of memory"),
     "time": (
         "import time; HELD = time.sleep(0 if os.environ.get('RANK') else 600)",
         {"seconds": 5},

@@ -1,5 +1,8 @@
-"""Five steps in one layout, then five in another: losses, samples and weights are those of plain training on one
-process. In float64, so that a state that lost a bit on the way would be seen."""
+"""Test five steps in one layout, then five in another.
+
+Losses, samples and weights are those of plain training in one process. Float64 makes a loss of single bits in the saved
+state visible.
+"""
 
 import pytest
 
