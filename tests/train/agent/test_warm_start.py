@@ -252,7 +252,7 @@ def test_a_module_that_was_edited_is_imported_anew(folder):
 @pytest.mark.parametrize(
     ("package", "why"),
     [
-        ("ranked", "it reads RANK when it is imported"),
+        ("ranked", "it reads the variable RANK when it is imported"),
         pytest.param("threaded", "it has 2 threads", marks=pytest.mark.long(law=LEFT_OUT)),
     ],
 )
@@ -371,7 +371,7 @@ def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(wa
             await job.until(job[1], lambda report: report.ready, "never ready")
             (parent,) = [event for event in job[1].events() if event["event"] == "script_parent"]
             assert parent["learned"] > 0
-            assert parent["left_out"] == {"ranked": "it reads RANK when it is imported"}
+            assert parent["left_out"] == {"ranked": "it reads the variable RANK when it is imported"}
             await job.begin(2, *job.replicas.values())
             await seen(job[1], "UP 2 first heavy\n")
         finally:

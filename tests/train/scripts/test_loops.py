@@ -65,10 +65,10 @@ ALONE: tuple[int, ...] = ()
 
 CASES = [
     Case("models:gan"),
-    Case("models:gan_with_rare_critic", saved=lambda commits: (commits - 1) // 3 * 3 + 1),
+    Case("models:gan_with_rare_critic", sibling="models:gan", saved=lambda commits: (commits - 1) // 3 * 3 + 1),
     Case("models:ema"),
     Case("models:teacher", sibling="models:ema"),
-    Case("models:swa", other=SHARE),
+    Case("models:swa", sibling="models:ema", other=SHARE),
     Case("models:compiled", other=DROPOUT),
     Case("models:tied_ddp"),
     Case("models:tied_fsdp2", sibling="models:tied_ddp"),
@@ -82,7 +82,7 @@ CASES = [
     Case("models:checkpointed", sibling="models:compiled", other=DROPOUT),
     Case("models:lazy", sibling="models:gan"),
     Case("models:recurrent", sibling="models:gan", other=Equal(1e-4, "each step of a recurrence rounds again")),
-    Case("accumulation:by_step"),
+    Case("accumulation:by_step", sibling="accumulation:by_micro_batch"),
     Case("accumulation:by_micro_batch", kill=6, kills=(5, 7, 8), saved=every(4)),
     Case(
         "accumulation:zeroed_first",
@@ -95,6 +95,7 @@ CASES = [
     Case("accumulation:overflowing", kill=6, saved=lambda commits: 4 if commits in (5, 6) else commits),
     Case(
         "accumulation:uneven",
+        sibling="accumulation:by_micro_batch",
         first=1,
         others=ALONE,
         kill=8,
@@ -111,7 +112,7 @@ CASES = [
     Case("buffers:carried_in_dict", same=Refused(r"memory\.hidden"), other=Refused(r"memory\.hidden")),
     Case("buffers:carried_by_object", others=ALONE),
     Case("optimizers:lbfgs", first=1, others=(2,)),
-    Case("optimizers:muon", other=Equal(0.1, "Muon multiplies in bfloat16")),
+    Case("optimizers:muon", sibling="optimizers:every_optimizer", other=Equal(0.1, "Muon multiplies in bfloat16")),
     Case("optimizers:every_optimizer"),
     Case("optimizers:every_scheduler", first=1, others=(2,)),
     Case("optimizers:unfrozen_by_progress"),
@@ -120,7 +121,12 @@ CASES = [
     Case("optimizers:groups_in_another_order"),
     Case("optimizers:parameters_in_another_order", sibling="optimizers:groups_in_another_order"),
     Case("optimizers:group_split"),
-    Case("optimizers:groups_merged", same=Refused("0.weight|0.bias"), other=Refused("0.weight|0.bias")),
+    Case(
+        "optimizers:groups_merged",
+        sibling="optimizers:parameter_moved",
+        same=Refused("0.weight|0.bias"),
+        other=Refused("0.weight|0.bias"),
+    ),
     Case("optimizers:parameter_moved", same=Refused("weight|bias"), other=Refused("weight|bias")),
     Case(
         "optimizers:parameter_left_out",
@@ -163,7 +169,13 @@ CASES = [
     Case("subclasses:eight_bit_weights", first=1, others=ALONE),
     Case("subclasses:eight_bit_in_dict", first=1, others=ALONE, same=Refused(r"kept\.average.*Quantized")),
     Case("subclasses:opaque_weight", first=1, others=ALONE, same=Refused(r"model\.secret.*Opaque")),
-    Case("subclasses:opaque_moments", first=1, others=ALONE, same=Refused(r"optimizer.*Opaque")),
+    Case(
+        "subclasses:opaque_moments",
+        sibling="subclasses:opaque_weight",
+        first=1,
+        others=ALONE,
+        same=Refused(r"optimizer.*Opaque"),
+    ),
     Case("subclasses:named", first=1, others=ALONE),
     Case(
         "subclasses:sparse_in_dict",
@@ -172,7 +184,13 @@ CASES = [
         others=ALONE,
         same=Refused(r"kept\.graph.*sparse"),
     ),
-    Case("subclasses:on_meta", first=1, others=ALONE, same=Refused(r"model\.table.*meta")),
+    Case(
+        "subclasses:on_meta",
+        sibling="subclasses:opaque_weight",
+        first=1,
+        others=ALONE,
+        same=Refused(r"model\.table.*meta"),
+    ),
     Case(
         "subclasses:quantized_by_torch",
         sibling="subclasses:opaque_weight",
@@ -188,20 +206,37 @@ CASES = [
         other=Refused("already has a State"),
     ),
     Case("refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")),
-    Case("refused:object_left_out", same=Refused("scheduler"), other=Refused("scheduler")),
+    Case(
+        "refused:object_left_out", sibling="refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")
+    ),
     Case("refused:layer_left_out", first=1, others=ALONE, same=Refused(r"model\.middle")),
     Case("refused:layer_added", sibling="refused:object_added", first=1, others=ALONE, same=Refused(r"model\.\d")),
-    Case("refused:buffer_left_out", same=Refused(r"model\.1\."), other=Refused(r"model\.1\.")),
+    Case(
+        "refused:buffer_left_out",
+        sibling="refused:layer_left_out",
+        same=Refused(r"model\.1\."),
+        other=Refused(r"model\.1\."),
+    ),
     Case(
         "refused:another_width", sibling="refused:another_type", same=Refused(r"model\.0"), other=Refused(r"model\.0")
     ),
     Case("refused:another_type", first=1, others=ALONE, same=Refused(r"model\.0")),
-    Case("refused:another_optimizer", same=Refused("optimizer"), other=Refused("optimizer")),
+    Case(
+        "refused:another_optimizer",
+        sibling="refused:another_type",
+        same=Refused("optimizer"),
+        other=Refused("optimizer"),
+    ),
     Case(
         "refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that makes the steps"), kill=11
     ),
     Case("refused:parameters_differ", same=Refused(r"model\.weight"), other=Refused(r"model\.weight")),
-    Case("refused:moments_differ", same=Refused(r"optimizer.*exp_avg"), other=Refused(r"optimizer.*exp_avg")),
+    Case(
+        "refused:moments_differ",
+        sibling="refused:parameters_differ",
+        same=Refused(r"optimizer.*exp_avg"),
+        other=Refused(r"optimizer.*exp_avg"),
+    ),
     Case("refused:unsaveable_value", first=1, others=ALONE, same=Refused(r"kept\.function")),
     Case("data:distributed", kills=(1, 8)),
     Case("data:distributed_with_workers", sibling="data:distributed"),
@@ -217,7 +252,7 @@ CASES = [
     Case("without_torch:train", parent="loops.preload_numpy"),
     Case("with_jax:train", sibling="without_torch:train", parent="loops.preload_numpy", package="jax"),
     framework("frameworks:lightning_gan", first=1, others=ALONE, kills=(1, 3), saved=lambda commits: 2 * commits),
-    framework("frameworks:lightning_accumulation", first=1, others=ALONE),
+    framework("frameworks:lightning_accumulation", sibling="frameworks:lightning_gan", first=1, others=ALONE),
     framework("frameworks:trainer", first=1, others=ALONE),
     framework("frameworks:accelerated", kill=8, kills=(5, 6, 7), saved=ends_of_epochs),
     framework(
