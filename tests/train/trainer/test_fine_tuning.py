@@ -7,10 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from builders.train import chats, families, node
+from builders.train import chats, families, node, states
 from concertina.cli.main import app
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.generation.generate import Continuation, Sampling, chosen
+from concertina_trainer.model.decoder import Decoder
 
 NUMBERS, LENGTH, STEPS = range(4), 80, 40
 
@@ -79,6 +81,25 @@ def test_a_seed_decides_what_is_sampled(tuned):
     once, again, other = (generate(*options, "--seed", seed) for seed in (1, 1, 2))
     assert once == again != other
     assert generate(*options, "--top-p", 1e-6) == generate(*options[:-2]), "the most probable token alone"
+
+
+def test_a_model_of_bytes_with_experts_continues_as_its_decoder(parent, trainer, folder, tmp_path):
+    experts = {"count": 4, "hiddenDim": 24, "biasRate": 0.01}
+    changed = {**trainer, "steps": 2, "model": {**trainer["model"], "experts": experts}}
+    outcome = node.Job(folder, parent, changed, {"uri": f"file://{tmp_path}/run"}).run(1)
+    uri = outcome.durable[-1].uri
+    model = Decoder(TrainerConfig.model_validate(changed).model)
+    prefix = "model."
+    found = states.of_checkpoint(uri).items()
+    model.load_state_dict({name.removeprefix(prefix): weight for name, weight in found if name.startswith(prefix)})
+    tokens = list(b"The ")
+    with torch.no_grad():
+        for _ in range(5):
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    expected = bytes(tokens[4:]).decode(errors="replace")
+    assert generate(uri, "--prompt", "The ", "--tokens", 5) == (0, f"{expected}\n")
+    said = "the data of this run have no chat template: leave --chat out.\n"
+    assert generate(uri, "--prompt", "The ", "--chat") == (1, said)
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(1.0, 4), (0.8, 2), (0.81, 3), (0.1, 1)])
