@@ -19,7 +19,7 @@ OF_CHATS = 4
 """Format number of a data set that consists of tokens with weights."""
 VALIDATION = "validation"
 """Folder with the validation documents, below the folder of the training data."""
-TOO_SHORT = "no shard of {uri} is as long as one sequence of {length} tokens."
+TOO_SHORT = "no shard of {uri} has as many tokens as one sequence ({length})."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,8 @@ def parse(text: bytes, uri: str) -> DataManifest:
         expected = next((number for name, number in _FORMATS.items() if name in fields), FORMAT)
         if isinstance(value, dict) and value.get("format", expected) != expected:
             raise InvalidInput(
-                f"{uri}/{NAME} has format {value['format']!s:.80} and {expected} is what is read here: build it again."
+                f"{uri}/{NAME} has format {value['format']!s:.80}, but this version reads format "
+                f"{expected}: build the data again."
             )
         manifest = from_json(DataManifest, value)
     except (ValueError, RecursionError) as error:
@@ -167,7 +168,8 @@ def parse(text: bytes, uri: str) -> DataManifest:
         ) from error
     if value.get("digest") != manifest.digest:
         raise InvalidInput(
-            f"{uri}/{NAME} has digest {value.get('digest')!s:.80} but its content gives {manifest.digest}: it was "
-            "changed after it was built. Build the data again, or fetch the manifest again."
+            f"{uri}/{NAME} has digest {value.get('digest')!s:.80} but the digest of its content is "
+            f"{manifest.digest}: the manifest was changed after the build. Build the data again, or copy "
+            "the manifest again."
         )
     return manifest

@@ -12,6 +12,7 @@ class Extra(enum.Enum):
 
     STORAGE = "storage"
     DATA = "data"
+    TORCH = "torch"
     DATA_AND_TORCH = "data,torch"
 
 

@@ -130,7 +130,7 @@ def test_what_can_not_be_generated_is_said(tuned, tmp_path):
     assert (code, said) == (1, "the prompt is empty: give a text that the model continues.\n")
     code, said = generate(tuned / "run", "--prompt", "a", "--data", tmp_path)
     assert code == 1
-    assert "has no manifest.json: name the folder of the run's data by --data" in said
+    assert "has no manifest.json: name the folder of the run's data with --data" in said
     code, said = generate(tuned / "run", "--prompt", "a", "--step", STEPS - 1)
     assert code == 1
     assert f"of step {STEPS - 1}" in said

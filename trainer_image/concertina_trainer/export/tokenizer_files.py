@@ -53,17 +53,17 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
         folder, manifest = data_of(trainer, digest, elsewhere)
         facts = manifest.tokenizer
         if facts.digest == BYTES:
-            return ExportedTokenizer(_bytes(), "The tokenizer is that of bytes.", facts)
+            return ExportedTokenizer(_bytes(), "The tokenizer is the byte tokenizer.", facts)
         if facts.name.endswith(".json"):
             files = _hugging_face(folder, manifest, trainer.model.sequence_length)
-            return ExportedTokenizer(files, f"The tokenizer is {facts.name} of {folder.uri}.", facts)
+            return ExportedTokenizer(files, f"The tokenizer is {facts.name} from {folder.uri}.", facts)
     except (InvalidInput, StorageError) as error:
         if trainer.model.vocab_size != 256:
             return ExportedTokenizer({}, f"No tokenizer is written: {error}")
-        return ExportedTokenizer(_bytes(), f"The tokenizer is taken for that of bytes, as vocabSize is 256: {error}")
+        return ExportedTokenizer(_bytes(), f"The byte tokenizer is assumed, because vocabSize is 256: {error}")
     message = (
-        f"No tokenizer is written, for transformers has none for {facts.name}: encode with tiktoken, as config.json "
-        f"says; token {facts.separator} ends a document."
+        f"No tokenizer is written, because transformers has none for {facts.name}: encode with tiktoken, as "
+        f"config.json says. Token {facts.separator} ends a document."
     )
     return ExportedTokenizer({}, message, facts)
 
@@ -85,7 +85,9 @@ def data_of(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[Object
     if len(manifests) == len(sources):
         digests, weights = [manifest.digest for manifest in manifests], [source.weight for source in sources]
         if data_manifests.digest_of(trainer.data.documents.name, digests, weights) != digest:
-            raise InvalidInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
+            raise InvalidInput(
+                f"{folders[0].uri} is not the data of this run: name the folder of the run's data with --data."
+            )
     pairs = list(zip(folders, manifests, strict=True))
     return next((pair for pair in pairs if pair[1].chats and pair[1].chats.template), pairs[0])
 
@@ -93,7 +95,7 @@ def data_of(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[Object
 def _manifest(folder: ObjectPrefix) -> DataManifest:
     text = folder.get(data_manifests.NAME)
     if text is None:
-        raise InvalidInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")
+        raise InvalidInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data with --data.")
     return data_manifests.parse(text, folder.uri)
 
 
@@ -120,7 +122,7 @@ def _checked(folder: ObjectPrefix, name: str, digest: str, wanted: str) -> bytes
     if text is None or data_manifests.short_digest(text) != digest:
         raise InvalidInput(
             f"{folder.uri}/{name} is {'missing' if text is None else 'not the one that the data were built with'}: put "
-            f"{wanted} there, or beside the model."
+            f"{wanted} there, or into the folder of the exported model."
         )
     return text
 

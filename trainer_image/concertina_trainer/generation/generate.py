@@ -17,7 +17,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import reads
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import Precision, TrainerConfig
-from concertina_trainer.export.export import TORCH_NAMES, content_of, trainer_of, whole
+from concertina_trainer.export.export import TORCH_NAMES, content_of, dtype_of, shards_of, trainer_of, whole
 from concertina_trainer.export.tokenizer_files import data_of
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.generation.vocabulary import Vocabulary, read_vocabulary
@@ -118,15 +118,22 @@ def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> Decoder:
         InvalidInput: When the checkpoint has other weights than the model.
         StorageError: When storage can't be read.
     """
-    stored = {name: each.chunk for part in checkpoint.shards for name, each in part.header.chunks.items()}
-    chunks = {name.removeprefix(MODEL): whole(chunk) for name, chunk in stored.items() if name.startswith(MODEL)}
-    plan = reads({number: part.header for number, part in enumerate(checkpoint.shards)}, list(chunks.values()))
+    shards = shards_of(checkpoint, config)
+    chunks = {
+        name.removeprefix(MODEL): whole(
+            dataclasses.replace(stored.chunk, dtype=dtype_of(name, stored.chunk.dtype, config))
+        )
+        for shard in shards
+        for name, stored in shard.header.chunks.items()
+        if name.startswith(MODEL)
+    }
+    plan = reads({number: shard.header for number, shard in enumerate(shards)}, list(chunks.values()))
     plan.require(checkpoint.uri)
     with torch.device("meta"):
         model = Decoder(config)
     weights = {}
     for name, chunk in chunks.items():
-        flat = torch.frombuffer(content_of(chunk, checkpoint, plan), dtype=getattr(torch, TORCH_NAMES[chunk.dtype]))
+        flat = torch.frombuffer(content_of(chunk, shards, plan), dtype=getattr(torch, TORCH_NAMES[chunk.dtype]))
         weights[name] = flat.reshape(chunk.shape)
     try:
         model.load_state_dict(weights, assign=True)

@@ -65,8 +65,8 @@ class Evaluation:
         seconds, batches = time.perf_counter() - started, -(-self._count // self._plan.global_size)
         if len(losses) < batches:
             self._reporter.note(
-                f"step {step}: the evaluation is left for a drain, after {len(losses)} of {batches} batches; the round "
-                "that continues from this step begins it anew"
+                f"step {step}: the evaluation stopped for a drain, after {len(losses)} of {batches} "
+                "batches; the round that continues from this step starts it again"
             )
             return False
         loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))
@@ -117,6 +117,6 @@ def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
         return Reader(data, config.model.sequence_length, SEED, begun=begun)
     except InvalidInput as error:
         raise InvalidInput(
-            f"{error} trainer.evaluation needs what `concertina data build --validation SHARE` sets aside: build the "
-            "data so, or remove it."
+            f"{error} trainer.evaluation needs the documents that `concertina data build --validation "
+            "SHARE` sets aside: build the data with that option, or remove trainer.evaluation."
         ) from error

@@ -122,9 +122,9 @@ def _source(path: Path) -> DataSource:
 
 
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
-    """Check the first bytes of the sources of these inputs before any work is done.
+    """Check the first bytes of source files before any work is done.
 
-    Each machine of a build checks only the sources that begin in its own inputs.
+    If several machines share a build, each checks only the sources that begin in its own inputs.
     """
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
@@ -166,8 +166,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
     manifest = folder.get(NAME)
     if manifest is not None:
         raise InvalidInput(
-            f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
-            "build into another folder, or delete that one first."
+            f"{folder.uri} already contains data that were built from other sources or with other options "
+            "(`concertina data show` describes them): build into another folder, or delete the data first."
         )
     # The shards of the other build are not deleted: this build's have the same names, and other machines may have
     # written some of them just now.
@@ -178,8 +178,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
 def _check_claim(folder: ObjectPrefix, key: str) -> None:
     if folder.get(MADE_BY) != key.encode():
         raise InvalidInput(
-            f"another build into {folder.uri} was begun meanwhile, with other sources or options, so this one ends: "
-            "give each its own folder."
+            f"this build ends because another build into {folder.uri} has started with other sources or "
+            "options: give each build its own folder."
         )
 
 
@@ -223,8 +223,8 @@ def _written(
                 yield future.result()
         except BrokenProcessPool as error:
             raise InvalidInput(
-                "a process that writes shards was killed, perhaps for want of memory: run the same command again with "
-                "fewer --processes; what is done is kept."
+                "a process that writes shards was killed, possibly because memory ran out: run the same "
+                "command again with fewer --processes. Finished shards are kept."
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
@@ -246,8 +246,8 @@ def _finish(
 ) -> tuple[DataManifest, dict[str, object] | None] | None:
     """Write the manifests if all inputs of the build are finished.
 
-    The result is the training manifest and the counts of overlaps with evaluation files, or None if some input is not
-    finished. Several processes may do this at the same time. They write the same contents.
+    Return the training manifest and the counts of overlaps with evaluation files, or None if some input is not
+    finished. Several processes may call this function at the same time, because they write the same contents.
 
     Raises:
         InvalidInput: When there is no text to train on, or another build has begun.
@@ -275,7 +275,7 @@ def _finish(
     manifest = manifest_of((s for part in written for s in part.training), (part.training_chats for part in written))
     aside = manifest_of((s for part in written for s in part.validation), (part.validation_chats for part in written))
     if not manifest.tokens:
-        raise InvalidInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
+        raise InvalidInput(f"there is no text to train on: all {aside.documents:,} documents are empty or set aside.")
     overlap = None
     if recipe.against:
         from concertina_trainer.data.build.overlap import report
@@ -312,8 +312,8 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
     except ValueError as error:
         folder.delete([name])
         raise InvalidInput(
-            f"{folder.uri}/{name} can't be read (a machine that loses its power may cut files off) and was deleted: "
-            "run the same command again, which makes this part again."
+            f"{folder.uri}/{name} can't be read (a power failure may have cut it off) and was deleted: run "
+            "the same command again to write it again."
         ) from error
 
 

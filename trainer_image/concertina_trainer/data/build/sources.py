@@ -96,7 +96,8 @@ def _row_group_sizes(source: DataSource, column: str) -> list[int]:
 def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
     if column not in names:
         raise InvalidInput(
-            f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name one by --column."
+            f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name the column "
+            "with --column."
         )
     return names.index(column)
 
@@ -217,19 +218,20 @@ class Line:
         """
         if b"\0" in self.content:
             raise InvalidInput(
-                f"{self.location} holds NUL bytes, as files have after a crash: restore the file, or remove what "
-                "follows."
+                f"{self.location} holds NUL bytes, like a file after a crash: restore the file, or remove the NUL "
+                "bytes and everything after them."
             )
         try:
             text = self.content.decode("utf-8-sig")
             record = json.loads(text) if text.strip() else None
         except (ValueError, RecursionError) as error:
             raise InvalidInput(
-                f"{self.location} can't be read as JSON ({error}): correct it; each line holds one object."
+                f"{self.location} can't be read as JSON ({error}): correct the line. Each line must be one JSON object."
             ) from error
         if not isinstance(record, dict) and text.strip():
             raise InvalidInput(
-                f"{self.location} holds a {kind(record)}, not an object: write each document as an object a line."
+                f"{self.location} holds a {kind(record)}, not an object: write each document as one JSON object on a "
+                "line."
             )
         return record
 
@@ -262,12 +264,14 @@ def _text_of(line: Line, column: str) -> bytes:
         return b""
     if column not in record:
         raise InvalidInput(
-            f"{line.location} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name one by "
-            "--column."
+            f"{line.location} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name the column "
+            "with --column."
         )
     value = record[column]
     if not isinstance(value, str | None):
-        raise InvalidInput(f"{line.location}: its {column} is a {kind(value)}, not text: name another by --column.")
+        raise InvalidInput(
+            f"{line.location}: its {column} is a {kind(value)}, not text: name another column with --column."
+        )
     return (value or "").encode(errors="replace")
 
 
@@ -303,7 +307,7 @@ def _texts(values: Any, source: DataSource, column: str) -> Iterator[bytes]:
 
 
 def _not_text(source: DataSource, column: str, kind: str) -> InvalidInput:
-    advice = "name another by --column, or write each document's text into a column of its own first"
+    advice = "name another column with --column, or first write the text of each document into its own column"
     return InvalidInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
 
 

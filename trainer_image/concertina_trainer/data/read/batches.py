@@ -63,7 +63,7 @@ class Microbatch:
 
 
 class Batches:
-    """One rank's parts of the global batches, step after step, beginning at `position`."""
+    """Parts of the global batches that one rank computes, step after step, beginning at `position`."""
 
     def __init__(self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device) -> None:
         self._reader, self._rank, self._device = reader, rank, device
@@ -101,10 +101,11 @@ class Batches:
         return [microbatch.to(self._device) for microbatch in batch]
 
     def change(self, plan: BatchPlan) -> None:
-        """Divide the batches by another plan, from the first batch whose preparation cannot have begun yet.
+        """Divide the batches by another plan, from the first batch that cannot be in preparation yet.
 
-        At most AHEAD batches are prepared, and one more is being prepared. So if all ranks have consumed the same
-        number of batches, they change at the same batch. Do not call this method again before that batch.
+        The thread prepares at most AHEAD batches in advance, and one more can be in progress. The change therefore
+        takes effect AHEAD + 1 batches later, at the same batch on all ranks that have consumed the same number of
+        batches. Do not call this method again before that batch.
         """
         self._change = (self._consumed + AHEAD + 1, plan)
 

@@ -25,7 +25,7 @@ from concertina_trainer.data.tokenizer import TYPES
 
 @dataclass(frozen=True)
 class Opened:
-    """Open shard of a data set."""
+    """Shard of a data set whose file is open."""
 
     tokens: NDArray[np.unsignedinteger]
     plan: SequencePlan | None
@@ -70,7 +70,7 @@ class DataSet:
         return self._place.waiting_for
 
     def _sequences(self, on_wait: OnWait) -> list[int]:
-        """Return the number of sequences of each shard."""
+        """Return the number of sequences in each shard of the data set."""
         if self._mode in (DocumentMode.joined, DocumentMode.masked):
             return self.manifest.sequences(self._length)
         text = self._place.get(packing.name(self._length), on_wait)
@@ -107,8 +107,8 @@ def _open(
     plan = PLANNERS[mode](begins, shard.tokens, length)
     if len(plan) != counts[index]:
         raise InvalidInput(
-            f"{place.uri}/{shard.file} gives {len(plan)} sequences, and {counts[index]} were planned: "
-            f"run `concertina data pack {place.uri} --length {length}` again."
+            f"{place.uri}/{shard.file} gives {len(plan)} sequences, but {counts[index]} were planned: run "
+            f"`concertina data pack {place.uri} --length {length}` again."
         )
     return Opened(tokens, plan, features, weights, None if weights is None else plan.sums(weights))
 

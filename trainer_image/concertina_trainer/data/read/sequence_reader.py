@@ -39,7 +39,7 @@ class SequenceBatch:
     None means that documents are not distinguished. Every token is then predicted.
     """
     predicted: NDArray[np.bool_] | None = None
-    """Whether the prediction after each input counts, `[count, length]`.
+    """True if the prediction after each input counts, `[count, length]`.
 
     It counts if the next token is of the same document as the input.
     """
@@ -119,8 +119,9 @@ class Reader:
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
             raise InvalidInput(
-                "the data sets of data.mixture were built with different tokenizers, or of different frames "
-                f"({', '.join(tokenizers.values())}): build them again alike."
+                "the data sets of data.mixture must have the same tokenizer, or frames of the same type "
+                f"and width, but they differ ({', '.join(tokenizers.values())}): build them again in the "
+                "same way."
             )
 
     @property
@@ -160,9 +161,9 @@ class Reader:
         return self._skipped.position_of(consumed)
 
     def tokens(self, start: int, stop: int) -> int:
-        """Return the number of tokens that training on the sequences from `start` to `stop` - 1 counts.
+        """Return the number of tokens that count as trained in the sequences from `start` to `stop` - 1.
 
-        Padding counts too, with one exception: in the mode `bucketed`, only predicted tokens count.
+        In the mode `bucketed`, only predicted tokens count. In all other modes, padding counts too.
         """
         if self.mode is DocumentMode.bucketed:
             return int(self.predicted(start, stop).sum())
@@ -253,7 +254,7 @@ class Reader:
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
     """Return the data set, shard and index of each sequence of a block, as int64 `[3, _BLOCK]`.
 
-    A whole block is computed at once, because a single sequence would take as long as a hundred.
+    numpy computes the places of a whole block in about the time of a single one.
     """
     sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
     places = np.empty((3, _BLOCK), dtype=np.int64)
