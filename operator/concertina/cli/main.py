@@ -380,9 +380,11 @@ def generate(
 
     with sentences(Extra.DATA_AND_TORCH):
         from concertina_state.checkpoints.catalogue import at_step
+        from concertina_state.checkpoints.reader import opened
         from concertina_trainer.generation.generate import Continuation, Sampling
 
-        model = Continuation(at_step(uri, step), data, device)
+        with opened(at_step(uri, step).uri) as checkpoint:
+            model = Continuation(checkpoint, data, device)
         typer.echo(model.text(prompt, chat, Sampling(tokens, temperature, top_p, seed)))
 
 

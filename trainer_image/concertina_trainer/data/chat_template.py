@@ -25,10 +25,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from concertina_data.data_manifest import short_digest
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.data.defaults import CHAT_TEMPLATE
 from concertina_trainer.data.rangefile import split
 
-FILE = "tokenizer_config.json"
-"""File with the template and the special tokens, in a folder of a model and in a folder of data."""
 _SOURCE_FILE = "chat_template.jinja"
 """File with the template alone, in a folder of a model. It takes precedence."""
 _TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -84,7 +83,7 @@ class ChatTemplate:
 
     @property
     def file(self) -> bytes:
-        """Contents of FILE in a folder of data."""
+        """Contents of the file CHAT_TEMPLATE in a folder of data."""
         return json.dumps({"chat_template": self.source, **self.tokens}, indent=1).encode()
 
     @property
@@ -221,10 +220,10 @@ class ChatTemplate:
 
 
 def parse(config: bytes, source: bytes | None, location: str) -> ChatTemplate | None:
-    """Return the template that the contents of FILE, and of a file with the template alone, define; None for none.
+    """Return the template in the contents of CHAT_TEMPLATE and of a file with the template alone, or None for none.
 
     Raises:
-        InvalidInput: When FILE can't be read.
+        InvalidInput: When the contents can't be read.
     """
     try:
         value = json.loads(config)
@@ -245,10 +244,10 @@ def beside(tokenizer: str) -> ChatTemplate | None:
         InvalidInput: When the files can't be read.
     """
     folder = split(tokenizer)[0]
-    config, source = _read(folder, FILE), _read(folder, _SOURCE_FILE)
+    config, source = _read(folder, CHAT_TEMPLATE), _read(folder, _SOURCE_FILE)
     if config is None and source is None:
         return None
-    return parse(config or b"{}", source, f"{folder}/{FILE}")
+    return parse(config or b"{}", source, f"{folder}/{CHAT_TEMPLATE}")
 
 
 def _read(folder: str, name: str) -> bytes | None:

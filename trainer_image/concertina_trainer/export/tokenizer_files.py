@@ -17,9 +17,9 @@ from concertina_data.data_manifest import ChatFacts, DataManifest, TokenizerFact
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.data.defaults import BYTES
+from concertina_trainer.data.defaults import BYTES, CHAT_TEMPLATE
 
-FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+FILE, CONFIG = "tokenizer.json", CHAT_TEMPLATE
 CLASS = "PreTrainedTokenizerFast"
 
 

@@ -39,13 +39,11 @@ from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
 from concertina_trainer.data.build.write import ChatCounts, ShardInput, Written, write
-from concertina_trainer.data.defaults import SHARD_BYTES
+from concertina_trainer.data.defaults import CHAT_TEMPLATE, SHARD_BYTES
 from concertina_trainer.data.packing import pack
 
-_HEADS_AT_ONCE = 16
-"""Number of files whose first bytes are read at the same time."""
-TEMPLATE = "tokenizer_config.json"
-"""Name of the object with the chat template and the special tokens (see `chat_template.FILE`)."""
+_FILES_AT_ONCE = 16
+"""Number of files that are read at the same time."""
 MADE_BY = "made-by"
 """Name of the object with a digest of the build's sources and options."""
 
@@ -129,7 +127,7 @@ def _check_heads(inputs: Sequence[ShardInput]) -> None:
     If several machines share a build, each checks only the sources that begin in its own inputs.
     """
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
-    with concurrent.futures.ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         for _ in pool.map(check, sources):
             pass
 
@@ -288,7 +286,7 @@ def _finish(
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
     if template is not None:
-        folder.put(TEMPLATE, template.file)
+        folder.put(CHAT_TEMPLATE, template.file)
     if recipe.chats is not None:
         _pack(folder, manifest, recipe.chats.length)
     if aside.shards:
@@ -304,7 +302,7 @@ def _finish(
 
 
 def _pack(folder: ObjectPrefix, manifest: DataManifest, length: int) -> None:
-    for _ in pack(folder, manifest, length, _HEADS_AT_ONCE):
+    for _ in pack(folder, manifest, length, _FILES_AT_ONCE):
         pass
 
 
