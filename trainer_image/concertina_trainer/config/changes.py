@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
 MAY_CHANGE = ("from", "experts.balanceLoss", "experts.biasRate")
@@ -37,7 +38,7 @@ class Change:
 
 
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes that prevent training from resuming: in the model's arithmetic, and in the order of the data.
+    """Return the changes that prevent training from resuming: in the model's arithmetic, data order or optimizer state.
 
     The sequence length and the seed belong to the order of the data: a sample's position is a number of sequences, and
     the seed shuffles the sequences. The data sets, their mixture and `data.documents` are not compared here, because
@@ -64,7 +65,21 @@ def architecture(model: ModelConfig) -> dict[str, Any]:
 
 def _identity(config: TrainerConfig) -> dict[str, Any]:
     fields = {f"model.{name}": value for name, value in architecture(config.model).items()}
-    return {**fields, "seed": config.seed}
+    return {**fields, "seed": config.seed, **_optimizer_state(config.optimizer)}
+
+
+def _optimizer_state(optimizer: OptimizerConfig) -> dict[str, Any]:
+    """Return the fields that determine which moments there are, and their meaning.
+
+    The names of moments do not tell optimizers apart: Adam and RAdam have moments of the same names.
+    """
+    needed = {field for field in optimizer.kind.moments.values() if field is not None}
+    values = optimizer.hyperparameters
+    return {
+        "optimizer.name": optimizer.name.value,
+        "optimizer.momentsPrecision": optimizer.moments_precision.value,
+        **{f"optimizer.{field}": "above 0" if values[field] else "0" for field in needed},
+    }
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class TrainerConfig(Section):
         "fewer if they do not fit into its memory (docs/memory.md).",
     )
     optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(), description="AdamW and the schedule of its learning rate."
+        default=OptimizerConfig(), description="The optimizer and the schedule of its learning rate."
     )
     precision: Precision = Field(
         default=Precision.auto,
@@ -203,6 +203,8 @@ class TrainerConfig(Section):
         del settings["model"]["size"]
         if self.bitwise:
             settings["micro_batch_size"] = self.resolved_micro_batch_size
+        settings["optimizer"] |= self.optimizer.hyperparameters
+        settings["optimizer"]["weight_decay"] = self.optimizer.resolved_weight_decay
         settings["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
         if self.optimizer.schedule is Schedule.warmup_stable_decay:
             settings["optimizer"]["decay_steps"] = self.optimizer.resolved_decay_steps(self.steps)

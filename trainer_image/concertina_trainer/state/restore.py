@@ -215,8 +215,9 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
         )
         suffix = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
         raise InvalidInput(
-            f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model or the order of "
-            f"its data: {descriptions}{suffix}. Set it back to resume, or start a new run under another checkpoint.uri."
+            f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model, the order of its "
+            f"data or the optimizer's state: {descriptions}{suffix}. Set it back to resume, or start a new run under "
+            "another checkpoint.uri. A new run can begin with these weights by checkpoint.initFrom."
         )
 
 

@@ -5,6 +5,7 @@ Each tensor is a named box (rectangular part) of a global tensor.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
-from concertina_trainer.model.optimizer import ShardedAdamW, local
+from concertina_trainer.model.optimizer import LocalOptimizer, check_groups, local
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
@@ -35,15 +36,17 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 class TrainState:
     """Weights and optimizer moments of this rank, which are what a snapshot contains."""
 
-    def __init__(self, model: Stages, config: TrainerConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
+    def __init__(self, model: Stages, config: TrainerConfig, optimizer: LocalOptimizer, world: DistContext) -> None:
         self._optimizer, self._own = optimizer, model.own.own if model.own else None
         kinds = optimizer.moments()
         tensors: dict[str, Tensor | RemoteArray] = {}
         parameters, buffers = _arrays(model) if model.own else _arrays_of_decoder(config.model.model_dump_json())
+        check_groups(config.optimizer, [name for name, (_, is_trained) in parameters.items() if is_trained])
+        precision = optimizer.moment_dtype
         for name, (array, is_trained) in parameters.items():
-            moments = [f"optimizer.{kind}." for kind in kinds] if is_trained else []
-            for prefix in (MODEL, *moments):
-                tensors[f"{prefix}{name}"] = array
+            tensors[f"{MODEL}{name}"] = array
+            for kind in kinds if is_trained else ():
+                tensors[f"optimizer.{kind}.{name}"] = RemoteArray(array.shape, precision)
         tensors |= {f"{MODEL}{name}": array for name, array in buffers.items()}
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
@@ -51,7 +54,7 @@ class TrainState:
             for kind, of_rank in kinds.items() if parameter.requires_grad else ():
                 # A rank without a part of the parameter has no moments. The empty part of the parameter takes their
                 # place.
-                moment = of_rank.get(name, local(parameter.detach()))
+                moment = of_rank[name] if name in of_rank else local(parameter.detach()).to(precision)
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = StateIndex(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
@@ -174,5 +177,8 @@ def _cut_like(parameter: Tensor, moment: Tensor) -> Tensor:
     """Return this rank's part of an optimizer moment as a DTensor, divided in the same way as its parameter."""
     if not isinstance(parameter, DTensor):
         return moment
+    spec = parameter._spec
+    if spec.tensor_meta is not None and spec.tensor_meta.dtype != moment.dtype:
+        spec = dataclasses.replace(spec, tensor_meta=spec.tensor_meta._replace(dtype=moment.dtype))
     # DTensor.from_local would copy tensors in host memory to the mesh's device.
-    return DTensor(moment, parameter._spec, requires_grad=False)
+    return DTensor(moment, spec, requires_grad=False)

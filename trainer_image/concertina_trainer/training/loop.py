@@ -12,7 +12,7 @@ from concertina_protocol.worker_channel import Done, Outcome
 from concertina_state.saving import Saving, StepFlags
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Batches
-from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
+from concertina_trainer.model.optimizer import LocalOptimizer, learning_rate
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.agreement import agree
@@ -32,7 +32,7 @@ class TrainingRun:
     config: TrainerConfig
     world: DistContext
     engine: Engine
-    optimizer: ShardedAdamW
+    optimizer: LocalOptimizer
     sums: Sums
     batches: Batches
     balance: Balance

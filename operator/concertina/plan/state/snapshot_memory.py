@@ -2,7 +2,7 @@
 
 Decision "Memory for snapshots is checked first" gives the reason.
 
-A rank's snapshot contains its part of the weights, and AdamW's two moments for each trained weight, all in float32. For
+A rank's snapshot contains its part of the weights in float32, and the optimizer's moments for each trained weight. For
 each of its workers, a replica holds these snapshots:
   - three of its own;
   - one more while a snapshot is being copied to storage;
@@ -30,8 +30,8 @@ from concertina_protocol.tracking import spool
 from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
-WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
-"""Bytes for each weight; the gradient and the moments are only needed for each trained weight."""
+WEIGHT_BYTES, GRADIENT_BYTES = 4, 4
+"""Bytes for each weight, and for the gradient of each trained weight."""
 PROGRAM = 4 << 20
 """Bytes of the files that the init container writes (1.6 MiB), and of the agent's own small files."""
 HEADER = 1 << 20
@@ -49,8 +49,13 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
     For a custom model, pass its numbers of weights as `weights`.
     """
     copies = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
-    shards = copies * _bytes(spec, MOMENTS_BYTES, weights) // replicas + copies * spec.workers * HEADER
+    shards = copies * _bytes(spec, _moment_bytes(spec), weights) // replicas + copies * spec.workers * HEADER
     return shards + PROGRAM + (spool.MOST_BYTES if spec.tracking else 0)
+
+
+def _moment_bytes(spec: JobSpec) -> int:
+    """Return the bytes of the optimizer's moments for each trained weight."""
+    return spec.trainer.optimizer.moment_bytes if spec.trainer else 0
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
@@ -73,7 +78,7 @@ def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> i
     if spec.trainer is None or spec.trainer.memory.offload is None:
         return 0
     copies = Degrees.of(spec.parallelism, replicas * spec.workers).replicate
-    return _bytes(spec, MOMENTS_BYTES + GRADIENT_BYTES, weights) * copies // replicas
+    return _bytes(spec, _moment_bytes(spec) + GRADIENT_BYTES, weights) * copies // replicas
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:
@@ -117,7 +122,7 @@ def _sentence(spec: JobSpec, replicas: int, has: int) -> str:
     besides = offloaded(spec, replicas)
     return (
         f"with {replicas} replicas the snapshots of each replica take {needed(spec, replicas) / 2**20:,.0f} MiB "
-        f"(of {_bytes(spec, MOMENTS_BYTES) / 2**20:,.0f} MiB of state in total), "
+        f"(of {_bytes(spec, _moment_bytes(spec)) / 2**20:,.0f} MiB of state in total), "
         + (f"its offloaded state {besides / 2**20:,.0f} MiB, " if besides else "")
         + f"but only nine tenths of the memory limit, {has / 2**20:,.0f} MiB, are available"
     )
