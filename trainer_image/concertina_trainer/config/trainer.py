@@ -16,7 +16,7 @@ from concertina_trainer.config.data_config import Balancing, DataConfig, Documen
 from concertina_trainer.config.memory_config import MemoryConfig, SnapshotConfig
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.model_sizes import WITH_EXPERTS
-from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule
+from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule, StatePrecision
 from concertina_trainer.config.section import Section, SectionRule
 
 
@@ -98,6 +98,11 @@ class TrainerConfig(Section):
         default=Precision.auto,
         description="Precision of matrix products: Auto is BFloat16 where the device has it, and Float32 elsewhere.",
     )
+    gradient_precision: StatePrecision = Field(
+        default=StatePrecision.float32,
+        description="Precision in which gradients are added up over workers. BFloat16 halves the bytes of this "
+        "communication, and rounds gradients; those of microbatches are still added up in Float32.",
+    )
     determinism: Determinism = Field(
         default=Determinism.order,
         description="Order trains on the same samples in the same order with any number of workers. Bitwise also gives "
@@ -174,6 +179,13 @@ class TrainerConfig(Section):
             lambda trainer: not trainer.bitwise or trainer.model.experts is None,
             "determinism Bitwise knows no experts, whose products are of other shapes in another world: set "
             "determinism to Order, or remove model.experts",
+        ),
+        SectionRule(
+            "gradientPrecision",
+            "self.determinism != 'Bitwise' || self.gradientPrecision == 'Float32'",
+            lambda trainer: not trainer.bitwise or trainer.gradient_precision is StatePrecision.float32,
+            "determinism Bitwise adds up gradients in Float32: set gradientPrecision to Float32, or determinism to "
+            "Order",
         ),
         SectionRule(
             "data.balance",
