@@ -73,6 +73,7 @@ def test_so_is_another_order_of_the_data():
         ({}, {"momentsPrecision": "BFloat16"}, ['optimizer.momentsPrecision "Float32" -> "BFloat16"']),
         ({"name": "SGD"}, {"name": "SGD", "momentum": 0.0}, ['optimizer.momentum "above 0" -> "0"']),
         ({"name": "SGD"}, {"name": "SGD", "momentum": 0.5}, []),
+        ({}, {"emaDecay": 0.999}, ['optimizer.emaDecay "absent" -> "present"']),
     ],
 )
 def test_so_is_an_optimizer_with_another_state(saved, now, said):

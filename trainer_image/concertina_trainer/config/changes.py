@@ -78,6 +78,7 @@ def _optimizer_state(optimizer: OptimizerConfig) -> dict[str, Any]:
     return {
         "optimizer.name": optimizer.name.value,
         "optimizer.momentsPrecision": optimizer.moments_precision.value,
+        "optimizer.emaDecay": "absent" if optimizer.ema_decay is None else "present",
         **{f"optimizer.{field}": "above 0" if values[field] else "0" for field in needed},
     }
 

@@ -115,3 +115,7 @@ class EvaluationConfig(Section):
         le=16777216,
         description="How many of the sequences that were set aside are evaluated, always the same ones.",
     )
+    ema: bool = Field(
+        default=False,
+        description="Evaluates the average of weights that optimizer.emaDecay keeps, not the weights.",
+    )

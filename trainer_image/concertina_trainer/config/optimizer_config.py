@@ -175,6 +175,14 @@ class OptimizerConfig(Section):
         description="Precision in which moments are kept between steps. BFloat16 halves their memory and their part of "
         "a snapshot, and rounds each moment once a step. A saved state can't be continued with the other precision.",
     )
+    ema_decay: float | None = Field(
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="Keeps an exponential moving average of the trained weights, with this decay in each step. It "
+        "begins with a smaller decay, so that the first weights do not count long. It is saved with the state. "
+        "Absent: there is none.",
+    )
     max_grad_norm: float = Field(
         default=1.0,
         ge=0.0,
@@ -204,8 +212,13 @@ class OptimizerConfig(Section):
 
     @property
     def moment_bytes(self) -> int:
-        """Bytes of all moments of one trained weight."""
-        return len(self.moments) * (2 if self.moments_precision is StatePrecision.bfloat16 else 4)
+        """Bytes of all moments of one trained weight, and of its average."""
+        moments = len(self.moments) * (2 if self.moments_precision is StatePrecision.bfloat16 else 4)
+        return moments + (0 if self.ema_decay is None else 4)
+
+    def resolved_ema_decay(self, step: int) -> float:
+        """Return the decay of averages in the update after `step` steps: (1 + step) / (10 + step), up to emaDecay."""
+        return min(self.ema_decay or 0.0, (1 + step) / (10 + step))
 
     @property
     def min_learning_rate(self) -> float:

@@ -181,6 +181,14 @@ class TrainerConfig(Section):
             "determinism to Order, or remove model.experts",
         ),
         SectionRule(
+            "evaluation",
+            "!has(self.evaluation) || !self.evaluation.ema || has(self.optimizer.emaDecay)",
+            lambda trainer: (
+                trainer.evaluation is None or not trainer.evaluation.ema or trainer.optimizer.ema_decay is not None
+            ),
+            "evaluation.ema evaluates the average of weights: set optimizer.emaDecay, or remove evaluation.ema",
+        ),
+        SectionRule(
             "gradientPrecision",
             "self.determinism != 'Bitwise' || self.gradientPrecision == 'Float32'",
             lambda trainer: not trainer.bitwise or trainer.gradient_precision is StatePrecision.float32,

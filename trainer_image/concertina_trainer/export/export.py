@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 5 * 10**9
 """Maximum size in bytes of one file of weights. A single tensor that is larger still becomes one file."""
+AVERAGES = "optimizer.ema."
+"""Prefix of the names of averages of weights (`optimizer.emaDecay`)."""
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 Advance = Callable[[int], None]
 
@@ -88,7 +90,12 @@ class Exported:
 
 
 def export(
-    checkpoint: StoredCheckpoint, target: ObjectPrefix, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
+    checkpoint: StoredCheckpoint,
+    target: ObjectPrefix,
+    advance: Advance,
+    file_bytes: int = FILE_BYTES,
+    data: str = "",
+    ema: bool = False,
 ) -> Exported:
     """Export a checkpoint.
 
@@ -98,6 +105,7 @@ def export(
         advance: Function that is called with the number of bytes just processed.
         file_bytes: Maximum size in bytes of one file of weights.
         data: Folder of the run's data, which contains the tokenizer. Needed only if the data have been moved.
+        ema: Whether to export the average of the weights. Frozen weights have none, and are exported themselves.
 
     Raises:
         InvalidInput: When the checkpoint or the data can't be exported.
@@ -109,7 +117,12 @@ def export(
             f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
             "another folder, or delete them first."
         )
-    tensors = _tensors(checkpoint, trainer.model)
+    if ema and trainer.optimizer.ema_decay is None:
+        raise InvalidInput(
+            f"{checkpoint.uri} has no average of the weights: export the weights, or train with "
+            "trainer.optimizer.emaDecay."
+        )
+    tensors = _tensors(checkpoint, trainer.model, ema)
     headers = {number: part.header for number, part in enumerate(checkpoint.shards)}
     plan = reads(headers, [chunk for tensor in tensors for part in tensor.parts for chunk in part.read])
     plan.require(checkpoint.uri)
@@ -154,8 +167,10 @@ def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
     return trainer
 
 
-def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
+def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig, ema: bool = False) -> list[Tensor]:
     """Return the tensors of the export, sorted by their exported names.
+
+    With `ema`, the average of a weight takes its place.
 
     Raises:
         InvalidInput: When no Hugging Face model computes as this one does, or a tensor has no counterpart in it.
@@ -165,8 +180,11 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
         name: stored.chunk
         for part in checkpoint.shards
         for name, stored in part.header.chunks.items()
-        if name.startswith(hf_names.MODEL)
+        if name.startswith((hf_names.MODEL, AVERAGES))
     }
+    averages = {name: wholes.pop(name) for name in list(wholes) if name.startswith(AVERAGES)}
+    if ema:
+        wholes |= {f"{hf_names.MODEL}{name.removeprefix(AVERAGES)}": chunk for name, chunk in averages.items()}
     tensors: dict[str, Tensor] = {}
     for name, chunk in sorted(wholes.items(), key=lambda item: hf_names.rank_in_tensor(item[0], family)):
         if adapters.is_adapter(name):
@@ -182,7 +200,7 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
             tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
         for number in range(shape[0]):
-            expert_chunk = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
+            expert_chunk = Chunk(chunk.name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
             expert_name = exported_name.replace(EXPERT, str(number))
             tensors[expert_name] = Tensor(expert_name, (Part(expert_chunk),), shape[1:])
     return [tensors[name] for name in sorted(tensors)]

@@ -18,6 +18,8 @@ from concertina_trainer.config.optimizer_kinds import OptimizerName
 
 BUCKET = 4 << 20
 """Number of elements to update at a time, if the update needs temporary tensors."""
+EMA = "ema"
+"""Kind of the average of the weights, in the names of a state."""
 ARGUMENTS = {"epsilon": "eps"}
 """Names of hyperparameters in torch, where they differ."""
 REMAINING: Mapping[Schedule, Callable[[float], float]] = {
@@ -146,6 +148,10 @@ class LocalOptimizer:
             }
             for kind in config.moments
         }
+        self._averages = {
+            name: torch.zeros_like(p, requires_grad=False)
+            for name, p in (self._local.items() if config.ema_decay is not None else ())
+        }
         embeddings = model.embeddings()
         self._settings = {name: settings(config, name, p, embeddings) for name, p in self._local.items()}
         whole = self._fused and not self._rounded
@@ -175,13 +181,36 @@ class LocalOptimizer:
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """Return the moments by kind (such as `exp_avg`) and by parameter name, as shards of this rank.
 
-        Parameters of which this rank has no elements are left out.
+        The average of the weights is a kind of its own, `ema`. Parameters of which this rank has no elements are left
+        out.
         """
-        return self._moments
+        return {**self._moments, **({EMA: self._averages} if self._averages else {})}
+
+    @torch.no_grad()
+    def begin_averages(self) -> None:
+        """Set the averages to the weights."""
+        for name, average in self._averages.items():
+            average.copy_(self._local[name])
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Return a context in which the weights and their averages are exchanged. There is no second copy of all."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, average in self._averages.items():
+            weights = self._local[name].clone()
+            self._local[name].copy_(average)
+            average.copy_(weights)
 
     def set_step(self, step: int) -> None:
         """Set the state that depends on nothing but the number of steps, and therefore is not saved."""
-        scalars = {}
+        self._step, scalars = step, {}
         if self._config.name is not OptimizerName.sgd:
             # float32, because the fused kernel on a GPU reads the step as float32, whatever torch's default dtype is.
             scalars["step"] = torch.tensor(float(step), dtype=torch.float32)
@@ -229,6 +258,11 @@ class LocalOptimizer:
                 part.optimizer.step()
             for name in part.names:
                 self._local[name].grad = None
+        if self._averages:
+            decay = self._config.resolved_ema_decay(self._step)
+            weights = [self._local[name].detach() for name in self._averages]
+            torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
+        self._step += 1
 
     @contextlib.contextmanager
     def _computed_with(self, part: _Part) -> Iterator[None]:

@@ -42,11 +42,11 @@ class TrainState:
         tensors: dict[str, Tensor | RemoteArray] = {}
         parameters, buffers = _arrays(model) if model.own else _arrays_of_decoder(config.model.model_dump_json())
         check_groups(config.optimizer, [name for name, (_, is_trained) in parameters.items() if is_trained])
-        precision = optimizer.moment_dtype
+        precisions = {kind: next(iter(of_rank.values())).dtype for kind, of_rank in kinds.items()}
         for name, (array, is_trained) in parameters.items():
             tensors[f"{MODEL}{name}"] = array
             for kind in kinds if is_trained else ():
-                tensors[f"optimizer.{kind}.{name}"] = RemoteArray(array.shape, precision)
+                tensors[f"optimizer.{kind}.{name}"] = RemoteArray(array.shape, precisions[kind])
         tensors |= {f"{MODEL}{name}": array for name, array in buffers.items()}
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
@@ -54,7 +54,7 @@ class TrainState:
             for kind, of_rank in kinds.items() if parameter.requires_grad else ():
                 # A rank without a part of the parameter has no moments. The empty part of the parameter takes their
                 # place.
-                moment = of_rank[name] if name in of_rank else local(parameter.detach()).to(precision)
+                moment = of_rank[name] if name in of_rank else local(parameter.detach()).to(precisions[kind])
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         self._catalogue = StateIndex(tensors, {}, world.rank, world.size, whole_cut=world.cut)
         self.saved = self._catalogue.saved
@@ -67,7 +67,7 @@ class TrainState:
 
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
-        """Set the state of step 0: weights that depend on the seed alone, and moments that are 0."""
+        """Set the state of step 0: weights that depend on the seed alone, their averages, and moments that are 0."""
         initial = functools.partial(initial_value, config=config.model, seed=config.seed)
         for local_array in self._catalogue.held:
             if not local_array.name.startswith(MODEL):
@@ -78,6 +78,7 @@ class TrainState:
                     (self._own.initial if self._own else initial)(name, local_array.whole, local_array.box)
                 )
         self._optimizer.set_step(0)
+        self._optimizer.begin_averages()
 
     def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
         """Plan which bytes of a saved state this rank reads. A world of any size may have written the state.
@@ -100,7 +101,9 @@ class TrainState:
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill the weights from `shards`, in which they may have another dtype. Optimizer moments are not changed.
+        """Fill the weights from `shards`, in which they may have another dtype, and begin their averages anew.
+
+        Optimizer moments are not changed.
 
         `whence` names the source of the shards in error messages.
 
@@ -134,6 +137,7 @@ class TrainState:
         plan = reads(headers, weights)
         plan.require(whence)
         self._catalogue.fill(plan, dict(enumerate(shards)))
+        self._optimizer.begin_averages()
 
 
 class _WholeArrays(NamedTuple):

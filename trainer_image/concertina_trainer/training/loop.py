@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -48,7 +49,12 @@ class TrainingRun:
 
         The round then ends with `step`, and the round that continues from this step evaluates it again.
         """
-        if self.evaluation is None or self.evaluation.after(step, last):
+        if self.evaluation is None:
+            return None
+        averaged = self.config.evaluation is not None and self.config.evaluation.ema
+        with self.optimizer.averaged() if averaged else contextlib.nullcontext():
+            done = self.evaluation.after(step, last)
+        if done:
             return None
         self.reporter.enter(WorkerPhase.CHECKPOINTING, step)
         self.saving.stop_at(step, position, self.anomalies.skipped, self.anomalies.trend)

@@ -19,6 +19,7 @@ SETTINGS |= {
     "SGD of Nesterov": {"name": "SGD", "nesterov": True},
     "RMSprop with momentum": {"name": "RMSprop", "momentum": 0.9},
     "AdamW in BFloat16": {"name": "AdamW", "momentsPrecision": "BFloat16"},
+    "AdamW with averages": {"name": "AdamW", "emaDecay": 0.9},
     "SGD in BFloat16": {"name": "SGD", "momentsPrecision": "BFloat16"},
 }
 
@@ -122,10 +123,28 @@ def test_it_goes_on_from_its_moments_and_the_number_of_steps(said, cuts):
 def test_the_registry_counts_the_bytes_of_the_moments(said):
     config = OptimizerConfig.model_validate(said)
     moments = LocalOptimizer(Parts([]), config, 0).moments()
-    assert list(moments) == config.moments
+    assert [kind for kind in moments if kind != "ema"] == config.moments
     assert sum(tensor.nbytes for of_kind in moments.values() for tensor in of_kind.values()) == (
         config.moment_bytes * SIZE * 3
     )
+
+
+def test_averages_follow_the_weights_and_take_their_place():
+    model = Parts(CUTS[1])
+    optimizer = LocalOptimizer(model, OptimizerConfig.model_validate({"emaDecay": 0.5}), 0)
+    optimizer.begin_averages()
+    average = model.whole().double()
+    for step in range(STEPS):
+        model.backward(step)
+        optimizer.update(0.01, 1.0)
+        decay = min(0.5, (1 + step) / (10 + step))
+        average = decay * average + (1 - decay) * model.whole().double()
+    weights, averages = model.whole(), torch.cat(list(optimizer.moments()["ema"].values()))
+    torch.testing.assert_close(averages.double(), average, rtol=0, atol=STEPS * torch.finfo(torch.float32).eps * 4)
+    with optimizer.averaged():
+        assert torch.equal(model.whole(), averages)
+    assert torch.equal(model.whole(), weights)
+    assert not torch.equal(weights, averages)
 
 
 class Named(Parts):
