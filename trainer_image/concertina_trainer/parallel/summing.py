@@ -37,6 +37,8 @@ from concertina_trainer.parallel.step_times import Allocating, StepTimes
 WORDS, BITS = 5, 32
 """Format of a squared norm: a fixed-point number of WORDS digits of BITS bits. The last digit counts 2**LEAST."""
 LEAST = -96
+PIECE = 4 << 20
+"""Number of elements of a gradient to copy to float64 at a time."""
 _TOO_MUCH = 2.0 ** (LEAST + BITS * WORDS + 16)
 """Sum of squares from which a row counts as infinite, because its top digit would not fit into BITS bits."""
 
@@ -160,7 +162,7 @@ class OrderedSums:
 
         The elements are the digits of a fixed-point number, and the number of rows whose sum is not finite.
         """
-        rows = torch.cat([_row_sums(gradient.double().square()) for gradient in gradients])
+        rows = torch.cat([_row_sums(part.double().square()) for gradient in gradients for part in _pieces(gradient)])
         bad = ~(rows < _TOO_MUCH)
         remainder = rows.masked_fill(bad, 0.0)
         digits = []
@@ -176,6 +178,11 @@ class OrderedSums:
     def squared_norm(self, payload: Sequence[float]) -> float:
         *digits, infinite = (round(part) for part in payload)
         return math.inf if infinite else math.ldexp(_whole(digits), LEAST)
+
+
+def _pieces(gradient: Tensor) -> tuple[Tensor, ...]:
+    """Divide a gradient into pieces of whole rows, so that no copy of a whole gradient in float64 is made."""
+    return gradient.split(max(1, PIECE * len(gradient) // max(1, gradient.numel())))
 
 
 def _row_sums(values: Tensor) -> Tensor:

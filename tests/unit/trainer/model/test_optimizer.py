@@ -129,6 +129,51 @@ def test_the_registry_counts_the_bytes_of_the_moments(said):
     )
 
 
+def test_moments_in_bfloat16_are_as_far_off_as_rounding_allows():
+    """A step rounds a moment by a unit u of itself, and keeps b of the error before: together u / (1 - b), at most."""
+    betas, rate, steps = (0.9, 0.95), 0.01, 200
+    models = {precision: Parts([]) for precision in ("Float32", "BFloat16")}
+    found = {
+        precision: LocalOptimizer(model, OptimizerConfig.model_validate({"momentsPrecision": precision}), 0)
+        for precision, model in models.items()
+    }
+    largest = {kind: torch.zeros(SIZE, 3) for kind in ("exp_avg", "exp_avg_sq")}
+    path = torch.zeros(SIZE, 3)
+    unit = torch.finfo(torch.bfloat16).eps / 2
+    for step in range(steps):
+        before = models["Float32"].whole()
+        for precision, model in models.items():
+            model.backward(step)
+            found[precision].update(rate, 1.0)
+        path += (models["Float32"].whole() - before).abs()
+        for beta, (kind, most) in zip(betas, largest.items(), strict=True):
+            exact, rounded = (found[precision].moments()[kind]["part0"] for precision in models)
+            most.copy_(torch.maximum(most, exact.abs()))
+            assert rounded.dtype == torch.bfloat16
+            # An error makes the numbers that are rounded larger by as much.
+            bound = unit / (1 - beta)
+            assert ((rounded.float() - exact).abs() <= bound * (1 + 2 * bound) * most).all(), kind
+    apart = (models["BFloat16"].whole() - models["Float32"].whole()).abs()
+    assert (apart.norm() / path.norm()).item() < unit / (1 - betas[0]) + unit / (1 - betas[1]) / 2
+    assert apart.max() > 0
+
+
+@pytest.mark.parametrize(("beta", "falls"), [(0.984, True), (0.999, False)])
+def test_without_the_limit_a_second_moment_in_bfloat16_would_never_fall(beta, falls):
+    fields = OptimizerConfig.model_validate({"momentsPrecision": "BFloat16"}).model_dump()
+    config = OptimizerConfig.model_construct(**{**fields, "betas": [0.9, beta]})
+    model = Parts([])
+    optimizer = LocalOptimizer(model, config, 0)
+    for step in range(400):
+        for parameter in model.parameters.values():
+            parameter.grad = torch.full_like(parameter, float(step == 0))
+        optimizer.update(0.0, 1.0)
+        if step == 0:
+            first = optimizer.moments()["exp_avg_sq"]["part0"].clone()
+    last = optimizer.moments()["exp_avg_sq"]["part0"]
+    assert (last < 0.01 * first).all() if falls else torch.equal(last, first)
+
+
 def test_averages_follow_the_weights_and_take_their_place():
     model = Parts(CUTS[1])
     optimizer = LocalOptimizer(model, OptimizerConfig.model_validate({"emaDecay": 0.5}), 0)
