@@ -182,7 +182,7 @@ class OrderedSums:
 
 def _pieces(gradient: Tensor) -> tuple[Tensor, ...]:
     """Divide a gradient into pieces of whole rows, so that no copy of a whole gradient in float64 is made."""
-    return gradient.split(max(1, PIECE * len(gradient) // max(1, gradient.numel())))
+    return torch.split(gradient, max(1, PIECE * len(gradient) // max(1, gradient.numel())))
 
 
 def _row_sums(values: Tensor) -> Tensor:
