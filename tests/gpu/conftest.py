@@ -36,9 +36,13 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def trainer(data):
-    """Return a configuration that a test may change. A snapshot follows each step, whatever it costs."""
+    """Return a configuration that a test may change. A snapshot follows each step, whatever it costs.
+
+    Blocks are compiled in the tests of test_compiled.py only, because compilation takes longer than these runs.
+    """
     return {
         "steps": 40,
+        "compile": "None",
         "data": {"uri": str(data)},
         "globalBatchSize": 16,
         "microBatchSize": 4,

@@ -1,6 +1,6 @@
-"""Worker process: one rank of a round, and afterwards of the next round. It is forked from the preloaded parent.
+"""Worker process of one rank, which is forked from the preloaded parent and can take part in several rounds.
 
-The parent has imported everything (see `preload`).
+The parent has imported all modules (see `preload`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from concertina_state.snapshots import Snapshots
 from concertina_trainer.config.checkpoint_config import CheckpointConfig
 from concertina_trainer.config.data_config import Balancing
 from concertina_trainer.config.parallelism import ParallelismConfig
-from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.config.trainer import Compile, TrainerConfig, compile_obstacle
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.data.read.sequence_reader import Reader
@@ -59,12 +59,13 @@ from concertina_trainer.model.flops import peak_flops, token_flops
 from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnSpec, own_spec
 from concertina_trainer.model.stages import Stages
-from concertina_trainer.parallel import group, summing, tensor
+from concertina_trainer.parallel import compiled, group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.described_model import with_described_model
-from concertina_trainer.state.restore import recorded, restore, usable_start
+from concertina_trainer.state.restore import NEW_RUN, Recorded, recorded, restore, usable_start
 from concertina_trainer.state.train_state import TrainState
+from concertina_trainer.training import collection
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
@@ -189,10 +190,10 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
     """Check that the model can be trained in this parallel layout, with this number of ranks.
 
     Raises:
-        InvalidInput: When it can't.
+        InvalidInput: When the model can't be trained in the layout.
     """
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
-        raise InvalidInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
+        raise InvalidInput(f"this model can't be trained with this parallelism: {'; '.join(wrong)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,25 +223,40 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     if config.bitwise:
         group.make_deterministic()
     reporter.starting(WorkerPhase.STARTING, start.restore.step)
+    cuda = torch.cuda.is_available()
+    compile = compiled.choose(config, cuda)
     with reporter.timed("group"):
-        world = group.join(os.environ, parallelism, config.model.experts is not None)
+        # Compiled code contains names of groups, and the compiler's cache finds it by them.
+        world = group.join(os.environ, parallelism, config.model.experts is not None, compile is Compile.nothing)
     with reporter.timed("build"):
         source = usable_start(start.restore, start.uid, world)
-        saved = recorded(source, start.uid, checkpoint, world, channel)
+        saved = recorded(source, start.uid, checkpoint, config.model, world, channel)
         built = build(config, checkpoint, world, start.restore.step, reporter, saved, channel.check)
+        if compile is Compile.blocks:
+            for part in built.model.parts:
+                compiled.compile_blocks(part)
     config = built.config
+    if config.compile is None:
+        reporter.settings = {**reporter.settings, "compile": compile.value}
+        obstacle = compile_obstacle(config) if cuda else ""
+        reporter.note(f"blocks are not compiled: {obstacle}" if obstacle else "")
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
     with reporter.timed("restore"):
         digest = built.reader.digest
-        restored = restore(source, start.uid, built.state, config, checkpoint, digest, world, channel)
+        restored = restore(
+            source, start.uid, built.state, config, checkpoint, digest, world, channel, saved.frozen
+        )  # fmt: skip
     if (warmup := config.optimizer.resolved_warmup_steps(config.steps)) > config.steps:
         reporter.note(
-            f"optimizer.warmupSteps ({warmup}) is more than steps ({config.steps}), so the learning rate never reaches "
-            "learningRate"
+            f"optimizer.warmupSteps ({warmup}) is greater than steps ({config.steps}), so the learning rate "
+            "never reaches learningRate"
         )
     reporter.begin(round_info(built, start.restore, restored))
     training = assemble(built, start, restored, reporter, channel)
-    with tensor.measured_waits(world), contextlib.closing(training.batches), contextlib.closing(training.saving):
+    with (
+        tensor.measured_waits(world), compiled.forgotten_with(world), collection.scheduled(),
+        contextlib.closing(training.batches), contextlib.closing(training.saving),
+    ):  # fmt: skip
         return train(training, restored.id.step, restored.position, channel.check)
 
 
@@ -250,12 +266,12 @@ def build(
     world: DistContext,
     step: int,
     reporter: Reporter,
-    saved: TrainerConfig | None = None,
+    saved: Recorded = NEW_RUN,
     check: Callable[[], None] = lambda: None,
 ) -> Built:
-    """Build the data reader, the model and the optimizer, without a state.
+    """Build the data reader, the model and the optimizer. The state is restored later.
 
-    `saved` is the configuration that was saved with the state to restore, or None. `check` raises if the round is over.
+    `saved` is what is recorded about the state to restore. `check` raises if the round is over.
 
     Raises:
         InvalidInput: When the data do not fit the model, or can't be used.
@@ -266,15 +282,15 @@ def build(
     if own is None and reader.frames is not None:
         raise InvalidInput(
             f"the data hold frames ({reader.frames}), and the decoder is trained on tokens: set "
-            "trainer.model.entrypoint to a model of your own, or build data of text."
+            "trainer.model.entrypoint to a model of your own, or build data from text."
         )
     if own is None and reader.vocab_size > config.model.vocab_size:
         raise InvalidInput(
-            f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
-            f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
+            f"the data contain tokens up to {reader.vocab_size - 1}, but the model has vocabSize "
+            f"{config.model.vocab_size}: set trainer.model.vocabSize to {reader.vocab_size}."
         )
     _check_data(config, reader.digest)
-    settings = fitted(config, own, reader, saved, world, check)
+    settings = fitted(config, own, reader, saved.config, world, check)
     reporter.note(settings.note)
     reporter.settings = settings.chosen
     config = settings.config
@@ -282,22 +298,22 @@ def build(
     aside = validation_reader(config, begun) if config.evaluation else None
     model = parallelized(config, world, own)
     optimizer = LocalOptimizer(model, config.optimizer, step, exact=config.bitwise)
-    return Built(
-        config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config, optimizer, world)
-    )
+    state = TrainState(model, config, optimizer, world, saved.frozen)
+    return Built(config, checkpoint, world, reader, aside, model, optimizer, state)
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Check the data of a run that trains a checkpoint again (`concertina reproduce`).
+    """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
 
     Raises:
-        DataChanged: When the data are not those that the checkpoint was trained on.
+        DataChanged: When the data are others.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:
         raise DataChanged(
-            f"the data have digest {digest}, and the checkpoint to train again was trained on {required_digest}: give "
-            "trainer.data the same data, or take trainer.reproduction away to train on these."
+            f"the data have digest {digest}, but the checkpoint to reproduce was trained on data with "
+            f"digest {required_digest}: set trainer.data to the same data, or remove trainer.reproduction "
+            "to train on these."
         )
 
 
@@ -331,7 +347,7 @@ def assemble(
         config.data.balance is Balancing.speed, batches, config.resolved_micro_batch_size, world.data_rank
     )
     every = config.anomalies.corruption_check_steps
-    digests = Digests(every, built.model, built.state.saved.tensors, world, restored.id.step)
+    digests = Digests(every, built.model, built.state.tensors, world, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
         evaluation = Evaluation(

@@ -69,6 +69,12 @@ CHECKS = (
         limit_seconds=150,
     ),
     _tests(
+        "compiled",
+        "compiled blocks have the gradients of eager ones, and are not compiled again across a round",
+        "tests/gpu/test_compiled.py",
+        limit_seconds=300,
+    ),
+    _tests(
         "snapshots",
         "a snapshot is copied beside the GPU's work, and is whole",
         "tests/gpu/test_snapshots.py",

@@ -66,8 +66,8 @@ def write_out(model, config):
     return written
 
 
-def _forward(block, x, mask, weights):
-    x = x + block.attention(block.attention_norm(x), mask)
+def _forward(block, x, mask, table, weights):
+    x = x + block.attention(block.attention_norm(x), mask, table)
     return x + block.feed_forward(block.feed_forward_norm(x), weights)
 
 

@@ -13,7 +13,7 @@ from torch.distributed import _symmetric_memory
 from torch.distributed.tensor import distribute_tensor
 
 from concertina_trainer.model.decoder import Decoder, StageLayers
-from concertina_trainer.model.positions import Positions, rotate
+from concertina_trainer.model.positions import Positions, rotary_table, rotate
 from concertina_trainer.parallel import async_tensor, group, tensor
 from concertina_trainer.worker import configuration
 
@@ -75,7 +75,9 @@ def by_hand(x, weights, config):
         (inner @ weights[name].T).unflatten(-1, (-1, config.resolved_head_dim)).transpose(1, 2)
         for name in ("query", "key", "value")
     )
-    query, key = rotate(query, Positions.of(config, 0), None), rotate(key, Positions.of(config, 0), None)
+    positions = Positions.of(config, 0)
+    table = rotary_table(query.size(-2), positions, query.device)
+    query, key = rotate(query, positions, table), rotate(key, positions, table)
     shared = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     scores = query @ key.transpose(-2, -1) / query.size(-1) ** 0.5

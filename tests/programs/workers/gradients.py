@@ -12,7 +12,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model import loss
 from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import own_spec
-from concertina_trainer.parallel import group, summing, tensor
+from concertina_trainer.parallel import compiled, group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training.engine import engine_of
@@ -28,6 +28,10 @@ def main() -> int:
     world = group.join(os.environ, parallelism, config.model.experts is not None)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     model = parallelized(config, world, own_spec(config, reader))
+    if backend := os.environ.get("COMPILED"):
+        compiled.BACKEND = {"backend": backend}
+        for part in model.parts:
+            compiled.compile_blocks(part)
     optimizer = LocalOptimizer(model, config.optimizer, 0)
     TrainState(model, config, optimizer, world).initialise(config)
     plan = batch_plan(config, world.degrees)
@@ -58,6 +62,7 @@ def main() -> int:
         found = {"gradients": whole, "norm": squared**0.5, "loss": mean_loss, "late": late}
         found["seconds"] = {part.value: seconds for part, seconds in world.times.parts.items()}
         found["waiting"] = world.times.waiting
+        found["graphs"] = compiled.graphs()
         found |= {"loads": counted.tolist(), "biases": biases}
         torch.save(found, os.environ["RESULT"])
     return 0

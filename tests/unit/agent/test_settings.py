@@ -66,3 +66,29 @@ def test_steps_are_counted_in_scripts_unless_that_is_off(
     read = settings.read(environment, command)
     assert read.step_detection is counts
     assert read.environment["PYTHONPATH"].startswith(settings.HOOK if counts else "/mine")
+
+
+ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "expected"),
+    [
+        ((), {}, {"TORCHINDUCTOR_CACHE_DIR": "/volume/compiled", **ALLOCATOR}),
+        ((), {"TORCHINDUCTOR_CACHE_DIR": "/shared"}, {"TORCHINDUCTOR_CACHE_DIR": "/shared", **ALLOCATOR}),
+        (
+            (),
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            {"TORCHINDUCTOR_CACHE_DIR": "/volume/compiled", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+        ),
+        (("python", "train.py"), {}, {}),
+    ],
+    ids=["the bundled trainer", "with a shared cache", "with settings of the allocator", "a script"],
+)
+def test_the_bundled_trainer_has_a_cache_and_settings_of_the_allocator(
+    command: tuple[str, ...], variables: dict[str, str], expected: dict[str, str]
+) -> None:
+    pod = {"CONCERTINA_UID": "u", "CONCERTINA_REPLICA": "r", "CONCERTINA_POD_IP": "127.0.0.1"}
+    read = settings.read({**pod, "CONCERTINA_VOLUME": "/volume", **variables}, command)
+    found = {name: value for name, value in read.environment.items() if name.startswith(("TORCHINDUCTOR", "PYTORCH"))}
+    assert found == expected

@@ -19,7 +19,7 @@ _OWN_METRICS = {"learning_rate": f.LEARNING_RATE, "gradient_norm": f.GRADIENT_NO
 _STEP_PARTS = frozenset(part.value for part in p.StepPart)
 OTHER = "other"
 """Label value for a part of a step that this version does not define."""
-_START_PARTS = ("start", "group", "build", "restore", "first_step")
+_START_PARTS = ("start", "group", "build", "restore", "compile", "first_step")
 LONGEST_NAME = 64
 MOST_STEPS = 100_000
 """Maximum number of steps that one report can add to the counters."""

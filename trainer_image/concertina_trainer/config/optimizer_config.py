@@ -117,27 +117,28 @@ class OptimizerConfig(Section):
     )
     schedule: Schedule = Field(
         default=Schedule.cosine,
-        description="Course of the learning rate after the warm-up. Cosine and Linear fall until the last step. "
-        "Constant stays at learningRate. WarmupStableDecay stays there until the last decaySteps, and then falls with "
-        "the square root of the number of steps.",
+        description="Learning rate after the warm-up. Cosine and Linear decrease it until the last step. "
+        "Constant keeps learningRate. WarmupStableDecay keeps it until the last decaySteps, "
+        "and then decreases it with the square root of the decay steps.",
     )
     min_learning_rate_factor: float = Field(
         default=0.1,
         ge=0.0,
         le=1.0,
-        description="Learning rate at the last step, as a part of learningRate. Constant ignores it.",
+        description="Learning rate at the last step, as a fraction of learningRate. Constant ignores it.",
     )
     decay_steps: int | None = Field(
         default=None,
         ge=1,
         le=1000000000,
-        description="Steps of the decay of WarmupStableDecay. Absent: a fifth of all steps.",
+        description="Number of decay steps of WarmupStableDecay. Absent: a fifth of all steps.",
     )
     warmup_steps: int | None = Field(
         default=None,
         ge=0,
         le=1000000000,
-        description="Steps in which the learning rate rises from 0. Absent: a tenth of all steps, but at most 100.",
+        description="Number of steps in which the learning rate rises from 0. Absent: a tenth of all "
+        "steps, but at most 100.",
     )
     weight_decay: float | None = Field(
         default=None,
@@ -187,7 +188,8 @@ class OptimizerConfig(Section):
         default=1.0,
         ge=0.0,
         le=1e9,
-        description="Largest norm of the gradient; a larger one is scaled down to it. 0 is no limit.",
+        description="Largest norm of the gradient. A gradient with a larger norm is scaled down to it. 0 "
+        "means no limit.",
     )
 
     @property

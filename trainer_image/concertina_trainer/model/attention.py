@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from concertina_trainer.model.precision import precise
 from concertina_trainer.model.soft_cap import soft_capped
@@ -108,7 +109,6 @@ def _blocks(document_ids: Tensor | None, queries: Tensor, keys: Tensor, window: 
     create_block_mask takes three bytes for each pair of a query and a key. This function examines about PAIRS_AT_ONCE
     pairs at a time.
     """
-    from torch.nn.attention.flex_attention import BlockMask
 
     def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         q, k = queries[query], keys[key]
@@ -159,7 +159,7 @@ class Scores:
     """Parameters for computing attention scores from queries and keys."""
 
     gqa: bool
-    """Whether several query heads share a key head (grouped-query attention)."""
+    """True if several query heads share a key head (grouped-query attention)."""
     scale: float
     """Factor of the dot product of a query and a key."""
     soft_cap: float | None = None
@@ -179,8 +179,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scores:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=gqa)
     if isinstance(mask, Tensor):
         return _capped(query, key, value, mask, scores)
-    cap = _cap_of(scores.soft_cap)
-    result: Tensor = _compiled()(query, key, value, score_mod=cap, block_mask=mask, scale=scale, enable_gqa=gqa)
+    # Within a compiled block, torch compiles FlexAttention with the block.
+    flex: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
+    cap = None if scores.soft_cap is None else _cap_of(scores.soft_cap)
+    result: Tensor = flex(query, key, value, score_mod=cap, block_mask=mask, scale=scale, enable_gqa=gqa)
     return result
 
 
@@ -196,13 +198,11 @@ def _capped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: Sco
 
 
 @functools.cache
-def _cap_of(cap: float | None) -> Callable[..., Tensor] | None:
-    """Return the function that FlexAttention applies to each score, or None without a cap.
+def _cap_of(cap: float) -> Callable[..., Tensor]:
+    """Return the function that FlexAttention applies to each score.
 
     The cache returns the same function for the same cap, so that torch.compile compiles it only once.
     """
-    if cap is None:
-        return None
 
     def bounded(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return soft_capped(score, cap)
@@ -212,8 +212,6 @@ def _cap_of(cap: float | None) -> Callable[..., Tensor] | None:
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
     # Without this option each worker of a node starts a pool of processes to compile kernels, although there are only a
     # few kernels. With 8 workers on 16 cores, compilation took more than 100 s with the pools and 27 s without them.
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, options={"compile_threads": 1})

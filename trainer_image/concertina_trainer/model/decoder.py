@@ -14,7 +14,7 @@ import torch.distributed._symmetric_memory  # registers the symm_mem operations 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts, noop_context_fn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from concertina_trainer.config.memory_config import Activations
 from concertina_trainer.config.model_config import Activation, LoraConfig, ModelConfig, Projection
@@ -23,7 +23,7 @@ from concertina_trainer.model.attention import Context, Mask, Scores, attend, ca
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.model.lora import freeze, linear
 from concertina_trainer.model.loss import summed_cross_entropy
-from concertina_trainer.model.positions import Positions, rotate
+from concertina_trainer.model.positions import Positions, Table, rotate, tables_of
 from concertina_trainer.model.precision import precise
 from concertina_trainer.model.soft_cap import soft_capped
 
@@ -87,7 +87,7 @@ class Attention(nn.Module):
         self.query_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
         self.key_norm = HeadNorm(self.head_dim, config) if config.qk_norm else None
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, table: Table) -> Tensor:
         batch, length, _ = x.shape
         query, key, value = (
             projection.view(batch, length, -1, self.head_dim).transpose(1, 2)
@@ -95,7 +95,7 @@ class Attention(nn.Module):
         )
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        query, key = rotate(query, self.positions, self.context), rotate(key, self.positions, self.context)
+        query, key = rotate(query, self.positions, table), rotate(key, self.positions, table)
         if self.context is not None:
             key, value = self.context.gather(key, value)
         attended = attend(query, key, value, mask, self.scores)
@@ -153,9 +153,10 @@ def computed_again(
     """
     if activations is Activations.keep or not torch.is_grad_enabled():
         return compute(*arguments, **keywords)
-    keeping = noop_context_fn if activations is Activations.recompute else _keeping_products
+    if activations is Activations.recompute:
+        return checkpoint(compute, *arguments, use_reentrant=False, preserve_rng_state=draws, **keywords)
     return checkpoint(
-        compute, *arguments, use_reentrant=False, preserve_rng_state=draws, context_fn=keeping, **keywords
+        compute, *arguments, use_reentrant=False, preserve_rng_state=draws, context_fn=_keeping_products, **keywords
     )
 
 
@@ -170,29 +171,36 @@ class Block(nn.Module):
         self.attention_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
         self.feed_forward_post_norm = RMSNorm(config.dim, config) if config.post_norms else None
 
-    def forward(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, table: Table, weights: Tensor | None) -> Tensor:
         """Compute the block for x `[batch, length, dim]`, and return a tensor of the same shape.
 
-        `weights` `[batch, length]` are the weights of tokens in the loss (see `MixtureOfExperts.forward`).
+        `table` is that of the block's positions. `weights` `[batch, length]` are the weights of tokens in the loss (see
+        `MixtureOfExperts.forward`).
         """
         result: Tensor
         # Nothing in a block draws random numbers.
-        result, loads = computed_again(self.activations, False, self._computed, x, mask, weights)
+        result, loads = computed_again(self.activations, False, self._computed, x, mask, table, weights)
         if isinstance(self.feed_forward, MixtureOfExperts):
             # Not within `_computed`, which activation checkpointing runs again in the backward pass: the tokens of the
             # microbatch would be counted twice.
             self.feed_forward.count(loads)
         return result
 
-    def _computed(self, x: Tensor, mask: Mask | None, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        attended = self.attention(self.attention_norm(x), mask)
-        x = x + (attended if self.attention_post_norm is None else self.attention_post_norm(attended))
+    def _computed(
+        self, x: Tensor, mask: Mask | None, table: Table, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        x = self.attended(x, mask, table)
         inner, loads = self.feed_forward_norm(x), None
         if isinstance(self.feed_forward, MixtureOfExperts):
             inner, loads = self.feed_forward(inner, weights)
         else:
             inner = self.feed_forward(inner)
         return x + (inner if self.feed_forward_post_norm is None else self.feed_forward_post_norm(inner)), loads
+
+    def attended(self, x: Tensor, mask: Mask | None, table: Table) -> Tensor:
+        """Compute the first half of the block, attention, for x `[batch, length, dim]`."""
+        attended: Tensor = self.attention(self.attention_norm(x), mask, table)
+        return x + (attended if self.attention_post_norm is None else self.attention_post_norm(attended))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,9 +209,9 @@ class StageLayers:
 
     blocks: range
     first: bool = True
-    """Whether this is the first stage, whose input is tokens."""
+    """True if this is the first stage, whose input is tokens."""
     last: bool = True
-    """Whether this is the last stage, whose output is logits or the loss."""
+    """True if this is the last stage, whose output is logits or the loss."""
 
 
 class Decoder(nn.Module):
@@ -232,6 +240,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict({str(i): Block(config, i, context, activations) for i in part.blocks})
         windows = {str(i): config.window_of(i) for i in part.blocks}
         self.windows = {layer: window.size if window else None for layer, window in windows.items()}
+        self.positions = {str(i): Positions.of(config, i) for i in part.blocks}
         self.norm = RMSNorm(config.dim, config) if part.last else None
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if part.last and not tied else None
         if config.lora:
@@ -276,9 +285,10 @@ class Decoder(nn.Module):
             window: causal_mask(document_ids, whole, self.context, x.device, window, self.masked)
             for window in set(self.windows.values())
         }
+        tables = tables_of(set(self.positions.values()), whole, self.context, x.device)
         balanced = weights if torch.is_grad_enabled() else None
         for layer, block in self.blocks.items():
-            x = block(x, masks[self.windows[layer]], balanced)
+            x = block(x, masks[self.windows[layer]], tables[self.positions[layer]], balanced)
         if self.norm is None:
             return x
         output = self.embedding if self.head is None else self.head

@@ -137,7 +137,7 @@ class LocalOptimizer:
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
             raise InvalidInput(
-                "there are more workers than rows that are trained: use fewer replicas, or a larger model."
+                "there are more workers than trainable rows of weights: use fewer replicas or a larger model."
             )
         self._rounded = config.moments_precision is StatePrecision.bfloat16
         self.moment_dtype = torch.bfloat16 if self._rounded else torch.get_default_dtype()
@@ -230,9 +230,9 @@ class LocalOptimizer:
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
     def counted_gradients(self) -> list[Tensor]:
-        """Return the gradients of the shards that this rank is the first to hold.
+        """Return the gradients of those shards that this rank is the first to hold.
 
-        A sum over all ranks then counts each gradient once, although several ranks may hold copies of a shard.
+        Several ranks may hold copies of a shard. A sum over all ranks counts each gradient once.
         """
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,17 +39,31 @@ class Positions:
         return Positions(config.rotary_dim, config.rope_theta, config.rope_scaling, config.rotary_pairs)
 
 
-def rotate(x: Tensor, positions: Positions, context: Context | None) -> Tensor:
+Table: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines and sines of the rotation angles, each float32 `[length, dim / 2]`."""
+
+
+def tables_of(
+    layers: Iterable[Positions], length: int, context: Context | None, device: torch.device
+) -> dict[Positions, Table]:
+    """Return the tables of some layers for the tokens of this rank, by the layers' positions.
+
+    `length` is the number of tokens of a whole sequence.
+    """
+    tables = {positions: rotary_table(length, positions, device) for positions in layers}
+    if context is None:
+        return tables
+    rows = context.queries(length, device)
+    return {positions: (cos[rows], sin[rows]) for positions, (cos, sin) in tables.items()}
+
+
+def rotate(x: Tensor, positions: Positions, table: Table) -> Tensor:
     """Apply rotary positions to queries or keys x `[batch, heads, length, head_dim]`.
 
-    Under context parallelism, x has only the tokens of this rank, `[batch, heads, length / size, head_dim]`.
+    `table` has the cosines and sines of the tokens' angles. Under context parallelism, x has only the tokens of this
+    rank, `[batch, heads, length / size, head_dim]`.
     """
-    if context is None:
-        cos, sin = rotary_table(x.size(-2), positions, x.device)
-    else:
-        length = x.size(-2) * context.size
-        rows = context.queries(length, x.device)
-        cos, sin = (table[rows] for table in rotary_table(length, positions, x.device))
+    cos, sin = table
     turned = precise(x[..., : positions.dim])
     if positions.pairs is RotaryPairs.halves:
         first, second = turned.chunk(2, dim=-1)
@@ -61,7 +77,7 @@ def rotate(x: Tensor, positions: Positions, context: Context | None) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def rotary_table(length: int, positions: Positions, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_table(length: int, positions: Positions, device: torch.device) -> Table:
     """Return the cosines and sines of the rotation angles, each float32 `[length, dim / 2]`.
 
     The tables are not buffers of a module, because `to_empty` would leave buffers uninitialized.

@@ -127,11 +127,14 @@ def socket_variables(interface: str) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
-def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool) -> DistContext:
+def join(
+    environment: Mapping[str, str], parallelism: ParallelismConfig, routed: bool, names_differ: bool = True
+) -> DistContext:
     """Join the process group of the round, and return this rank's position in it.
 
-    `routed` says whether the model has experts. The agent of the coordinator (rank 0) serves the TCPStore. The keys of
-    this round have a prefix of their own.
+    `routed` says whether the model has experts. `names_differ` says whether groups have other names in each round, so
+    that the use of a group of an earlier round is an error. The agent of the coordinator (rank 0) serves the TCPStore.
+    The keys of this round have a prefix of their own.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).
@@ -144,7 +147,7 @@ def join(environment: Mapping[str, str], parallelism: ParallelismConfig, routed:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(environment["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    process_groups.number_groups(round)
+    process_groups.number_groups(round if names_differ else 0)
     store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),

@@ -53,6 +53,8 @@ def cut(model: Decoder, mesh: DeviceMesh, overlapped: bool) -> None:
         # The output layer (or the tied embedding) takes all tokens of a sequence, and computes the logits of this
         # rank's part of the vocabulary.
         model.norm.register_forward_hook(_whole_sequences)
+    if model.embedding is not None:
+        model.embedding.register_forward_hook(_arrived)
     model.tensor_degree = mesh.size()
     for block in model.blocks.values():
         plans: dict[str, Any] = {"attention_norm": SequenceParallel(), "feed_forward_norm": SequenceParallel()}
@@ -91,7 +93,9 @@ def _cut_adapter(module: LoraLinear, mesh: DeviceMesh) -> None:
 
 def _layers(feed_forward: Any) -> dict[str, Any]:
     plans: dict[str, Any] = {
-        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+        "attention": PrepareModuleInput(
+            input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+        ),
         "attention.query": ColwiseParallel(),
         "attention.key": ColwiseParallel(),
         "attention.value": ColwiseParallel(),
@@ -127,6 +131,16 @@ def _route_own_tokens(moe: MixtureOfExperts, mesh: DeviceMesh) -> None:
         return x.to_local(), None if weights is None else weights.chunk(mesh.size(), 1)[mesh.get_local_rank()]
 
     moe.register_forward_pre_hook(own)
+
+
+def _arrived(embedding: nn.Module, arguments: Any, output: Tensor) -> Tensor:
+    """Wait for the embedding's collective.
+
+    Without this, its result would be an AsyncCollectiveTensor. torch.compile takes such an input of a block as a plain
+    tensor, and the block's gradient does not reach the embedding.
+    """
+    arrived: Tensor = torch.ops._c10d_functional.wait_tensor(output)
+    return arrived
 
 
 def _whole_sequences(norm: nn.Module, arguments: Any, output: DTensor) -> DTensor:

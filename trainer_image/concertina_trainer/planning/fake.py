@@ -125,9 +125,10 @@ def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
 
 
 def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:
-    """Return whether torch frees the memory of what a pipeline stage has sent.
+    """Return whether torch frees the memory of the tensors that a pipeline stage has sent.
 
-    torch does so for real tensors, and checks for exactly that type. This replacement treats fake tensors alike.
+    torch frees the memory only of real tensors, whose exact type it checks. This replacement treats fake tensors in the
+    same way.
     """
     return (type(output) in (Tensor, FakeTensor) and not stage.is_last), ""
 

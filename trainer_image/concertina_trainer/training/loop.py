@@ -16,6 +16,7 @@ from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.model.optimizer import LocalOptimizer, learning_rate
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
+from concertina_trainer.training import collection
 from concertina_trainer.training.agreement import agree
 from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
@@ -45,9 +46,9 @@ class TrainingRun:
     evaluation: Evaluation | None = None
 
     def evaluate(self, step: int, position: int, last: bool = False) -> Done | None:
-        """Evaluate `step` if an evaluation is due, and return Done if a drain interrupted it.
+        """Evaluate `step` if an evaluation is due. Return Done if a drain has interrupted the evaluation.
 
-        The round then ends with `step`, and the round that continues from this step evaluates it again.
+        In that case this round ends with `step`, and the next round evaluates `step` again.
         """
         if self.evaluation is None:
             return None
@@ -117,6 +118,7 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
                 run.loads.busiest(result.loads),
             )
         )  # fmt: skip
+        collection.after(step)
         saving.traces.after(step)
         run.balance.worked(microbatches, reporter.heartbeat.busy)
 

@@ -16,6 +16,7 @@ from concertina_protocol.messages.ranges import Ranges
 from concertina_protocol.worker_channel import Beat, Message
 from concertina_trainer.config.data_config import DocumentMode
 from concertina_trainer.config.trainer import TrainerConfig
+from concertina_trainer.parallel import compiled
 from concertina_trainer.parallel.step_times import StepTimes
 
 _SMOOTHING = 0.9
@@ -23,7 +24,7 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
-    """Facts about a round that are in every report of a step."""
+    """Facts about a round that the worker sends in every report of a step."""
 
     restored_step: int
     restored_from: str
@@ -103,6 +104,10 @@ class Reporter:
         self._mean_seconds: float | None = None
         """Moving average of the seconds of a step, without the first step, which includes the warm-up."""
         self._first_step_at: float | None = None
+        self._graphs, self._compiling = 0, 0.0
+        """Number of graphs that this process had compiled by the previous step, and seconds it had spent on it when the
+        round began.
+        """
         self._saving = self._slowest_save = 0.0
         self._sent: Progress | Beat | None = None
         self._stalled_by = ""
@@ -132,6 +137,7 @@ class Reporter:
     def begin(self, round: RoundInfo) -> None:
         """Begin to report steps."""
         self._round = round
+        self._graphs, self._compiling = compiled.graphs(), compiled.seconds()
 
     def step(self, info: StepInfo) -> None:
         assert self._round is not None
@@ -139,7 +145,9 @@ class Reporter:
         seconds, self._step_began = now - self._step_began, now
         if first:
             self._first_step_at = time.time()
-            self._timeline["first_step"] = round(seconds, 4)
+            if compiling := compiled.seconds() - self._compiling:
+                self._timeline["compile"] = round(compiling, 4)
+            self._timeline["first_step"] = round(max(0.0, seconds - compiling), 4)
             self._announce(info.step, self._round, self._first_step_at)
             self._before = self._round.times.parts
         else:  # the first step warms up, and would distort the mean for long
@@ -183,11 +191,13 @@ class Reporter:
                 settings=self.settings,
             )
         )
+        graphs, self._graphs = compiled.graphs() - self._graphs, compiled.graphs()
+        self.note(f"step {info.step} has compiled graphs: {graphs}" if graphs else "")
         # Logged in each step, because drills and the demo measure steps by these lines.
         self.note(str(StepDoneLine(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
-        """Log a line, once for all ranks; none if the sentence is empty."""
+        """Log a sentence, on rank 0 only. An empty sentence is not logged."""
         if sentence and self._rank == 0:
             print(sentence, flush=True)
 

@@ -34,7 +34,9 @@ DRAINS = (*PLANNED, Phase.DRAINING.value)
 
 The last one is for drains that the coordinator began by itself.
 """
-START = (SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.FIRST_STEP)
+START = (
+    SpanName.START, SpanName.GROUP, SpanName.BUILD, SpanName.RESTORE, SpanName.COMPILE, SpanName.FIRST_STEP,
+)  # fmt: skip
 """Names of the spans of a round's start, in order."""
 
 
@@ -78,7 +80,7 @@ class _RoundHistory:
 
     @cached
     def trained(self) -> bool:
-        """Whether the round has already trained."""
+        """Return whether the round has already trained."""
         return self.incident is not None and self.incident.round >= self.claim.round
 
     @cached

@@ -15,7 +15,7 @@ from concertina.plan.status.round_trace import MOST_MEMBERS
 COORDINATOR = "demo-0-0"
 REPLACES = "demo-2-0"
 """A replica whose workers could not enter the round."""
-TIMELINE = {"start": 0.25, "group": 0.125, "build": 0.5, "restore": 0.25, "first_step": 1.0}
+TIMELINE = {"start": 0.25, "group": 0.125, "build": 0.5, "restore": 0.25, "compile": 0.75, "first_step": 0.25}
 
 
 def shape(span: Span) -> list[tuple[str, float, float]]:
@@ -64,8 +64,12 @@ def first_step(at: float) -> protocol.Progress:
 
 
 def after_a_failure(failed: float, skew: float = 0.0) -> tuple[JobObservation, Plan]:
-    """A worker dies `failed` after T0, by a clock that is `skew` ahead; the operator knows at T0 + 20, has its answers
-    at 20.3, commits at 20.5, is heard at 20.75, and hears of the first step at T0 + 24: that pass."""
+    """Return an observation and a plan after a worker failed `failed` seconds after T0.
+
+    The clock of the worker is `skew` seconds ahead. The operator knows of the failure at T0 + 20, has the agents'
+    answers at 20.3, commits at 20.5, and receives the first report at 20.75. It receives the report of the first step
+    at T0 + 24, in this pass.
+    """
     death = protocol.Failure("demo-1-0", "WorkerSignaled", "killed by SIGKILL", at=T0 + failed + skew)
     seen = reported(jobs.running(jobs.spec()), failures=(death,))
     made = plan(seen, T0 + 20)
@@ -98,7 +102,8 @@ def test_a_failure_to_the_first_step() -> None:
         ("group", 21.0, 21.125),
         ("build", 21.125, 21.625),
         ("restore", 21.625, 21.875),
-        ("first_step", 21.875, 22.875),
+        ("compile", 21.875, 22.625),
+        ("first_step", 22.625, 22.875),
     ]
     assert not trace.root.error
     assert trace.root.attributes["concertina.reason"] == "WorkerSignaled"

@@ -1,0 +1,59 @@
+"""Compiled blocks in processes: the gradients of every layout, and rounds without another compilation."""
+
+import pytest
+import torch
+
+from builders.train import node
+from builders.train.gradients import check, whole_gradient
+from concertina_trainer.config.trainer import TrainerConfig
+from train.trainer.test_gradients import LAYOUTS, mean_gradient
+
+HERE = "tests/train/trainer/test_compiled.py"
+LAW = f"{HERE}::test_every_layout_has_the_same_gradients[tensor]"
+WIDE = {"layers": 5, "heads": 4, "kvHeads": 2, "tieEmbeddings": False}
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name == "tensor" else pytest.param(name, marks=pytest.mark.long(law=LAW)) for name in LAYOUTS]
+)
+def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout):
+    """Compare all gradients with those of one process.
+
+    Without the wait in `parallel.tensor`, torch loses the embedding's gradient under tensor parallelism, and no error
+    says so.
+    """
+    world, parallelism = LAYOUTS[layout]
+    changed = {**trainer, "compile": "Blocks", "model": {**trainer["model"], **WIDE}}
+    found = whole_gradient(
+        parent, changed, world, tmp_path, parallelism=parallelism, dtype=torch.float64, COMPILED="aot_eager"
+    )
+    assert found["graphs"] > 0
+    check({**found, "late": ()}, *mean_gradient(TrainerConfig.model_validate(changed), torch.float64))
+
+
+COMPILES = "has compiled graphs"
+
+
+def rounds(folder, parent, trainer, worlds, parallelism="{}"):
+    """Run rounds of one job, whose processes stay, and return their outcomes and the log of the first processes."""
+    job = node.Job(folder, parent, trainer, stays=True)
+    job.worker, job.environment = "workers.compiled:main", {"CONCERTINA_PARALLELISM": parallelism}
+    outcomes, restore = [], node.FRESH
+    for i, world in enumerate(worlds):
+        last = i == len(worlds) - 1
+        script = node.Script() if last else node.Script(drain=(3 * (i + 1), False))
+        outcomes.append(job.run(world, restore, script))
+        assert set(outcomes[-1].codes.values()) == {0}, outcomes[-1].output
+        restore = job.newest()
+    return outcomes, (folder / "round-1.log").read_text()
+
+
+def test_a_survivor_compiles_nothing_in_its_next_rounds(folder, parent, trainer):
+    """Ranks are in the reverse order in the second round, and there is one less in the third."""
+    trainer = {**trainer, "steps": 9, "globalBatchSize": 12, "compile": "Blocks"}
+    outcomes, log = rounds(folder, parent, trainer, (3, 3, 2))
+    assert [line for line in log.splitlines() if COMPILES in line] == [f"step 1 {COMPILES}: 1"], log
+    assert ["compile" in outcome.progress[-1].timeline for outcome in outcomes] == [True, False, False]
+    plain = node.Job(folder / "plain", parent, {**trainer, "compile": "None"}).run(1)
+    losses = {step: loss for outcome in outcomes for step, loss in outcome.losses.items()}
+    assert losses == pytest.approx(plain.losses, rel=2e-4)

@@ -1,0 +1,112 @@
+"""Compiled blocks: one graph each, of the same numbers, and none for another batch.
+
+torch's backend `eager` runs the graphs that torch has traced. They are what a compiler for a device would get.
+"""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from concertina_trainer.config.memory_config import Activations
+from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.trainer import Compile, TrainerConfig
+from concertina_trainer.model import attention
+from concertina_trainer.model.decoder import Decoder
+from concertina_trainer.parallel import compiled
+
+LENGTH, ROWS = 32, 2
+SMALL = {"layers": 3, "dim": 32, "heads": 4, "kvHeads": 2, "vocabSize": 64, "sequenceLength": LENGTH}
+FAMILIES = {
+    "dense": {},
+    "LoRA": {"lora": {"rank": 2}},
+    "windows": {"window": {"size": 5, "fullEvery": 2}, "qkNorm": True, "postNorms": True, "attentionSoftCap": 0.1},
+    "experts": {"experts": {"count": 4, "hiddenDim": 24, "shared": 1, "firstDense": 1, "biasRate": 0.01}},
+}
+
+GRAPHS = {"dense": 1, "LoRA": 2, "windows": 1, "experts": 2}
+"""Number of graphs of each family.
+
+With LoRA, the input of the first block has no gradient. The first block of the family with experts has none.
+"""
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch):
+    monkeypatch.setattr(compiled, "BACKEND", {"backend": "eager"})
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def decoder(family, activations=Activations.keep):
+    torch.manual_seed(1)
+    model = Decoder(ModelConfig.model_validate({**SMALL, **FAMILIES[family]}), activations=activations)
+    for value in (*model.parameters(), *model.buffers()):
+        torch.nn.init.normal_(value, std=0.2)
+    return model
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(64, (ROWS, LENGTH + 1), generator=generator)
+    documents = torch.randint(2, (ROWS, LENGTH), generator=generator).cumsum(1)
+    return tokens[:, :-1], documents, tokens[:, 1:], torch.rand(ROWS, LENGTH, generator=generator)
+
+
+def step(model, seed):
+    model.zero_grad()
+    loss = model(*batch(seed))
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad} | {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize("activations", [Activations.keep, Activations.products, Activations.recompute])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_compute_the_same_in_one_graph_for_all_batches(family, activations):
+    """A break in a graph is an error, because blocks are compiled with fullgraph."""
+    model = decoder(family, activations)
+    expected = step(model, seed=2)
+    compiled.compile_blocks(model)
+    step(model, seed=1)
+    graphs = compiled.graphs()
+    assert graphs == GRAPHS[family], "the blocks share graphs"
+    found = step(model, seed=2)
+    assert compiled.graphs() == graphs, "another batch, with other documents"
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=lambda said, of=name: f"{of}: {said}")
+
+
+def test_masks_of_gpus_need_no_other_graph(monkeypatch):
+    """FlexAttention has no backward pass on CPU, so this is the forward pass alone."""
+    model = decoder("windows")
+    tokens = [batch(seed)[:2] for seed in (1, 2)]
+    with torch.no_grad():
+        expected = [model(*each) for each in tokens]
+        monkeypatch.setattr(attention, "_pairs", attention._blocks)
+        compiled.compile_blocks(model)
+        found = [model(tokens[0][0], tokens[0][1])]
+        graphs = compiled.graphs()
+        found.append(model(tokens[1][0], tokens[1][1]))
+    assert compiled.graphs() == graphs
+    for value, same in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, same, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "on_gpu"),
+    [
+        ({}, Compile.blocks),
+        ({"compile": "None"}, Compile.nothing),
+        ({"determinism": "Bitwise"}, Compile.nothing),
+        ({"model": {"entrypoint": "a.b:c"}}, Compile.nothing),
+        ({"data": {"uri": "/a", "documents": "Bucketed"}}, Compile.nothing),
+        ({"data": {"uri": "/a", "balance": "Speed"}}, Compile.nothing),
+    ],
+)
+def test_blocks_are_compiled_on_gpus_where_they_can_be(changed, on_gpu):
+    config = TrainerConfig.model_validate({"data": {"uri": "/a"}, **changed})
+    assert compiled.choose(config, cuda=True) is on_gpu
+    assert compiled.choose(config, cuda=False) is Compile.nothing
+    asked = config.model_copy(update={"compile": Compile.blocks})
+    assert compiled.choose(asked, cuda=False) is Compile.blocks

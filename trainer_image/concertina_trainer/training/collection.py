@@ -1,0 +1,37 @@
+"""Garbage collection at the same steps on all ranks.
+
+A collection stops a rank for some milliseconds to some hundred. Python collects when enough objects have been created,
+which is at another time on each rank, and in each collective all ranks wait for the one that collects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+EVERY_STEPS = 50
+"""Number of steps between two collections, as in torchtitan."""
+YOUNG = 1
+"""Oldest generation to collect.
+
+The model, the optimizer and everything else that outlives two collections is in the next one, which takes longest. A
+round's end collects that one.
+"""
+
+
+@contextlib.contextmanager
+def scheduled() -> Iterator[None]:
+    """Return a context in which Python collects garbage only when `after` is called."""
+    gc.collect(YOUNG)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def after(step: int) -> None:
+    """Collect garbage, if it is due after `step` finished steps."""
+    if step % EVERY_STEPS == 0:
+        gc.collect(YOUNG)
