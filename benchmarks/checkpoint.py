@@ -51,7 +51,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.parallel import summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
@@ -87,7 +87,7 @@ class Subject:
             {"data": {"uri": "/none"}, "precision": "Float32", "model": _model(mebibytes)}
         )
         self.model = parallelized(self.config, world)
-        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0)
+        self.optimizer = LocalOptimizer(self.model, self.config.optimizer, 0)
         self.state = TrainState(self.model, self.config, self.optimizer, world)
         self.state.initialise(self.config)
         self.volume = memory / "volume"

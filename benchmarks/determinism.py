@@ -21,7 +21,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import Determinism, TrainerConfig
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.parallel import summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
@@ -39,7 +39,7 @@ class Kind:
         self.world = world
         config = CONFIG.model_copy(update={"determinism": Determinism.bitwise if bitwise else Determinism.order})
         self.model = parallelized(CONFIG, world)
-        self.optimizer = ShardedAdamW(self.model, CONFIG.optimizer, 0, exact=bitwise)
+        self.optimizer = LocalOptimizer(self.model, CONFIG.optimizer, 0, exact=bitwise)
         TrainState(self.model, CONFIG, self.optimizer, world).initialise(CONFIG)
         self.plan = plan_batch(CONFIG.global_batch_size, CONFIG.resolved_micro_batch_size, world.size, fixed=bitwise)
         self.sums = summing.sums(config, self.model, self.plan, world)

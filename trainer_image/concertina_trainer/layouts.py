@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concertina_trainer.config.data_config import Balancing, DocumentMode
 from concertina_trainer.config.memory_config import Resharding
 from concertina_trainer.config.model_sizes import EXPERTS, WITH_EXPERTS, value_of_size
+from concertina_trainer.config.optimizer_config import StatePrecision
 from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSchedule
 from concertina_trainer.config.trainer import TrainerConfig
 
@@ -208,6 +209,13 @@ _RULES = (
         "pipeline or context group compute the same sequences: set balance to Even",
     ),
     LayoutRule(
+        "trainer.gradientPrecision",
+        "self.trainer.gradientPrecision == 'Float32' || self.parallelism.pipeline == 1",
+        lambda trainer, parallelism: trainer.gradient_precision is StatePrecision.float32 or parallelism.pipeline == 1,
+        "BFloat16 would also round the sums of microbatches in a pipeline: set gradientPrecision to Float32, or remove "
+        "parallelism.pipeline",
+    ),
+    LayoutRule(
         "trainer.determinism",
         f"self.trainer.determinism != 'Bitwise' || {_GROUP} == 1 && !has(self.parallelism.shard)",
         lambda trainer, parallelism: not trainer.bitwise or (parallelism.group == 1 and parallelism.shard is None),
@@ -266,6 +274,18 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
     if trainer.memory.resharding is None:
         return (weights or trainer.model.weights) > RESHARD_ABOVE and not parallelism.backward_in_halves
     return trainer.memory.resharding is Resharding.always
+
+
+def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
+    """Return whether the gradients of each microbatch are reduced over ranks, and not only the sums of all of them.
+
+    If blocks free their gathered weights to save memory, there is none for unsharded gradients either. In bfloat16, the
+    sums of microbatches would be rounded too, because FSDP adds up unsharded gradients in the dtype of the reduction.
+    """
+    if parallelism.pipeline > 1:
+        return False
+    rounded = trainer.gradient_precision is StatePrecision.bfloat16
+    return rounded or frees_weights(trainer, parallelism, weights)
 
 
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:

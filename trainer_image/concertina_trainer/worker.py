@@ -56,7 +56,7 @@ from concertina_trainer.errors import RollBack
 from concertina_trainer.fitting import fitted
 from concertina_trainer.layouts import problems
 from concertina_trainer.model.flops import peak_flops, token_flops
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnSpec, own_spec
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel import compiled, group, summing, tensor
@@ -207,7 +207,7 @@ class Built:
     aside: Reader | None
     """Reader of validation documents, or None without trainer.evaluation."""
     model: Stages
-    optimizer: ShardedAdamW
+    optimizer: LocalOptimizer
     state: TrainState
 
 
@@ -297,7 +297,7 @@ def build(
     own = own and OwnSpec(config, own.data)
     aside = validation_reader(config, begun) if config.evaluation else None
     model = parallelized(config, world, own)
-    optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
+    optimizer = LocalOptimizer(model, config.optimizer, step, exact=config.bitwise)
     state = TrainState(model, config, optimizer, world, saved.frozen)
     return Built(config, checkpoint, world, reader, aside, model, optimizer, state)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from concertina_protocol.worker_channel import Done
 from concertina_trainer import worker
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.planning.ledger import Ledger, MemoryKind
 from concertina_trainer.training.engine import Engine
 from concertina_trainer.training.loop import TrainingRun
@@ -30,7 +30,7 @@ class CountedEngine:
     The time of that step is not recorded.
     """
 
-    def __init__(self, engine: Engine, optimizer: ShardedAdamW, notes: Notes) -> None:
+    def __init__(self, engine: Engine, optimizer: LocalOptimizer, notes: Notes) -> None:
         self._engine, self._optimizer, self._notes = engine, optimizer, notes
         self.losses = engine.losses
 

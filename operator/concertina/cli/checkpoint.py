@@ -155,6 +155,7 @@ def export(
         str,
         typer.Option(help="URI of the run's data, which contain the tokenizer. Default: the URI that the run used."),
     ] = "",
+    ema: Annotated[bool, typer.Option("--ema", help="Write the average of the weights (optimizer.emaDecay).")] = False,
 ) -> None:
     """Write the weights of a checkpoint as a Hugging Face model, or all of it for torch.distributed.checkpoint."""
     if to is Format.DCP:
@@ -169,7 +170,7 @@ def export(
         target = ObjectPrefix(_target(out), create=True)
         with opened(resolve(uri)) as checkpoint, _bar("exporting", exporting.size(checkpoint)) as advance:
             max_bytes = int(shard_gigabytes * 1e9)
-            result = exporting.export(checkpoint, target, advance, max_bytes, _target(data) if data else "")
+            result = exporting.export(checkpoint, target, advance, max_bytes, _target(data) if data else "", ema)
     console.print(f"{out}: {', '.join(result.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
     console.print(result.tokenizer)
 

@@ -14,8 +14,6 @@ from concertina_trainer.config.parallelism import ParallelismConfig, PipelineSch
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.layouts import problems
 
-MOMENTS = 8
-"""Bytes of the optimizer's moments for each trained weight."""
 DEEPEST, LONGEST = 16, 16
 """Largest number of pipeline stages, and largest size of a context group, that the search tries.
 
@@ -76,7 +74,8 @@ def least_memory(layout: ParallelLayout) -> float:
     weights = rank_weights(layout)
     held_weights = weights.held if layout.trainer.memory.offload is None else 0.0
     gradients = weights.whole if plan.microbatches > reductions(layout, plan) else held_weights
-    state = HELD * held_weights + layout.trained_share * (MOMENTS * held_weights + REDUCED * gradients)
+    moments = layout.trainer.optimizer.moment_bytes * held_weights
+    state = HELD * held_weights + layout.trained_share * (moments + REDUCED * gradients)
     if layout.own is not None:
         return state
     tokens = plan.rows * model.sequence_length / parallelism.context / parallelism.tensor

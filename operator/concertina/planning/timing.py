@@ -46,11 +46,8 @@ LOGIT_BYTES = 28
 
 They are a read in bfloat16, three passes in float32, and the gradient in bfloat16.
 """
-OPTIMIZER_BYTES = 28
-"""Bytes that the optimizer reads and writes for each weight.
-
-It reads the weight, its gradient and two moments, and writes the weight and the moments.
-"""
+WEIGHT_BYTES = 12
+"""Bytes of each weight, read and written, and of its gradient, read, in an update."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +138,8 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
     busy = compute + sum(communication.get(group, 0.0) for group in inner_groups)
     bubble = busy * bubble_share(layout, plan.microbatches)
     rate = gpu.memory_rate if trainer.memory.offload is None else HOST_MEMORY_RATE
-    optimizer = rank_weights(layout).held * layout.trained_share * OPTIMIZER_BYTES / rate
+    bytes_per_weight = WEIGHT_BYTES + 2 * trainer.optimizer.moment_bytes  # moments are read and written
+    optimizer = rank_weights(layout).held * layout.trained_share * bytes_per_weight / rate
     host = unhidden_seconds(host_bytes(layout) / (gpu.host_link * REACHED))
     return StepTime(compute, communication, bubble, optimizer, host, compute * (0.0 if plan.fixed else plan.filling))
 

@@ -11,9 +11,10 @@ import math
 
 from concertina.planning.layout import DerivedGroup, Group, ParallelLayout
 from concertina_trainer.config.memory_config import Activations
+from concertina_trainer.config.optimizer_config import StatePrecision
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Dimension
-from concertina_trainer.layouts import frees_weights
+from concertina_trainer.layouts import frees_weights, reduces_each
 
 COMPUTED, REDUCED, HELD = 2, 4, 4
 """Bytes per number in transfers of weights and activations, in gradient reductions, and in held weights.
@@ -170,12 +171,14 @@ def _of_weights(layout: ParallelLayout, plan: BatchPlan) -> list[Traffic]:
     count, weights = plan.microbatches, rank_weights(layout)
     gathers, of_ends = _gatherings(layout, plan)
     sums, trained = reductions(layout, plan), layout.trained_share
+    rounded = layout.trainer.gradient_precision is StatePrecision.bfloat16
+    gradient = COMPUTED if rounded else REDUCED
 
     def over(ranks: int, name: str, modules: int, blocks: float, ends: float) -> list[Traffic]:
         if ranks == 1:
             return []
         gathered = COMPUTED * (gathers * blocks + of_ends * ends)
-        reduced = REDUCED * trained * sums * (blocks + ends)
+        reduced = gradient * trained * sums * (blocks + ends)
         return [
             Traffic(Dimension.shard, f"all-gather of {name}", ranks, count * 2 * modules, gathered, False),
             Traffic(Dimension.shard, f"reduce-scatter of {name}' gradients", ranks, sums * modules, reduced, False),
@@ -186,20 +189,17 @@ def _of_weights(layout: ParallelLayout, plan: BatchPlan) -> list[Traffic]:
     if routed:
         parts += over(weights.expert_ranks, "experts", routed, weights.experts, 0.0)
     if (copies := layout.degree(Dimension.replicate)) > 1:
-        size = REDUCED * trained * weights.held
-        times = blocks + 1 + routed
+        exchanges = sums if rounded else 1
+        size = gradient * trained * exchanges * weights.held
+        times = exchanges * (blocks + 1 + routed)
         parts.append(Traffic(Dimension.replicate, "all-reduce of gradients", copies, times, size, False))
     return parts
 
 
 def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
     """Return the number of gradient reductions over ranks in a step."""
-    parallelism = layout.parallelism
-    return (
-        plan.microbatches
-        if parallelism.pipeline == 1 and frees_weights(layout.trainer, parallelism, layout.weights)
-        else 1
-    )
+    each = reduces_each(layout.trainer, layout.parallelism, layout.weights)
+    return plan.microbatches if each else 1
 
 
 def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) -> list[Traffic]:

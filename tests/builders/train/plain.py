@@ -1,6 +1,7 @@
-"""The same training in plain PyTorch: its own AdamW, one unsharded model, a whole batch at a time."""
+"""The same training in plain PyTorch: its own optimizer, one unsharded model, a whole batch at a time."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -8,11 +9,25 @@ import torch.nn.functional as F
 
 from builders.train import routed
 from concertina_state.format.read_plan import Box
+from concertina_trainer.config.optimizer_config import StatePrecision
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.optimizer import learning_rate
+
+BETAS = {"betas": (0.9, 0.95), "eps": 1e-8}
+APART = {**BETAS, "decoupled_weight_decay": True}
+OPTIMIZERS = {
+    "AdamW": (functools.partial(torch.optim.AdamW, **BETAS), 0.1),
+    "Adam": (functools.partial(torch.optim.Adam, **BETAS), 0.0),
+    "NAdam": (functools.partial(torch.optim.NAdam, **APART), 0.1),
+    "RAdam": (functools.partial(torch.optim.RAdam, **APART), 0.1),
+    "RMSprop": (functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-8), 0.0),
+    "Adagrad": (functools.partial(torch.optim.Adagrad, eps=1e-10), 0.0),
+    "SGD": (functools.partial(torch.optim.SGD, momentum=0.9), 0.0),
+}
+"""The classes with the defaults of spec.trainer.optimizer, and the decay of those that decay, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +56,12 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
             bias.zero_()
     layers = routed.write_out(model, config.model)
     weights = [p for p in model.parameters() if p.requires_grad]
-    decayed = [p for p in weights if p.dim() > 1]
-    others = [p for p in weights if p.dim() == 1]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW([group for group in groups if group["params"]], betas=(0.9, 0.95), eps=1e-8)
+    decayed = [p for name, p in model.named_parameters() if p.requires_grad and p.dim() > 1 and "embed" not in name]
+    others = [p for p in weights if all(p is not other for other in decayed)]
+    make, decay = OPTIMIZERS[config.optimizer.name.value]
+    groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = make([group for group in groups if group["params"]])
+    rounded = config.optimizer.moments_precision is StatePrecision.bfloat16
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     losses, size = {}, config.global_batch_size
     for step in range(config.steps):
@@ -52,7 +69,7 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         if step == wrong_at:
             samples[-1] = size * (step + 1)
         tokens, document_ids, weights_of_tokens = batch(reader, samples, dtype)
-        adam.zero_grad()
+        optimizer.zero_grad()
         logits = model(tokens[:, :-1], document_ids, weights=weights_of_tokens)
         losses_of_tokens = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
         loss = losses_of_tokens @ weights_of_tokens.flatten()
@@ -60,9 +77,11 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
         norm = torch.nn.utils.get_total_norm([p.grad for p in weights])
         for p in weights:  # torch's clip_grad_norm_ adds 1e-6 to the norm
             p.grad.mul_(min(1.0, 1.0 / norm.item()))
-        for group in adam.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.steps, config.optimizer)
-        adam.step()
+        optimizer.step()
+        for state in optimizer.state.values() if rounded else ():
+            state.update({kind: moment.bfloat16().to(dtype) for kind, moment in state.items() if moment.dim()})
         for layer in layers:
             layer.even_out()
         losses[step + 1] = loss.item()

@@ -91,6 +91,50 @@ ALL_REFUSED = [
     ("empty command", OWN, [(f"{CONTAINER}.command", [])], "the container trainer has no command: set the command"),
     ("trainer and command", JOB, [(f"{CONTAINER}.command", ["x"])], "the container trainer has its own command"),
     ("trainer and args", JOB, [(f"{CONTAINER}.args", ["x"])], "the container trainer has its own command"),
+    (
+        "betas of SGD",
+        JOB,
+        [("spec.trainer.optimizer", {"name": "SGD", "betas": [0.9, 0.95]})],
+        "optimizer.betas applies to AdamW, Adam, NAdam, RAdam",
+    ),
+    (
+        "Nesterov without momentum",
+        JOB,
+        [("spec.trainer.optimizer", {"name": "SGD", "momentum": 0, "nesterov": True})],
+        "optimizer.nesterov needs momentum",
+    ),
+    *(
+        (
+            f"moments that {name} can't round",
+            JOB,
+            [("spec.trainer.optimizer", {"name": name, "momentsPrecision": "BFloat16", **fields})],
+            "optimizer.momentsPrecision BFloat16 needs betas, momentum and alpha of at most 0.984",
+        )
+        for name, fields in (
+            ("AdamW", {"betas": [0.9, 0.999]}),
+            ("SGD", {"momentum": 0.99}),
+            ("RMSprop", {}),
+            ("Adagrad", {}),
+        )
+    ),
+    (
+        "an average that is not kept",
+        JOB,
+        [("spec.trainer.evaluation", {"ema": True})],
+        "set optimizer.emaDecay, or remove evaluation.ema",
+    ),
+    (
+        "gradients in bfloat16 and bitwise",
+        JOB,
+        [("spec.trainer.gradientPrecision", "BFloat16"), *BITWISE],
+        "set gradientPrecision to Float32, or determinism to Order",
+    ),
+    (
+        "gradients in bfloat16 in a pipeline",
+        JOB,
+        [("spec.trainer.gradientPrecision", "BFloat16"), ("spec.parallelism", {"pipeline": 2})],
+        "BFloat16 would also round the sums of microbatches in a pipeline",
+    ),
     ("no data", JOB, [("spec.trainer.data", None)], "spec.trainer.data: Required value"),
     ("cache", JOB, [("spec.trainer.data.cacheSize", "1Mi")], "cacheSize must be from 16Mi to 16Ti"),
     ("price", JOB, [("spec.price", {"perReplicaHour": "12,3"})], "spec.price.perReplicaHour"),

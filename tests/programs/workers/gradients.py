@@ -10,7 +10,7 @@ from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model import loss
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import own_spec
 from concertina_trainer.parallel import compiled, group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
@@ -32,7 +32,7 @@ def main() -> int:
         compiled.BACKEND = {"backend": backend}
         for part in model.parts:
             compiled.compile_blocks(part)
-    optimizer = ShardedAdamW(model, config.optimizer, 0)
+    optimizer = LocalOptimizer(model, config.optimizer, 0)
     TrainState(model, config, optimizer, world).initialise(config)
     plan = batch_plan(config, world.degrees)
     if shares := json.loads(os.environ["SHARES"]):

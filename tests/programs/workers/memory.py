@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import Microbatch
-from concertina_trainer.model.optimizer import ShardedAdamW, local
+from concertina_trainer.model.optimizer import LocalOptimizer, local
 from concertina_trainer.model.own import OwnSpec
 from concertina_trainer.model.spec import DataShape
 from concertina_trainer.parallel import group, summing, tensor
@@ -36,7 +36,7 @@ class Step:
                 local(parameter).normal_(0, 0.02)
         for _, moe in self.model.mixtures():
             moe.router.register_forward_hook(chosen_in_turn)
-        self.optimizer = ShardedAdamW(self.model, self.config.optimizer, 0, exact=self.config.bitwise)
+        self.optimizer = LocalOptimizer(self.model, self.config.optimizer, 0, exact=self.config.bitwise)
         self.plan = batch_plan(self.config, self.world.degrees)
         self.sums = summing.sums(self.config, self.model, self.plan, self.world)
 

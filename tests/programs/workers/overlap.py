@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 from concertina_trainer.data.read.batch import batch_plan
 from concertina_trainer.data.read.batches import microbatches
 from concertina_trainer.data.read.sequence_reader import Reader
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.parallel import group, summing, tensor
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
@@ -22,7 +22,7 @@ def main() -> int:
     world = group.join(os.environ, parallelism, config.model.experts is not None)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     model = parallelized(config, world)
-    optimizer = ShardedAdamW(model, config.optimizer, 0)
+    optimizer = LocalOptimizer(model, config.optimizer, 0)
     TrainState(model, config, optimizer, world).initialise(config)
     plan = batch_plan(config, world.degrees)
     engine = engine_of(model, optimizer, summing.sums(config, model, plan, world), config, plan, world)

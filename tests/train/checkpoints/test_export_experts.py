@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from builders.train import small
@@ -44,6 +46,32 @@ def test_transformers_computes_the_same(trainer, tmp_path, monkeypatch, kind):
     tokens = torch.randint(0, 256, (3, 20), generator=torch.Generator().manual_seed(4))
     with torch.no_grad():
         torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_averages_are_exported_where_they_are_asked_for(trainer, tmp_path, monkeypatch):
+    """Frozen weights and buffers have no average, and are exported themselves."""
+    optimizer = {**trainer["optimizer"], "emaDecay": 0.9}
+    changed = {**trainer, "optimizer": optimizer, "model": {**trainer["model"], "experts": KINDS["mixtral"]}}
+    monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(changed))
+    model = Decoder(TrainerConfig.model_validate(changed).model)
+    values = dict((*model.named_parameters(), *model.named_buffers()))
+    weights = {name: np.full(value.shape, number, np.float32) for number, (name, value) in enumerate(values.items())}
+    averages = {name: value + 0.5 for name, value in weights.items() if "norm" not in name}
+    uri = small.publish(f"file://{tmp_path}/run", tmp_path, weights=weights, averages=averages).uri
+    found = {}
+    for ema in (False, True):
+        folder = tmp_path / f"hf-{ema}"
+        export(StoredCheckpoint(uri), ObjectPrefix(str(folder), create=True), lambda size: None, ema=ema)
+        found[ema] = load_file(folder / "model.safetensors")
+    assert found[True].keys() == found[False].keys()
+    for name, weight in found[False].items():
+        torch.testing.assert_close(found[True][name], weight if "norm" in name else weight + 0.5, rtol=0, atol=0)
+
+
+def test_an_average_that_is_not_kept_is_not_exported(trainer, tmp_path, monkeypatch):
+    checkpoint, _ = published(trainer, KINDS["mixtral"], tmp_path, monkeypatch)
+    with pytest.raises(InvalidInput, match=r"no average of the weights.*trainer\.optimizer\.emaDecay"):
+        export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None, ema=True)
 
 
 def test_what_no_model_computes_is_refused(trainer, tmp_path, monkeypatch):

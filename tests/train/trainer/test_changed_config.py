@@ -36,9 +36,10 @@ def resumed(drained, change, world=2):
         ({"model": {"ropeTheta": 100.0}}, "model.ropeTheta was 10000.0 and is 100.0 now", 3),
         ({"model": {"normEpsilon": 1e-3}}, "model.normEpsilon was 1e-05 and is 0.001 now", 2),
         ({"seed": 8}, "seed was 7 and is 8 now", 2),
+        ({"optimizer": {"name": "RAdam"}}, 'optimizer.name was "AdamW" and is "RAdam" now', 2),
     ],
 )
-def test_another_model_or_order_of_data_is_refused_for_good(drained, change, said, world):
+def test_another_model_order_of_data_or_optimizer_is_refused_for_good(drained, change, said, world):
     """Names and shapes of all tensors are the same."""
     outcome = resumed(drained, change, world)
     assert BAD_INPUT_EXIT in outcome.codes.values(), outcome.output

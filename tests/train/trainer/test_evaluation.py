@@ -37,7 +37,14 @@ def evaluations(outcome):
     return {told.evaluated.step: told.evaluated.loss for told in outcome.progress if told.evaluated}
 
 
-def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(folder, parent, evaluated):
+@pytest.mark.parametrize("ema", [False, True])
+def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(folder, parent, evaluated, ema):
+    if ema:
+        evaluated = {
+            **evaluated,
+            "evaluation": {**evaluated["evaluation"], "ema": True},
+            "optimizer": {**evaluated["optimizer"], "emaDecay": 0.9},
+        }
     job = node.Job(folder / "with", parent, evaluated)
     outcome = job.run(2)
     found = evaluations(outcome)
@@ -48,7 +55,7 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
     weights = states.whole(job)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(weights[f"model.{name}"])
+            parameter.copy_(weights[f"{'optimizer.ema' if ema else 'model'}.{name}"])
         reader = Reader(DataConfig(uri=f"{config.data.uri}/validation"), 32, SEED)
         tokens = torch.from_numpy(reader.read(0, SEQUENCES))
         expected = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()

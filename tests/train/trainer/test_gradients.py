@@ -29,11 +29,14 @@ def initialised(config, dtype):
     return model.to(dtype)
 
 
-def mean_gradient(config, dtype=torch.float32):
+BFLOAT16 = "tests/train/trainer/test_gradients.py::test_gradients_added_up_in_bfloat16_differ_by_their_rounding[shards]"
+
+
+def mean_gradient(config, dtype=torch.float32, rows=slice(None)):
     """Of one plain model, no sharding, no microbatches: the mean over all tokens of the batch; and the loss."""
     model = initialised(config, dtype)
     reader = Reader(config.data, config.model.sequence_length, config.seed)
-    tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))
+    tokens = torch.from_numpy(reader.read(100, 100 + config.global_batch_size))[rows]
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     return {name: p.grad for name, p in model.named_parameters()}, loss.item()
@@ -48,6 +51,34 @@ def reference(trainer):
 def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference, tmp_path, world, shares):
     found = whole_gradient(parent, trainer, world, tmp_path, shares)
     check(found, *reference)
+
+
+@pytest.mark.parametrize(
+    ("world", "parallelism"),
+    [
+        pytest.param(2, {}, id="shards"),
+        pytest.param(4, {"shard": 2}, id="copies", marks=pytest.mark.long(law=BFLOAT16)),
+    ],
+)
+def test_gradients_added_up_in_bfloat16_differ_by_their_rounding(parent, trainer, tmp_path, world, parallelism):
+    """Each worker rounds the gradient of each microbatch, and adds it to those of the others.
+
+    The sums of microbatches are not rounded, so their number does not matter.
+    """
+    changed = {**trainer, "gradientPrecision": "BFloat16", "globalBatchSize": 32, "microBatchSize": 1}
+    config = TrainerConfig.model_validate(changed)
+    found = whole_gradient(parent, changed, world, tmp_path, parallelism=parallelism)
+    exact, _ = mean_gradient(config)
+    parts = [mean_gradient(config, rows=slice(row, row + 1))[0] for row in range(32)]
+    unit = torch.finfo(torch.bfloat16).eps / 2
+    differs = 0
+    for name, gradient in exact.items():
+        error = (found["gradients"][name] - gradient).norm()
+        squares = torch.stack([part[name] / 32 for part in parts]).norm()
+        # Rounding errors of world x 16 numbers are independent. Each is at most a unit of its number; a sum has more.
+        assert error < world * unit * squares, name
+        differs += (error > 0.05 * unit * squares).item()
+    assert differs > len(exact) / 2
 
 
 LAYOUTS = {

@@ -58,6 +58,19 @@ def of_experts(parent, course, folder_of_module):
     return found
 
 
+OPTIMIZERS = [
+    *((name, "Float32") for name in ("AdamW", "Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "SGD")),
+    *((name, "BFloat16") for name in ("AdamW", "Adam", "NAdam", "RAdam", "SGD")),
+]
+
+
+def other_optimizer(course, fields, folder):
+    """Return a course with an optimizer whose state is re-cut between the layouts."""
+    folder.mkdir()
+    optimizer = {**course.trainer["optimizer"], **fields}
+    return Course(course.parent, {**course.trainer, "optimizer": optimizer}, LAYOUTS, folder)
+
+
 QWEN3 = {
     "headDim": 8, "qkNorm": True, "ropeScaling": {"type": "Yarn", "factor": 4.0, "originalLength": 8},
 }  # fmt: skip
@@ -96,6 +109,24 @@ def test_one_layout_goes_on_from_another(course):
 
 def test_qwen_3_goes_on_in_another_layout(qwen3):
     qwen3.run(4, qwen3.leg("fsdp x tensor"), qwen3.leg("fsdp x pipeline", "fsdp x tensor"))
+
+
+def test_nadam_goes_on_in_another_layout(course, tmp_path):
+    """Its product of momentums is not saved: it follows from the step."""
+    nadam = other_optimizer(course, {"name": "NAdam"}, tmp_path / "nadam")
+    nadam.run(4, nadam.leg("fsdp x tensor"), nadam.leg("fsdp x pipeline", "fsdp x tensor"))
+
+
+def test_moments_in_bfloat16_go_on_in_another_layout(course, tmp_path):
+    rounded = other_optimizer(course, {"momentsPrecision": "BFloat16"}, tmp_path / "rounded")
+    rounded.run(4, rounded.leg("fsdp x tensor"), rounded.leg("fsdp x pipeline", "fsdp x tensor"))
+
+
+@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_nadam_goes_on_in_another_layout")
+@pytest.mark.parametrize(("name", "precision"), OPTIMIZERS)
+def test_every_optimizer_goes_on_in_another_layout(course, tmp_path, name, precision):
+    found = other_optimizer(course, {"name": name, "momentsPrecision": precision}, tmp_path / "legs")
+    found.run(4, found.leg("fsdp"), found.leg("pipeline x tensor", "fsdp"))
 
 
 @pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_qwen_3_goes_on_in_another_layout")

@@ -80,10 +80,10 @@ NEAR = {True: 0.002, False: 0.02}
 """By whether nothing but operations allocates; without context groups, which have a mask of pairs on a CPU."""
 
 
-def trainer(batch=32, rows=4, precision="Float32", memory=None, **model):
+def trainer(batch=32, rows=4, precision="Float32", memory=None, optimizer=None, gradients="Float32", **model):
     return {
         "data": {"uri": "/none"}, "model": {**MODEL, **model}, "globalBatchSize": batch, "microBatchSize": rows,
-        "precision": precision, "memory": memory or {},
+        "precision": precision, "memory": memory or {}, "optimizer": optimizer or {}, "gradientPrecision": gradients,
     }  # fmt: skip
 
 
@@ -158,6 +158,30 @@ def test_real_ranks_take_what_is_planned(parent, tmp_path, layout, size):
             assert 0.999 * total < real[rank]["allocated"] < (1 + above) * total, "the ledger counts what is allocated"
         else:
             assert real[rank]["allocated"] > (1 - NEAR[False]) * total
+
+
+ROUNDED = "AdamW, all rounded, with averages"
+OPTIMIZERS = {
+    ROUNDED: {"momentsPrecision": "BFloat16", "emaDecay": 0.99},
+    **{name: {"name": name} for name in ("Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "SGD")},
+}
+
+
+@pytest.mark.parametrize("name", long_but(ROUNDED, OPTIMIZERS, "test_real_ranks_take_what_is_planned_of_an_optimizer"))
+def test_real_ranks_take_what_is_planned_of_an_optimizer(parent, tmp_path, name):
+    fields = {"optimizer": OPTIMIZERS[name], "gradients": "BFloat16" if name == ROUNDED else "Float32"}
+    real = taken_by(parent, tmp_path, trainer(**fields), {}, 2)[0]
+    planned = planning.memory(config(**fields), ParallelismConfig(), 2, 0)
+    total = max(sum(kinds.values()) for kinds in real["peaks"].values())
+    assert sum(planned.peak.values()) == pytest.approx(total, rel=NEAR[True])
+    for phase, kinds in planned.peaks.items():
+        assert parts(kinds) == pytest.approx(parts(real["peaks"][phase]), rel=REAL, abs=0.02 * total), phase
+    update = planned.peaks[MemoryPhase.update]
+    per_weight = config(**fields).optimizer.moment_bytes / 4
+    assert update[MemoryKind.moments] == pytest.approx(per_weight * update[MemoryKind.weights], rel=1e-6)
+    # Gloo has buffers of its own for sums in bfloat16; without gradientPrecision, the bound is that of the others.
+    above = REAL if name == ROUNDED else 0.001
+    assert 0.999 * total < real["allocated"] < (1 + above) * total, "the ledger counts what is allocated"
 
 
 WIDTH = 20

@@ -9,7 +9,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.planning.fake import fake_rank
@@ -51,7 +51,7 @@ def test_a_later_round_has_the_arrays_of_its_own_model() -> None:
     def digest(world: DistContext, dim: int) -> str:
         job = config(dim=dim, layers=2)
         model = parallelized(job, world)
-        return TrainState(model, job, ShardedAdamW(model, job.optimizer, 0), world).digest
+        return TrainState(model, job, LocalOptimizer(model, job.optimizer, 0), world).digest
 
     with fake_rank(0, 2, ParallelismConfig(pipeline=2), False) as world:
         alone = {}

@@ -67,11 +67,32 @@ def test_so_is_another_order_of_the_data():
 
 
 @pytest.mark.parametrize(
+    ("saved", "now", "said"),
+    [
+        ({}, {"name": "Adam"}, ['optimizer.name "AdamW" -> "Adam"']),
+        ({}, {"momentsPrecision": "BFloat16"}, ['optimizer.momentsPrecision "Float32" -> "BFloat16"']),
+        ({"name": "SGD"}, {"name": "SGD", "momentum": 0.0}, ['optimizer.momentum "above 0" -> "0"']),
+        ({"name": "SGD"}, {"name": "SGD", "momentum": 0.5}, []),
+        ({}, {"emaDecay": 0.999}, ['optimizer.emaDecay "absent" -> "present"']),
+    ],
+)
+def test_so_is_an_optimizer_with_another_state(saved, now, said):
+    """Adam's moments have the names and shapes of AdamW's."""
+    changes = identity_changes(config({"optimizer": saved}), config({"optimizer": now}))
+    assert [str(change) for change in changes] == said
+
+
+@pytest.mark.parametrize(
     ("trainer", "said"),
     [
         ({"steps": 2000}, "steps 1000 -> 2000"),
         ({"optimizer": {"learningRate": 0.001}}, "optimizer.learningRate 0.0003 -> 0.001"),
         ({"optimizer": {"warmupSteps": 5}}, "optimizer.warmupSteps absent -> 5"),
+        ({"optimizer": {"betas": [0.9, 0.99]}}, "optimizer.betas absent -> [0.9, 0.99]"),
+        (
+            {"optimizer": {"groups": [{"names": ["head.*"], "weightDecay": 0.0}]}},
+            'optimizer.groups [] -> [{"names": ["head.*"], "weightDecay": 0.0, "learningRateFactor": 1.0}]',
+        ),
         ({"globalBatchSize": 64}, "globalBatchSize 32 -> 64"),
         ({"microBatchSize": 4}, "microBatchSize absent -> 4"),
         ({"memory": {"activations": "Recompute"}}, 'memory.activations absent -> "Recompute"'),

@@ -39,6 +39,8 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"compile": "Blocks", "data": {"uri": "/a", "documents": "Bucketed"}}, "choose another documents"),
         ({"compile": "Blocks", "data": {"uri": "/a", "balance": "Speed"}}, "set balance to Even"),
         ({"evaluation": {"everySteps": 0}}, "everySteps"),
+        ({"evaluation": {"ema": True}}, "set optimizer.emaDecay"),
+        ({"gradientPrecision": "BFloat16", "determinism": "Bitwise"}, "set gradientPrecision to Float32"),
         ({"evaluation": {"sequences": 0}}, "sequences"),
         ({"snapshot": {"overhead": 0}}, "overhead"),
         ({"evaluation": {"everyStep": 5}}, "everyStep"),

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from concertina_state.state_index import _buckets
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
-from concertina_trainer.model.optimizer import ShardedAdamW, local
+from concertina_trainer.model.optimizer import LocalOptimizer, local
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
@@ -82,7 +82,7 @@ def world(request):
 def test_what_is_saved_is_the_memory_that_fsdp_reads_and_the_optimizer_writes(world, pinned):
     config = TrainerConfig.model_validate({"data": {"uri": "/none"}, "model": MODEL, "memory": {"offload": "State"}})
     model = parallelized(config, world)
-    optimizer = ShardedAdamW(model, config.optimizer, 0)
+    optimizer = LocalOptimizer(model, config.optimizer, 0)
     state = TrainState(model, config, optimizer, world)
     state.initialise(config)
     saved = {each.name: each.local for each in state._catalogue.held}

@@ -18,7 +18,7 @@ from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.initial import initial_value
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
@@ -82,7 +82,7 @@ def saved_by(world, parallelism, **changed):
             # Only the round tells meshes of this rank from those of another one, which DTensor's caches hold.
             context = DistContext.of(rank, world, where, given, config.model.experts is not None, next(ROUNDS))
             model = parallelized(config, context)
-            state = TrainState(model, config, ShardedAdamW(model, config.optimizer, 0), context)
+            state = TrainState(model, config, LocalOptimizer(model, config.optimizer, 0), context)
             state.initialise(config)
             yield state.digest, dict(zip(state.saved.layout.chunks, state.saved.tensors, strict=True))
         finally:

@@ -7,9 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.model.stages import Stages
+from concertina_trainer.parallel import summing
 from concertina_trainer.parallel.step_times import StepTimes
 from concertina_trainer.parallel.summing import OrderedSums
 
@@ -53,3 +56,27 @@ def test_losses_are_added_in_the_order_of_the_batch(world):
     for part in parts:
         total += float(part)
     assert sums(world).loss(added(words)) == total
+
+
+class Largest(TorchDispatchMode):
+    """Record of the largest float64 tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float64:
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 8)
+        return result
+
+
+def test_no_gradient_is_copied_whole_to_float64(monkeypatch):
+    gradients = [torch.randn(50, 40), torch.randn(7, 3, 5), torch.randn(64)]
+    ordered = sums(1)
+    whole = ordered.squares(gradients)
+    monkeypatch.setattr(summing, "PIECE", 100)
+    with Largest() as seen:
+        pieces = ordered.squares(gradients)
+    assert torch.equal(pieces, whole)
+    assert seen.elements <= 50 + 7 + 64, "a row of each gradient has one number"

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.config.trainer import TrainerConfig
 
 MAY_CHANGE = ("from", "experts.balanceLoss", "experts.biasRate")
@@ -39,9 +40,10 @@ class Change:
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
     """Return the changes that prevent training from resuming, by field.
 
-    They are changes of the model's arithmetic or of the order of the data. The sequence length and the seed decide the
-    order of the data: a sample's position is a number of sequences, and the seed shuffles the sequences. The data sets,
-    their mixture and `data.documents` are not compared here, because they have a digest of their own.
+    They are changes of the model's arithmetic, of the order of the data, or of the optimizer's state. The sequence
+    length and the seed decide the order of the data: a sample's position is a number of sequences, and the seed
+    shuffles the sequences. The data sets, their mixture and `data.documents` are not compared here, because they have a
+    digest of their own.
     """
     return list(_changes(_identity(saved), _identity(now)))
 
@@ -64,7 +66,22 @@ def architecture(model: ModelConfig) -> dict[str, Any]:
 
 def _identity(config: TrainerConfig) -> dict[str, Any]:
     fields = {f"model.{name}": value for name, value in architecture(config.model).items()}
-    return {**fields, "seed": config.seed}
+    return {**fields, "seed": config.seed, **_optimizer_state(config.optimizer)}
+
+
+def _optimizer_state(optimizer: OptimizerConfig) -> dict[str, Any]:
+    """Return the fields that determine which moments there are, and their meaning.
+
+    The names of moments do not tell optimizers apart: Adam and RAdam have moments of the same names.
+    """
+    needed = {field for field in optimizer.kind.moments.values() if field is not None}
+    values = optimizer.hyperparameters
+    return {
+        "optimizer.name": optimizer.name.value,
+        "optimizer.momentsPrecision": optimizer.moments_precision.value,
+        "optimizer.emaDecay": "absent" if optimizer.ema_decay is None else "present",
+        **{f"optimizer.{field}": "above 0" if values[field] else "0" for field in needed},
+    }
 
 
 def _settings(config: TrainerConfig) -> dict[str, Any]:

@@ -126,3 +126,7 @@ class EvaluationConfig(Section):
         le=16777216,
         description="Number of validation sequences that each evaluation reads. It always reads the same ones.",
     )
+    ema: bool = Field(
+        default=False,
+        description="Evaluates the average of weights that optimizer.emaDecay keeps, not the weights.",
+    )

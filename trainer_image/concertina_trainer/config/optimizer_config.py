@@ -1,13 +1,29 @@
-"""spec.trainer.optimizer: AdamW and the schedule of its learning rate."""
+"""spec.trainer.optimizer: the optimizer, its parameter groups, and the schedule of its learning rate."""
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from concertina_trainer.config.optimizer_kinds import (
+    HYPERPARAMETERS,
+    OPTIMIZERS,
+    OptimizerKind,
+    OptimizerName,
+    with_hyperparameter,
+)
 from concertina_trainer.config.section import Section, SectionRule
+
+MOST_AVERAGING = 0.984
+"""Largest averaging factor of a moment in bfloat16, rounded down.
+
+bfloat16 has 8 significant bits, so rounding to the nearest number drops changes of less than 2^-8 of the moment. A
+moment m with the factor b and the new value x changes by (1 - b)(x - m). It therefore stops at a value that is off by
+up to 2^-8 / (1 - b) of itself. The limit 1 - 2^-6 bounds this error to a quarter of a second moment, which is an eighth
+of the step. Without a limit, it has none: a second moment with b = 0.999 never falls.
+"""
 
 
 class Schedule(enum.StrEnum):
@@ -20,8 +36,48 @@ class Schedule(enum.StrEnum):
     """Constant, then a decay at the end of the run (Hägele et al. 2024, arXiv 2405.18392)."""
 
 
+class StatePrecision(enum.StrEnum):
+    float32 = "Float32"
+    bfloat16 = "BFloat16"
+
+
+class ParameterGroup(Section):
+    """Parameters with settings of their own."""
+
+    names: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(min_length=1, max_length=64)] = (
+        Field(
+            description="Patterns of parameters' names, as in a shell: * stands for any characters. An example is "
+            "blocks.*.attention.*. Each pattern must match a parameter that is trained."
+        )
+    )
+    weight_decay: float | None = Field(
+        default=None, ge=0.0, le=10.0, description="Weight decay of these parameters. Absent: as without the group."
+    )
+    learning_rate_factor: float = Field(
+        default=1.0, ge=0.0, le=1000.0, description="Factor of the learning rate of these parameters."
+    )
+
+
+def _hyperparameter_rule(name: str) -> SectionRule:
+    """Return the rule that the optimizer has a hyperparameter which the job sets."""
+    names = with_hyperparameter(name)
+    return SectionRule(
+        name,
+        f"!has(self.{name}) || self.name in {names}",
+        lambda optimizer: getattr(optimizer, name) is None or name in optimizer.kind.defaults,
+        f"optimizer.{name} applies to {', '.join(names)}: remove it, or set optimizer.name to one of these",
+    )
+
+
+def _averages_slowly(optimizer: OptimizerConfig) -> bool:
+    """Return whether the optimizer keeps a moment that changes too little in a step for bfloat16."""
+    values = [optimizer.hyperparameters[name] for name in optimizer.kind.averages]
+    factors = [factor for value in values for factor in (value if isinstance(value, list) else [value])]
+    return optimizer.name is OptimizerName.adagrad or max(factors) > MOST_AVERAGING
+
+
 class OptimizerConfig(Section):
-    """AdamW, with a linear warm-up of the learning rate and a schedule for the steps after the warm-up.
+    """The optimizer, with a linear warm-up of the learning rate and a schedule for the steps after the warm-up.
 
     At the last step the rate is minLearningRateFactor times learningRate, except with the schedule Constant.
     """
@@ -33,8 +89,29 @@ class OptimizerConfig(Section):
             lambda optimizer: optimizer.decay_steps is None or optimizer.schedule is Schedule.warmup_stable_decay,
             "optimizer.decaySteps needs optimizer.schedule: WarmupStableDecay",
         ),
+        *map(_hyperparameter_rule, HYPERPARAMETERS),
+        SectionRule(
+            "nesterov",
+            "!has(self.nesterov) || !self.nesterov || !has(self.momentum) || self.momentum > 0.0",
+            lambda optimizer: not optimizer.nesterov or optimizer.momentum is None or optimizer.momentum > 0,
+            "optimizer.nesterov needs momentum: raise optimizer.momentum, or remove nesterov",
+        ),
+        SectionRule(
+            "momentsPrecision",
+            "self.momentsPrecision != 'BFloat16' || self.name != 'Adagrad' && "
+            f"(!has(self.betas) || self.betas.all(beta, beta <= {MOST_AVERAGING})) && "
+            f"(!has(self.momentum) || self.momentum <= {MOST_AVERAGING}) && "
+            f"(self.name != 'RMSprop' || has(self.alpha) && self.alpha <= {MOST_AVERAGING})",
+            lambda optimizer: optimizer.moments_precision is StatePrecision.float32 or not _averages_slowly(optimizer),
+            f"optimizer.momentsPrecision BFloat16 needs betas, momentum and alpha of at most {MOST_AVERAGING}, and not "
+            "Adagrad, whose moment would stop growing: lower them, or set momentsPrecision to Float32",
+        ),
     )
 
+    name: OptimizerName = Field(
+        default=OptimizerName.adamw,
+        description="Class of torch.optim. A saved state of one optimizer can't be continued with another.",
+    )
     learning_rate: float = Field(
         default=3e-4, ge=0.0, le=10.0, description="Highest learning rate, reached after the warm-up."
     )
@@ -63,15 +140,49 @@ class OptimizerConfig(Section):
         description="Number of steps in which the learning rate rises from 0. Absent: a tenth of all "
         "steps, but at most 100.",
     )
-    weight_decay: float = Field(
-        default=0.1, ge=0.0, le=10.0, description="Decoupled weight decay of matrices. Norms have no weight decay."
+    weight_decay: float | None = Field(
+        default=None,
+        ge=0.0,
+        le=10.0,
+        description="Decay of matrices. Embeddings, norms and biases have none, unless groups says otherwise. AdamW, "
+        "NAdam and RAdam decay the weights themselves, and the others add the decay to the gradient. Absent: 0.1 with "
+        "AdamW, NAdam and RAdam, else 0.",
     )
-    betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.95],
-        description="Decay rates of AdamW's averages of the gradient (first) and of its square (second).",
+    betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="Averaging factors of the gradient and its square, for AdamW, Adam, NAdam and RAdam. Absent: 0.9 "
+        "and 0.95.",
     )
-    epsilon: float = Field(
-        default=1e-8, ge=1e-16, le=1.0, description="Epsilon that AdamW adds to the square root of the second moment."
+    epsilon: float | None = Field(
+        default=None,
+        ge=1e-16,
+        le=1.0,
+        description="Added to the root of the second moment, for all but SGD. Absent: 1e-8, and 1e-10 with Adagrad.",
+    )
+    momentum: float | None = Field(
+        default=None, ge=0.0, lt=1.0, description="Momentum of SGD and RMSprop. Absent: 0.9 with SGD, 0 with RMSprop."
+    )
+    nesterov: bool | None = Field(default=None, description="Nesterov's momentum, for SGD. Absent: false.")
+    alpha: float | None = Field(
+        default=None, ge=0.0, lt=1.0, description="Averaging factor of the gradient's square in RMSprop. Absent: 0.99."
+    )
+    groups: Annotated[list[ParameterGroup], Field(max_length=32)] = Field(
+        default=[],
+        description="Parameters with settings of their own, by patterns of their names. A parameter belongs to the "
+        "first group that matches its name.",
+    )
+    moments_precision: StatePrecision = Field(
+        default=StatePrecision.float32,
+        description="Precision in which moments are kept between steps. BFloat16 halves their memory and their part of "
+        "a snapshot, and rounds each moment once a step. A saved state can't be continued with the other precision.",
+    )
+    ema_decay: float | None = Field(
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="Keeps an exponential moving average of the trained weights, with this decay in each step. It "
+        "begins with a smaller decay, so that the first weights do not count long. It is saved with the state. "
+        "Absent: there is none.",
     )
     max_grad_norm: float = Field(
         default=1.0,
@@ -80,6 +191,36 @@ class OptimizerConfig(Section):
         description="Largest norm of the gradient. A gradient with a larger norm is scaled down to it. 0 "
         "means no limit.",
     )
+
+    @property
+    def kind(self) -> OptimizerKind:
+        return OPTIMIZERS[self.name]
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Hyperparameters of this optimizer, with defaults in place of absent ones."""
+        given = {name: getattr(self, name) for name in self.kind.defaults}
+        return {name: self.kind.defaults[name] if value is None else value for name, value in given.items()}
+
+    @property
+    def resolved_weight_decay(self) -> float:
+        return (0.1 if self.kind.decoupled else 0.0) if self.weight_decay is None else self.weight_decay
+
+    @property
+    def moments(self) -> list[str]:
+        """Names of the moments that the optimizer keeps for each trained weight."""
+        values = self.hyperparameters
+        return [name for name, needs in self.kind.moments.items() if needs is None or values[needs]]
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of all moments of one trained weight, and of its average."""
+        moments = len(self.moments) * (2 if self.moments_precision is StatePrecision.bfloat16 else 4)
+        return moments + (0 if self.ema_decay is None else 4)
+
+    def resolved_ema_decay(self, step: int) -> float:
+        """Return the decay of averages in the update after `step` steps: (1 + step) / (10 + step), up to emaDecay."""
+        return min(self.ema_decay or 0.0, (1 + step) / (10 + step))
 
     @property
     def min_learning_rate(self) -> float:

@@ -16,7 +16,7 @@ from concertina_trainer.config.data_config import Balancing, DataConfig, Documen
 from concertina_trainer.config.memory_config import MemoryConfig, SnapshotConfig
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.model_sizes import WITH_EXPERTS
-from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule
+from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule, StatePrecision
 from concertina_trainer.config.section import Section, SectionRule
 
 
@@ -129,7 +129,9 @@ class TrainerConfig(Section):
         description="Largest number of sequences that a worker computes at once. Absent: as many as keep a "
         "GPU busy, or fewer if those do not fit into its memory (docs/memory.md).",
     )
-    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="AdamW and the learning rate schedule.")
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(), description="The optimizer and the learning rate schedule."
+    )
     precision: Precision = Field(
         default=Precision.auto,
         description="Precision of matrix products. Auto is BFloat16 on devices that support it, and Float32 on others.",
@@ -138,6 +140,11 @@ class TrainerConfig(Section):
         default=None,
         description="Parts of the model to compile with torch.compile: Blocks compiles each block of the decoder, None "
         "nothing. Absent: Blocks on GPUs, if the model and the data allow it (docs/speed.md).",
+    )
+    gradient_precision: StatePrecision = Field(
+        default=StatePrecision.float32,
+        description="Precision in which gradients are added up over workers. BFloat16 halves the bytes of this "
+        "communication, and rounds gradients; those of microbatches are still added up in Float32.",
     )
     determinism: Determinism = Field(
         default=Determinism.order,
@@ -226,6 +233,21 @@ class TrainerConfig(Section):
             "depend on the number of workers: set determinism to Order, or remove model.experts",
         ),
         SectionRule(
+            "evaluation",
+            "!has(self.evaluation) || !self.evaluation.ema || has(self.optimizer.emaDecay)",
+            lambda trainer: (
+                trainer.evaluation is None or not trainer.evaluation.ema or trainer.optimizer.ema_decay is not None
+            ),
+            "evaluation.ema evaluates the average of weights: set optimizer.emaDecay, or remove evaluation.ema",
+        ),
+        SectionRule(
+            "gradientPrecision",
+            "self.determinism != 'Bitwise' || self.gradientPrecision == 'Float32'",
+            lambda trainer: not trainer.bitwise or trainer.gradient_precision is StatePrecision.float32,
+            "determinism Bitwise adds up gradients in Float32: set gradientPrecision to Float32, or determinism to "
+            "Order",
+        ),
+        SectionRule(
             "data.balance",
             "self.data.balance != 'Speed' || self.determinism != 'Bitwise'",
             lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
@@ -254,6 +276,8 @@ class TrainerConfig(Section):
         del settings["model"]["size"]
         if self.bitwise:
             settings["micro_batch_size"] = self.resolved_micro_batch_size
+        settings["optimizer"] |= self.optimizer.hyperparameters
+        settings["optimizer"]["weight_decay"] = self.optimizer.resolved_weight_decay
         settings["optimizer"]["warmup_steps"] = self.optimizer.resolved_warmup_steps(self.steps)
         if self.optimizer.schedule is Schedule.warmup_stable_decay:
             settings["optimizer"]["decay_steps"] = self.optimizer.resolved_decay_steps(self.steps)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FILE_BYTES = 5 * 10**9
 """Maximum size in bytes of one file of weights. A single tensor that is larger still becomes one file."""
+AVERAGES = "optimizer.ema."
+"""Prefix of the names of averages of weights (`optimizer.emaDecay`)."""
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 Advance = Callable[[int], None]
 
@@ -101,7 +103,12 @@ class Exported:
 
 
 def export(
-    checkpoint: StoredCheckpoint, target: ObjectPrefix, advance: Advance, file_bytes: int = FILE_BYTES, data: str = ""
+    checkpoint: StoredCheckpoint,
+    target: ObjectPrefix,
+    advance: Advance,
+    file_bytes: int = FILE_BYTES,
+    data: str = "",
+    ema: bool = False,
 ) -> Exported:
     """Export a checkpoint.
 
@@ -111,6 +118,7 @@ def export(
         advance: Function that is called with the number of bytes just processed.
         file_bytes: Maximum size in bytes of one file of weights.
         data: Folder of the run's data, which contains the tokenizer. Needed only if the data have been moved.
+        ema: Whether to export the average of the weights. Frozen weights have none, and are exported themselves.
 
     Raises:
         InvalidInput: When the checkpoint or the data can't be exported.
@@ -122,8 +130,13 @@ def export(
             f"{target.uri} already contains weights, which would be mixed with the exported ones: export "
             "into another folder, or delete them first."
         )
+    if ema and trainer.optimizer.ema_decay is None:
+        raise InvalidInput(
+            f"{checkpoint.uri} has no average of the weights: export the weights, or train with "
+            "trainer.optimizer.emaDecay."
+        )
     shards = shards_of(checkpoint, trainer.model)
-    tensors = _tensors(shards, trainer.model)
+    tensors = _tensors(shards, trainer.model, ema)
     headers = {number: shard.header for number, shard in enumerate(shards)}
     plan = reads(headers, [chunk for tensor in tensors for part in tensor.parts for chunk in part.read])
     plan.require(checkpoint.uri)
@@ -188,8 +201,10 @@ def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
     return trainer
 
 
-def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
+def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = False) -> list[Tensor]:
     """Return the tensors of the export, sorted by their exported names, in the dtypes of the trained model.
+
+    With `ema`, the average of a weight takes its place.
 
     Raises:
         InvalidInput: When no Hugging Face model computes as this one does, or a tensor has no counterpart in it.
@@ -199,8 +214,11 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
         name: dataclasses.replace(stored.chunk, dtype=dtype_of(name, stored.chunk.dtype, model))
         for shard in shards
         for name, stored in shard.header.chunks.items()
-        if name.startswith(hf_names.MODEL)
+        if name.startswith((hf_names.MODEL, AVERAGES))
     }
+    averages = {name: wholes.pop(name) for name in list(wholes) if name.startswith(AVERAGES)}
+    if ema:
+        wholes |= {f"{hf_names.MODEL}{name.removeprefix(AVERAGES)}": chunk for name, chunk in averages.items()}
     tensors: dict[str, Tensor] = {}
     for name, chunk in sorted(wholes.items(), key=lambda item: hf_names.rank_in_tensor(item[0], family)):
         if adapters.is_adapter(name):
@@ -218,7 +236,7 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
             tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
         for number in range(shape[0]):
-            expert_chunk = Chunk(name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
+            expert_chunk = Chunk(chunk.name, chunk.dtype, (number, *(0 for _ in shape[1:])), (1, *shape[1:]), shape)
             expert_name = exported_name.replace(EXPERT, str(number))
             tensors[expert_name] = Tensor(expert_name, (Part(expert_chunk),), shape[1:])
     return [tensors[name] for name in sorted(tensors)]

@@ -1,18 +1,27 @@
-"""AdamW on each rank's own shards, and the learning rate as a pure function of the step."""
+"""Optimizers on each rank's own shards, and the learning rate as a pure function of the step."""
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from concertina_state.errors import InvalidInput
-from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule
+from concertina_trainer.config.optimizer_config import OptimizerConfig, Schedule, StatePrecision
+from concertina_trainer.config.optimizer_kinds import OptimizerName
 
+BUCKET = 4 << 20
+"""Number of elements to update at a time, if the update needs temporary tensors."""
+EMA = "ema"
+"""Kind of the average of the weights, in the names of a state."""
+ARGUMENTS = {"epsilon": "eps"}
+"""Names of hyperparameters in torch, where they differ."""
 REMAINING: Mapping[Schedule, Callable[[float], float]] = {
     Schedule.cosine: lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     Schedule.linear: lambda progress: 1 - progress,
@@ -65,25 +74,63 @@ class Parameters(Protocol):
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 
+    def embeddings(self) -> Collection[str]:
+        """Return the names of the parameters that are tables of embeddings."""
+        ...
+
     def counts(self, name: str, parameter: Tensor) -> bool:
         """Return whether this rank is the first of the ranks that hold the same shard of the parameter."""
         ...
 
 
-class ShardedAdamW:
-    """AdamW on this rank's shards, as plain tensors.
+class Settings(NamedTuple):
+    """Settings of a parameter."""
 
-    The update is elementwise, so no rank needs the shard of another rank. Plain tensors avoid DTensor's dispatch, which
-    takes longer than the arithmetic of a small model. The constructor creates the optimizer state with the given number
-    of steps (decision "AdamW on local tensors").
+    weight_decay: float
+    learning_rate_factor: float
 
-    With `exact`, each operation rounds once, so the resulting bits do not depend on how a parameter is cut into shards.
-    The bits of torch's own kernels depend on the shards, because these kernels compute the last few elements of a
-    tensor with other instructions than the elements before (measured, fused on CPU: one bit of `exp_avg_sq`).
+
+def settings(config: OptimizerConfig, name: str, parameter: Tensor, embeddings: Collection[str]) -> Settings:
+    """Return the settings of a parameter: those of the first group that matches its name, or the defaults.
+
+    By default, matrices decay. Embeddings, and vectors such as norms and biases, do not.
+    """
+    decay = config.resolved_weight_decay if parameter.dim() > 1 and name not in embeddings else 0.0
+    for group in config.groups:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in group.names):
+            return Settings(decay if group.weight_decay is None else group.weight_decay, group.learning_rate_factor)
+    return Settings(decay, 1.0)
+
+
+def check_groups(config: OptimizerConfig, trained: Collection[str]) -> None:
+    """Check that each pattern of a parameter group matches a trained parameter of the whole model.
+
+    Raises:
+        InvalidInput: When a pattern matches none.
+    """
+    for number, group in enumerate(config.groups):
+        for pattern in group.names:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in trained):
+                raise InvalidInput(
+                    f"trainer.optimizer.groups[{number}].names has {pattern}, which matches no trained parameter: "
+                    f"correct or remove it. The model's parameters are {', '.join(sorted(trained))[:1000]}."
+                )
+
+
+class LocalOptimizer:
+    """Optimizer of this rank's shards, as plain tensors.
+
+    The update is element-wise, so no rank needs the shard of another rank. Plain tensors avoid DTensor's dispatch,
+    which takes longer than the arithmetic of a small model. The constructor creates the optimizer state with the given
+    number of steps (decision "Optimizers are torch's, on local tensors").
+
+    With `exact`, the resulting bits do not depend on how a parameter is cut into shards. torch's fused kernels on CPU
+    do not have this property, because they compute the last few elements of a tensor with other instructions than the
+    elements before.
     """
 
     def __init__(self, model: Parameters, config: OptimizerConfig, step: int, exact: bool = False) -> None:
-        self._exact = exact
+        self._config, self._fused = config, config.kind.fused and not exact
         trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
         self._sharded = {name: p for name, p in trained if local(p.detach()).numel()}
         self._counted = {name for name, p in self._sharded.items() if model.counts(name, p)}
@@ -92,65 +139,91 @@ class ShardedAdamW:
             raise InvalidInput(
                 "there are more workers than trainable rows of weights: use fewer replicas or a larger model."
             )
-        matrices = [p for p in self._local.values() if p.dim() > 1]
-        vectors = [p for p in self._local.values() if p.dim() <= 1]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=0.0,
-            betas=(config.betas[0], config.betas[1]),
-            eps=config.epsilon,
-            fused=True,
-        )
-        for parameter in self._local.values():
-            self._adam.state[parameter] = {
-                # float32, because the fused kernel on a GPU reads the step as float32, whatever torch's default dtype
-                # is.
-                "step": torch.tensor(float(step), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
+        self._rounded = config.moments_precision is StatePrecision.bfloat16
+        self.moment_dtype = torch.bfloat16 if self._rounded else torch.get_default_dtype()
+        self._moments = {
+            kind: {
+                name: torch.zeros_like(p, dtype=self.moment_dtype, requires_grad=False)
+                for name, p in self._local.items()
             }
+            for kind in config.moments
+        }
+        self._averages = {
+            name: torch.zeros_like(p, requires_grad=False)
+            for name, p in (self._local.items() if config.ema_decay is not None else ())
+        }
+        embeddings = model.embeddings()
+        self._settings = {name: settings(config, name, p, embeddings) for name, p in self._local.items()}
+        whole = self._fused and not self._rounded
+        self._parts = [_Part(self._torch_optimizer(names), names) for names in _buckets(self._local, whole)]
+        for part in self._parts:
+            for name in part.names:
+                part.optimizer.state[self._local[name]] = {
+                    kind: moments[name] for kind, moments in self._moments.items()
+                }
+        self.set_step(step)
 
-    @torch.no_grad()
-    def _step_exactly(self, group: dict[str, Any]) -> None:
-        """Apply AdamW (Loshchilov, Hutter 2019, algorithm 2) in operations that IEEE 754 rounds correctly."""
-        parameters = [p for p in group["params"] if p.grad is not None]
-        if not parameters:
-            return
-        states = [self._adam.state[p] for p in parameters]
-        gradients, rate, (beta1, beta2) = [p.grad for p in parameters], group["lr"], group["betas"]
-        first, second = ([state[kind] for state in states] for kind in ("exp_avg", "exp_avg_sq"))
-        for state in states:
-            state["step"] += 1
-        step = states[0]["step"].item()
-        torch._foreach_mul_(first, beta1)
-        torch._foreach_add_(first, torch._foreach_mul(gradients, 1 - beta1))
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_add_(second, torch._foreach_mul(torch._foreach_mul(gradients, gradients), 1 - beta2))
-        scale = torch._foreach_sqrt(second)
-        torch._foreach_div_(scale, math.sqrt(1 - beta2**step))
-        torch._foreach_add_(scale, group["eps"])
-        moves = torch._foreach_mul(first, rate / (1 - beta1**step))
-        torch._foreach_div_(moves, scale)
-        torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        torch._foreach_sub_(parameters, moves)
+    def _torch_optimizer(self, names: Iterable[str]) -> torch.optim.Optimizer:
+        by_settings: dict[Settings, list[nn.Parameter]] = {}
+        for name in names:
+            by_settings.setdefault(self._settings[name], []).append(self._local[name])
+        groups = [
+            {"params": parameters, "weight_decay": decay, "learning_rate_factor": factor}
+            for (decay, factor), parameters in by_settings.items()
+        ]
+        hyperparameters = {ARGUMENTS.get(name, name): value for name, value in self._config.hyperparameters.items()}
+        how = {"fused" if self._fused else "foreach": True} | dict.fromkeys(self._config.kind.switches, True)
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, self._config.name.value)(
+            groups, lr=0.0, **hyperparameters, **how
+        )
+        return optimizer
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return the moments by kind (`exp_avg`, `exp_avg_sq`) and by parameter name, as shards of this rank.
+        """Return the moments by kind (such as `exp_avg`) and by parameter name, as shards of this rank.
 
-        Parameters of which this rank has no elements are left out.
+        The average of the weights is a kind of its own, `ema`. Parameters of which this rank has no elements are left
+        out.
         """
-        return {
-            kind: {name: self._adam.state[p][kind] for name, p in self._local.items()}
-            for kind in ("exp_avg", "exp_avg_sq")
-        }
+        return {**self._moments, **({EMA: self._averages} if self._averages else {})}
+
+    @torch.no_grad()
+    def begin_averages(self) -> None:
+        """Set the averages to the weights."""
+        for name, average in self._averages.items():
+            average.copy_(self._local[name])
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Return a context in which the weights and their averages are exchanged. There is no second copy of all."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, average in self._averages.items():
+            weights = self._local[name].clone()
+            self._local[name].copy_(average)
+            average.copy_(weights)
 
     def set_step(self, step: int) -> None:
-        for parameter in self._local.values():
-            self._adam.state[parameter]["step"].fill_(float(step))
+        """Set the state that depends on nothing but the number of steps, and therefore is not saved."""
+        self._step, scalars = step, {}
+        if self._config.name is not OptimizerName.sgd:
+            # float32, because the fused kernel on a GPU reads the step as float32, whatever torch's default dtype is.
+            scalars["step"] = torch.tensor(float(step), dtype=torch.float32)
+        if self._config.name is OptimizerName.nadam:
+            scalars["mu_product"] = _momentum_product(step, self._config.hyperparameters["betas"][0])
+        for part in self._parts:
+            for name in part.names:
+                parameter = self._local[name]
+                # The host reads the scalars, except those of fused kernels.
+                device = parameter.device if self._fused else torch.device("cpu")
+                part.optimizer.state[parameter] |= {
+                    key: scalar.to(device, copy=True) for key, scalar in scalars.items()
+                }
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients of this rank's shards."""
@@ -168,7 +241,7 @@ class ShardedAdamW:
             parameter.grad = None
 
     def update(self, rate: float, gradient_scale: float) -> None:
-        """Apply one step of AdamW with the learning rate `rate`, and drop the gradients.
+        """Apply one step with the learning rate `rate`, and drop the gradients.
 
         The gradients have been reduced over ranks. They are multiplied by `gradient_scale` first.
         """
@@ -178,11 +251,68 @@ class ShardedAdamW:
         gradients = [p.grad for p in self._local.values() if p.grad is not None]
         if gradient_scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, gradient_scale)
-        for group in self._adam.param_groups:
-            group["lr"] = rate
-            if self._exact:
-                self._step_exactly(group)
-        if not self._exact:
-            self._adam.step()
-        for parameter in self._local.values():
-            parameter.grad = None
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                group["lr"] = rate * group["learning_rate_factor"]
+            with self._computed_with(part) if self._rounded else contextlib.nullcontext():
+                part.optimizer.step()
+            for name in part.names:
+                self._local[name].grad = None
+        if self._averages:
+            decay = self._config.resolved_ema_decay(self._step)
+            weights = [self._local[name].detach() for name in self._averages]
+            torch._foreach_lerp_(list(self._averages.values()), weights, 1 - decay)
+        self._step += 1
+
+    @contextlib.contextmanager
+    def _computed_with(self, part: _Part) -> Iterator[None]:
+        """Give torch the moments of a part in the precision of its weights, and round the new moments to bfloat16.
+
+        Rounding to the nearest number is enough, because the averaging factors are limited
+        (`optimizer_config.MOST_AVERAGING`).
+        """
+        for name in part.names:
+            parameter = self._local[name]
+            for kind, moments in self._moments.items():
+                part.optimizer.state[parameter][kind] = moments[name].to(parameter.dtype)
+        yield
+        for name in part.names:
+            state = part.optimizer.state[self._local[name]]
+            for kind, moments in self._moments.items():
+                state[kind] = moments[name].copy_(state[kind])
+
+
+class _Part(NamedTuple):
+    """Parameters that are updated together."""
+
+    optimizer: torch.optim.Optimizer
+    names: list[str]
+
+
+def _buckets(parameters: Mapping[str, Tensor], whole: bool) -> list[list[str]]:
+    """Divide parameters into lists that are updated one after another, which bounds the memory of temporary tensors.
+
+    Each list has BUCKET elements or a little more, or with `whole`, there is one list.
+    """
+    buckets: list[list[str]] = [[]]
+    elements = 0
+    for name, parameter in parameters.items():
+        if elements >= BUCKET and not whole:
+            buckets.append([])
+            elements = 0
+        buckets[-1].append(name)
+        elements += parameter.numel()
+    return buckets
+
+
+def _momentum_product(step: int, beta: float) -> Tensor:
+    """Return NAdam's product of momentums after `step` steps, computed as torch's NAdam does it.
+
+    Each momentum is below 1, so the product is 0 after at most a few thousand steps.
+    """
+    product, decay = torch.ones((), dtype=torch.float32), 4e-3
+    for number in range(1, step + 1):
+        product *= beta * (1.0 - 0.5 * 0.96 ** (number * decay))
+        if not product:
+            break
+    return product

@@ -54,6 +54,13 @@ class Stages:
                 if isinstance(block.feed_forward, MixtureOfExperts):
                     yield int(layer), block.feed_forward
 
+    def embeddings(self) -> set[str]:
+        """Return the names of the parameters of this rank that are tables of embeddings."""
+        if self.own is None:
+            return {"embedding.weight"}
+        modules = self.own.model.named_modules()
+        return {f"{name}.weight".lstrip(".") for name, module in modules if isinstance(module, nn.Embedding)}
+
     def modules(self) -> Iterator[nn.Module]:
         if self.own is not None:
             yield from self.own.modules()

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from concertina_trainer.config.memory_config import Offload
+from concertina_trainer.config.optimizer_config import StatePrecision
 from concertina_trainer.config.trainer import Precision, TrainerConfig
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.optimizer import local
@@ -28,10 +29,11 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
     and gloo can't multiply while it sums. This is set for every module, because FSDP's setters are not recursive.
     `reshard` says whether blocks free their gathered weights between the forward and the backward pass.
     """
+    rounded = config.gradient_precision is StatePrecision.bfloat16
     # Inputs are not cast to half precision, because the tokens' weights in the loss would lose bits.
     policy = MixedPrecisionPolicy(
         param_dtype=compute_dtype(config.precision, world.device),
-        reduce_dtype=torch.get_default_dtype(),
+        reduce_dtype=torch.bfloat16 if rounded else torch.get_default_dtype(),
         cast_forward_inputs=False,
     )
     offloaded = config.memory.offload is Offload.state

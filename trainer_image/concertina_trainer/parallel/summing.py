@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from concertina_protocol import StepPart
+from concertina_trainer.config.optimizer_config import StatePrecision
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
-from concertina_trainer.layouts import frees_weights
+from concertina_trainer.layouts import reduces_each
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.step_times import Allocating, StepTimes
@@ -36,6 +37,8 @@ from concertina_trainer.parallel.step_times import Allocating, StepTimes
 WORDS, BITS = 5, 32
 """Format of a squared norm: a fixed-point number of WORDS digits of BITS bits. The last digit counts 2**LEAST."""
 LEAST = -96
+PIECE = 4 << 20
+"""Number of elements of a gradient to copy to float64 at a time."""
 _TOO_MUCH = 2.0 ** (LEAST + BITS * WORDS + 16)
 """Sum of squares from which a row counts as infinite, because its top digit would not fit into BITS bits."""
 
@@ -67,24 +70,28 @@ class Sums(Protocol):
 class PlainSums:
     """Sums in no fixed order, for ranks that may have no losses or gradients to add."""
 
-    def __init__(self, device: torch.device, each: bool) -> None:
+    def __init__(self, device: torch.device, each: bool, rounded: bool = False) -> None:
         """Choose when gradients are reduced over ranks.
 
         If `each` is True, the gradients of each microbatch are reduce-scattered at once. If `each` is False, each rank
         adds up the unsharded gradients of its microbatches, and reduce-scatters the sum after the last microbatch. This
         takes less communication, but every rank needs memory for the gradients of the whole model.
+
+        `rounded` says whether gradients are reduced in bfloat16. Then `each` is True, and copies of the weights (HSDP)
+        exchange the gradients of each microbatch too, because FSDP would add them up in bfloat16.
         """
-        self._device, self._each = device, each
+        self._device, self._each, self._rounded = device, each, rounded
 
     def begin(self, model: nn.Module, index: int, count: int) -> None:
         """Prepare for microbatch `index` of `count`.
 
-        With several copies of the weights (HSDP), the copies exchange gradients only after the last microbatch.
+        With several copies of the weights (HSDP), the copies exchange gradients only after the last microbatch, unless
+        gradients are rounded.
         """
         assert isinstance(model, FSDPModule)
         last = index == count - 1
         model.set_requires_gradient_sync(last or self._each)
-        model.set_requires_all_reduce(last)
+        model.set_requires_all_reduce(last or self._rounded)
         model.set_is_last_backward(last)
 
     def finish(self, gradients: Sequence[Tensor]) -> None: ...
@@ -155,7 +162,7 @@ class OrderedSums:
 
         The elements are the digits of a fixed-point number, and the number of rows whose sum is not finite.
         """
-        rows = torch.cat([_row_sums(gradient.double().square()) for gradient in gradients])
+        rows = torch.cat([_row_sums(part.double().square()) for gradient in gradients for part in _pieces(gradient)])
         bad = ~(rows < _TOO_MUCH)
         remainder = rows.masked_fill(bad, 0.0)
         digits = []
@@ -171,6 +178,11 @@ class OrderedSums:
     def squared_norm(self, payload: Sequence[float]) -> float:
         *digits, infinite = (round(part) for part in payload)
         return math.inf if infinite else math.ldexp(_whole(digits), LEAST)
+
+
+def _pieces(gradient: Tensor) -> tuple[Tensor, ...]:
+    """Divide a gradient into pieces of whole rows, so that no copy of a whole gradient in float64 is made."""
+    return torch.split(gradient, max(1, PIECE * len(gradient) // max(1, gradient.numel())))
 
 
 def _row_sums(values: Tensor) -> Tensor:
@@ -235,6 +247,6 @@ class OrderedReduceScatter(Allocating):
 def sums(config: TrainerConfig, model: Stages, plan: BatchPlan, world: DistContext) -> Sums:
     if config.bitwise:
         return OrderedSums(model, plan, world.rank, world.times)
-    # If there is no memory for all gathered weights, there is none for all unsharded gradients either.
     weights = model.own.weights if model.own else None
-    return PlainSums(world.device, each=frees_weights(config, world.parallelism, weights))
+    rounded = config.gradient_precision is StatePrecision.bfloat16
+    return PlainSums(world.device, reduces_each(config, world.parallelism, weights), rounded)

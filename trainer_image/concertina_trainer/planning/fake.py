@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -16,7 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FakeStore
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import _sharding_prop
@@ -86,9 +91,22 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=own is not None))
 
 
-def zeros_where_looked_at() -> AbstractContextManager[object]:
-    """Return a context in which `tolist` of a fake tensor returns zeros, because it has no values."""
-    return mock.patch.object(FakeTensor, "tolist", lambda tensor: [0] * len(tensor))
+@contextmanager
+def zeros_where_looked_at() -> Iterator[None]:
+    """Return a context in which `tolist` of a fake tensor returns zeros, as does `item` if the value is not known."""
+    real_item = Tensor.item
+
+    def item(tensor: FakeTensor) -> object:
+        try:
+            return real_item(tensor)
+        except DataDependentOutputException:
+            return 0.0
+
+    with (
+        mock.patch.object(FakeTensor, "tolist", lambda tensor: [0] * len(tensor)),
+        mock.patch.object(FakeTensor, "item", item),
+    ):
+        yield
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:

@@ -22,7 +22,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan, batch_plan
 from concertina_trainer.degrees import Degrees
 from concertina_trainer.model.decoder import StageLayers
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnSpec, loaded
 from concertina_trainer.model.stages import Stages, divided
 from concertina_trainer.parallel import parallelize, summing
@@ -202,7 +202,7 @@ def _run(
         stack.enter_context(ledger)
         stack.enter_context(measured_waits(world))
         model = parallelize.parallelized(config, world, own)
-        optimizer = ShardedAdamW(model, config.optimizer, 0, exact=config.bitwise)
+        optimizer = LocalOptimizer(model, config.optimizer, 0, exact=config.bitwise)
         _mark(ledger, model, optimizer)
         ledger.fresh()
         sums = summing.sums(config, model, plan, world)
@@ -213,8 +213,8 @@ def _run(
         ledger.mark_state(MemoryKind.gradients, optimizer.gradients())  # a rank that shares no weights reduces nothing
         with zeros_where_looked_at():  # `bitwise` adds up digits as Python's integers
             sums.squares(optimizer.counted_gradients())
-        ledger.updating = True
-        optimizer.update(1e-3, 0.5)
+            ledger.updating = True
+            optimizer.update(1e-3, 0.5)  # NAdam computes with its product of momentums on the host
         dimensions = _dimensions(world)
         sent: dict[str, float] = {}
         for (group, operation), count in ledger.sent.items():
@@ -223,7 +223,7 @@ def _run(
         return RankMemory(rank, {phase: dict(kinds) for phase, kinds in ledger.peaks.items()}, sent, dict(ledger.host))
 
 
-def _mark(ledger: Ledger, model: Stages, optimizer: ShardedAdamW) -> None:
+def _mark(ledger: Ledger, model: Stages, optimizer: LocalOptimizer) -> None:
     ledger.mark_state(MemoryKind.weights, [parameter.detach() for _, parameter in model.named_parameters()])
     for moments in optimizer.moments().values():
         ledger.mark_state(MemoryKind.moments, list(moments.values()))

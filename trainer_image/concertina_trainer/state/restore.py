@@ -270,9 +270,10 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
         )
         suffix = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
         raise InvalidInput(
-            f"spec.trainer has changed since step {header.metadata.id.step} in fields that decide the model "
-            f"or the order of its data: {descriptions}{suffix}. Set the fields back to resume, or start a "
-            "new run under another checkpoint.uri."
+            f"spec.trainer has changed since step {header.metadata.id.step} in fields that decide the model, the "
+            f"order of its data or the optimizer's state: {descriptions}{suffix}. Set the fields back to resume, or "
+            "start a new run under another checkpoint.uri. A new run can begin with these weights by "
+            "checkpoint.initFrom."
         )
 
 

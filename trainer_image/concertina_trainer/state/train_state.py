@@ -5,6 +5,7 @@ Each tensor is a named box (rectangular part) of a global tensor.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
 from concertina_trainer.model.lora import set_frozen_dtype
-from concertina_trainer.model.optimizer import ShardedAdamW, local
+from concertina_trainer.model.optimizer import LocalOptimizer, check_groups, local
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 
@@ -41,7 +42,7 @@ class TrainState:
         self,
         model: Stages,
         config: TrainerConfig,
-        optimizer: ShardedAdamW,
+        optimizer: LocalOptimizer,
         world: DistContext,
         frozen: FrozenWeights | None = None,
     ) -> None:
@@ -50,10 +51,12 @@ class TrainState:
         kinds = optimizer.moments()
         tensors: dict[str, Tensor | RemoteArray] = {}
         parameters, buffers = _arrays(model) if model.own else _arrays_of_decoder(config.model.model_dump_json())
+        check_groups(config.optimizer, [name for name, (_, is_trained) in parameters.items() if is_trained])
+        precisions = {kind: next(iter(of_rank.values())).dtype for kind, of_rank in kinds.items()}
         for name, (array, is_trained) in parameters.items():
-            moments = [f"optimizer.{kind}." for kind in kinds] if is_trained else []
-            for prefix in (MODEL, *moments):
-                tensors[f"{prefix}{name}"] = array
+            tensors[f"{MODEL}{name}"] = array
+            for kind in kinds if is_trained else ():
+                tensors[f"optimizer.{kind}.{name}"] = RemoteArray(array.shape, precisions[kind])
         tensors |= {f"{MODEL}{name}": array for name, array in buffers.items()}
         tensors |= {f"{MODEL}{name}": _of_stage(buffer, world) for name, buffer in model.named_buffers()}
         for name, parameter in model.named_parameters():
@@ -61,7 +64,7 @@ class TrainState:
             for kind, of_rank in kinds.items() if parameter.requires_grad else ():
                 # A rank without a part of the parameter has no moments. The empty part of the parameter takes their
                 # place.
-                moment = of_rank.get(name, local(parameter.detach()))
+                moment = of_rank[name] if name in of_rank else local(parameter.detach()).to(precisions[kind])
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
         elsewhere = {f"{MODEL}{name}" for name, (_, is_trained) in parameters.items() if not is_trained and frozen}
         self._catalogue = StateIndex(
@@ -87,7 +90,7 @@ class TrainState:
 
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
-        """Set the state of step 0: weights that depend only on the seed, and moments that are 0."""
+        """Set the state of step 0: weights that depend only on the seed, their averages, and moments that are 0."""
         initial = functools.partial(initial_value, config=config.model, seed=config.seed)
         for local_array in self._catalogue.held:
             if not local_array.name.startswith(MODEL):
@@ -98,6 +101,7 @@ class TrainState:
                     (self._own.initial if self._own else initial)(name, local_array.whole, local_array.box)
                 )
         self._optimizer.set_step(0)
+        self._optimizer.begin_averages()
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -125,7 +129,9 @@ class TrainState:
         self._optimizer.set_step(step)
 
     def load_weights(self, shards: Sequence[ShardReader], whence: str) -> None:
-        """Fill the weights from `shards`, in which they may have another dtype. Optimizer moments are not changed.
+        """Fill the weights from `shards`, in which they may have another dtype, and begin their averages anew.
+
+        Optimizer moments are not changed.
 
         `whence` names the source of the shards in error messages.
 
@@ -165,6 +171,7 @@ class TrainState:
             plan = reads(headers, chunks)
             plan.require(whence)
             index.fill(plan, dict(enumerate(shards)))
+        self._optimizer.begin_averages()
 
 
 class _WholeArrays(NamedTuple):
@@ -212,5 +219,8 @@ def _cut_like(parameter: Tensor, moment: Tensor) -> Tensor:
     """Return this rank's part of an optimizer moment as a DTensor, divided in the same way as its parameter."""
     if not isinstance(parameter, DTensor):
         return moment
+    spec = parameter._spec
+    if spec.tensor_meta is not None and spec.tensor_meta.dtype != moment.dtype:
+        spec = dataclasses.replace(spec, tensor_meta=spec.tensor_meta._replace(dtype=moment.dtype))
     # DTensor.from_local would copy tensors in host memory to the mesh's device.
-    return DTensor(moment, parameter._spec, requires_grad=False)
+    return DTensor(moment, spec, requires_grad=False)

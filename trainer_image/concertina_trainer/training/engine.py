@@ -13,7 +13,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batch import BatchPlan
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.attention import Context
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer
 from concertina_trainer.model.own import OwnModel
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
@@ -40,7 +40,7 @@ class Engine(Protocol):
 class WholeModel:
     """Engine for training without pipeline parallelism, in which each rank computes all layers."""
 
-    def __init__(self, model: Stages, optimizer: ShardedAdamW, sums: Sums, world: DistContext) -> None:
+    def __init__(self, model: Stages, optimizer: LocalOptimizer, sums: Sums, world: DistContext) -> None:
         self._model = model.whole
         self._optimizer, self._sums, self._world = optimizer, sums, world
         self._counts = world.degrees.place(world.rank).tensor == 0
@@ -121,7 +121,7 @@ def own_part(microbatch: Microbatch, context: Context | None) -> tuple[Tensor, T
 
 
 def engine_of(
-    model: Stages, optimizer: ShardedAdamW, sums: Sums, config: TrainerConfig, plan: BatchPlan, world: DistContext
+    model: Stages, optimizer: LocalOptimizer, sums: Sums, config: TrainerConfig, plan: BatchPlan, world: DistContext
 ) -> Engine:
     if world.meshes.pipeline is None:
         return WholeModel(model, optimizer, sums, world)

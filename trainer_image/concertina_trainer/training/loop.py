@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from concertina_protocol.worker_channel import Done, Outcome
 from concertina_state.saving import Saving, StepFlags
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Batches
-from concertina_trainer.model.optimizer import ShardedAdamW, learning_rate
+from concertina_trainer.model.optimizer import LocalOptimizer, learning_rate
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training import collection
@@ -33,7 +34,7 @@ class TrainingRun:
     config: TrainerConfig
     world: DistContext
     engine: Engine
-    optimizer: ShardedAdamW
+    optimizer: LocalOptimizer
     sums: Sums
     batches: Batches
     balance: Balance
@@ -49,7 +50,12 @@ class TrainingRun:
 
         In that case this round ends with `step`, and the next round evaluates `step` again.
         """
-        if self.evaluation is None or self.evaluation.after(step, last):
+        if self.evaluation is None:
+            return None
+        averaged = self.config.evaluation is not None and self.config.evaluation.ema
+        with self.optimizer.averaged() if averaged else contextlib.nullcontext():
+            done = self.evaluation.after(step, last)
+        if done:
             return None
         self.reporter.enter(WorkerPhase.CHECKPOINTING, step)
         self.saving.stop_at(step, position, self.anomalies.skipped, self.anomalies.trend)

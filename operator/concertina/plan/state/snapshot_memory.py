@@ -2,7 +2,7 @@
 
 Decision "Memory for snapshots is checked first" gives the reason.
 
-A rank's snapshot contains its part of the weights, and AdamW's two moments for each trained weight, all in float32.
+A rank's snapshot contains its part of the weights in float32, and the optimizer's moments for each trained weight.
 Frozen weights that a job with adapters reads from other files are not in it. For each of its workers, a replica holds
 these snapshots:
   - three of its own;
@@ -32,8 +32,8 @@ from concertina_trainer.config.model_config import FrozenDtype
 from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
-WEIGHT_BYTES, HALF_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 2, 4, 8
-"""Bytes for each weight; the gradient and the moments are only needed for each trained weight."""
+WEIGHT_BYTES, HALF_BYTES, GRADIENT_BYTES = 4, 2, 4
+"""Bytes for each weight, and for the gradient of each trained weight."""
 PROGRAM = 4 << 20
 """Bytes of the files that the init container writes (1.6 MiB), and of the agent's own small files."""
 HEADER = 1 << 20
@@ -63,7 +63,12 @@ def _saved(spec: JobSpec, weights: Weights | None = None) -> int:
     """
     model, begin = spec.trainer and spec.trainer.model, spec.checkpoint
     elsewhere = model and model.lora and begin and (begin.init_from or begin.resume_from)
-    return _bytes(spec, MOMENTS_BYTES, weights, frozen=not elsewhere)
+    return _bytes(spec, _moment_bytes(spec), weights, frozen=not elsewhere)
+
+
+def _moment_bytes(spec: JobSpec) -> int:
+    """Return the bytes of the optimizer's moments for each trained weight."""
+    return spec.trainer.optimizer.moment_bytes if spec.trainer else 0
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None, frozen: bool = True) -> int:
@@ -90,7 +95,7 @@ def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> i
     if spec.trainer is None or spec.trainer.memory.offload is None:
         return 0
     copies = Degrees.of(spec.parallelism, replicas * spec.workers).replicate
-    return _bytes(spec, MOMENTS_BYTES + GRADIENT_BYTES, weights) * copies // replicas
+    return _bytes(spec, _moment_bytes(spec) + GRADIENT_BYTES, weights) * copies // replicas
 
 
 def _fits(spec: JobSpec, replicas: int, has: int) -> bool:

@@ -2,23 +2,26 @@
 
 import itertools
 import json
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch._C._distributed_c10d import FakeStore
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from builders.train import families, small
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.export import export
 from concertina_trainer.format import hf_config
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.model.optimizer import ShardedAdamW
+from concertina_trainer.model.optimizer import LocalOptimizer, settings
+from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.train_state import TrainState
@@ -47,7 +50,7 @@ def loaded(config, folder, world=1, parallelism=None):
             where = torch.device("cpu")
             context = DistContext.of(rank, world, where, given, config.model.experts is not None, next(ROUNDS))
             model = parallelized(config, context)
-            state = TrainState(model, config, ShardedAdamW(model, config.optimizer, 0), context)
+            state = TrainState(model, config, LocalOptimizer(model, config.optimizer, 0), context)
             state.initialise(config)
             readers, unchecked = SafetensorsFiles(folder.as_uri()).of(config.model)
             assert unchecked == ""
@@ -65,6 +68,27 @@ def decoder_of(config, folder):
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             value.copy_(weights[name])
     return model
+
+
+DECAYED = re.compile(r"(query|key|value|output|gate|up|down|gates|router|head|proj\w*)(\.weight)?$|\.shared")
+"""Names of matrices: of attention, feed-forwards, experts, routers, and the output layer."""
+
+
+@pytest.mark.parametrize("name", families.MODELS)
+def test_matrices_decay_and_embeddings_norms_and_biases_do_not(name):
+    kind, fields = families.MODELS[name]
+    text = json.dumps(AutoConfig.for_model(kind, **{**families.SIZES, **fields}).to_dict()).encode()
+    model = hf_config.read(text, "config.json").model()
+    with torch.device("meta"):
+        stages = Stages([Decoder(model)])
+    found = {
+        each: settings(OptimizerConfig(), each, parameter, stages.embeddings()).weight_decay
+        for each, parameter in stages.named_parameters()
+    }
+    for each, decay in found.items():
+        plain = each == "embedding.weight" or "norm" in each or each.endswith(".bias")
+        assert plain != bool(DECAYED.search(each)), f"{each} is of no known kind"
+        assert decay == (0.0 if plain else 0.1), each
 
 
 def tokens(rows=2):
