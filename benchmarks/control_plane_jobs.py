@@ -67,7 +67,7 @@ class SeenJob:
 
     @property
     def is_smaller(self) -> bool:
-        """Whether the job started without a replica that was too slow to answer."""
+        """True if the job started without a replica that was too slow to answer."""
         return self.trains and len(self.members) < self.wanted
 
     @property

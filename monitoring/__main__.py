@@ -34,7 +34,7 @@ def main() -> int:
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     for path in (*stale, *sorted(there - wanted.keys())):
         if check:
-            print(f"{path.relative_to(ROOT)} is not what monitoring/ makes: run `make monitoring`", file=sys.stderr)
+            print(f"{path.relative_to(ROOT)} is not current: run `make monitoring`", file=sys.stderr)
         elif path in wanted:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted[path])

@@ -127,37 +127,38 @@ ALERTS = (
         Severity.WARNING,
         HALF_AN_HOUR,
         f"{of_jobs('concertina_trainingjob_mfu_ratio')} < {problems.LOW_MFU:g} {TRAINS}",
-        f"{JOB}: {PERCENT} of the devices' peak arithmetic is used",
-        "Training is slower than its devices could be. Where the time of a step goes says why.",
+        f"{JOB}: training uses only {PERCENT} of the devices' peak arithmetic",
+        "Training is slower than the devices allow. The parts of a step show why.",
     ),
     _part_of_training(
         Problem.EXPOSED_COMMUNICATION,
         "communication",
         problems.EXPOSED_COMMUNICATION,
-        "{} of the time of training waits for collectives",
-        "No computation hides them: the network is slow, or there is too little work in a step for so many workers.",
+        "{} of the training time is spent waiting for collectives",
+        "Collectives do not overlap with computation: the network is slow, or each worker has too little "
+        "work in a step.",
     ),
     _part_of_training(
         Problem.INPUT_BOTTLENECK,
         "input",
         problems.INPUT_BOTTLENECK,
-        "{} of the time of training waits for data",
-        "Data come more slowly than they are consumed.",
+        "{} of the training time is spent waiting for data",
+        "Training consumes data faster than they arrive.",
         _stalled("DataUnavailable"),
     ),
     _part_of_training(
         Problem.STRAGGLER,
         "straggler",
         problems.STRAGGLER,
-        "{} of the time of training waits for the slowest rank",
-        "One rank takes longer than the others in every step.",
+        "{} of the training time is spent waiting for the slowest rank",
+        "One rank takes longer than the other ranks in every step.",
     ),
     _part_of_training(
         Problem.SLOW_CHECKPOINT,
         "checkpoint",
         problems.SLOW_CHECKPOINT,
-        "{} of the time of training waits for snapshots and checkpoints",
-        "Saves take longer than what lies between them hides.",
+        "{} of the training time is spent waiting for snapshots and checkpoints",
+        "Saves take longer than the steps between them.",
     ),
     Alert(
         Problem.CHECKPOINT_OLD,
@@ -166,24 +167,25 @@ ALERTS = (
         f"(({_WAITED} or {_TRAINED}) > {problems.CHECKPOINT_INTERVALS} * {_INTERVAL}) {TRAINS} "
         f"unless on (namespace, trainingjob) {_stalled('StorageUnavailable')}",
         f"{JOB}: no checkpoint for {DURATION} of training",
-        f"There should have been {problems.CHECKPOINT_INTERVALS} in that time. If all replicas are lost at once, so is "
-        "what was trained since.",
+        f"There should have been {problems.CHECKPOINT_INTERVALS} checkpoints in that time. If all replicas "
+        "fail at once, the training since the last checkpoint is lost.",
     ),
     Alert(
         Problem.STORAGE_REFUSES,
         Severity.CRITICAL,
         "5m",
         f"{_stalled('StorageUnavailable')} or ({_REFUSED} unless {_SHIPPED})",
-        f"{JOB}: durable storage takes nothing",
-        "Training goes on, and nothing of it is saved durably: the bucket or disk is full, gone, or not ours to write.",
+        f"{JOB}: durable storage accepts no checkpoints",
+        "Training continues, but nothing is saved durably: the bucket or disk is full or missing, or the "
+        "job may not write to it.",
     ),
     Alert(
         Problem.FREQUENT_FAILURES,
         Severity.WARNING,
         "10m",
         f"{_share(LOST, f'{TRAINING}|{UNKNOWN}|{LOST}')} > {problems.FREQUENT_FAILURES:g} {NOT_AT_REST}",
-        f"{JOB}: {PERCENT} of the time goes to recovery and to steps trained again",
-        "Failures or changes of members come too often.",
+        f"{JOB}: {PERCENT} of the time is spent on recovery and repeated steps",
+        "Failures or changes of members are too frequent.",
     ),
     Alert(
         Problem.RESTARTS_NEARLY_USED,
@@ -191,7 +193,7 @@ ALERTS = (
         "0m",
         f"{of_jobs('concertina_trainingjob_restarts_remaining')} <= {problems.RESTARTS_REMAINING} "
         f"and on (namespace, trainingjob) concertina_trainingjob_failures_in_window > 0 {NOT_AT_REST}",
-        f"{JOB}: {NUMBER} more failures are borne, then the job fails",
+        f"{JOB}: the job fails after {NUMBER} more failures",
         "failurePolicy.maxRestarts is nearly used up within its window.",
     ),
     Alert(
@@ -200,16 +202,17 @@ ALERTS = (
         "10m",
         f"{of_jobs('concertina_trainingjob_ready_replicas')} < {of_jobs('concertina_trainingjob_min_replicas')} "
         f"{NOT_AT_REST}",
-        f"{JOB}: {NUMBER} replicas train, fewer than its minimum",
-        "With fewer than elastic.minReplicas the job does not train: it waits for nodes, quota or pods.",
+        f"{JOB}: only {NUMBER} replicas train, fewer than its minimum",
+        "With fewer than elastic.minReplicas replicas, the job does not train. It waits for nodes, quota or pods.",
     ),
     Alert(
         Problem.LOSS_NAN,
         Severity.CRITICAL,
         "0m",
         f"count {by()} (concertina_training_loss != concertina_training_loss) or {_failed('LossNotFinite')}",
-        f"{JOB}: the loss is no number",
-        "What is trained from here on is worth nothing; with trainer.anomalies the job goes back by itself.",
+        f"{JOB}: the loss is not a number",
+        "Further training on this state is useless. With trainer.anomalies, the job goes back to an "
+        "earlier state by itself.",
     ),
     Alert(
         Problem.LOSS_SPIKE,
@@ -217,24 +220,24 @@ ALERTS = (
         "5m",
         f"{_LOSS} / ({_USUAL_LOSS} > 0) > {problems.LOSS_SPIKE:g} {TRAINS} or {_failed('LossSpike')}",
         f"{JOB}: the loss has jumped",
-        f"For minutes it is more than {problems.LOSS_SPIKE:g} times what it was in the last hour, or the job went back "
-        "because of it.",
+        f"For minutes, the loss has been more than {problems.LOSS_SPIKE:g} times that of the last hour, or "
+        "the job went back because of a jump.",
     ),
     Alert(
         Problem.DATA_DIGEST_MISMATCH,
         Severity.CRITICAL,
         "0m",
         _failed("DataChanged"),
-        f"{JOB}: its data are not those that the saved state was trained on",
-        "Positions in one data set mean nothing in another, so the run does not go on.",
+        f"{JOB}: the data differ from those that the saved state was trained on",
+        "Positions in one data set have no meaning in another, so the run does not continue.",
     ),
     Alert(
         Problem.CORRUPT_STATE,
         Severity.CRITICAL,
         "0m",
         _failed("Damaged", "SilentCorruption"),
-        f"{JOB}: bytes have changed since they were written",
-        "A checkpoint, a file of data or the weights in memory are not what their checksums say.",
+        f"{JOB}: stored bytes are damaged",
+        "The checksum of a checkpoint, a data file or the weights in memory does not match.",
     ),
     Alert(
         Problem.MEMORY_GROWS,
@@ -242,32 +245,34 @@ ALERTS = (
         HALF_AN_HOUR,
         f"{_MEMORY} > {_BEFORE.format('20m')} > {_BEFORE.format('40m')} "
         f"and ({_MEMORY} - {_BEFORE.format('1h')}) * {_HOURS:g} > {_MEMORY}",
-        f"{JOB}: memory of the workers in {{{{ $labels.replica }}}} grows, to {{{{ $value | humanize1024 }}}}B",
-        f"At the pace of the last hour it doubles within {_HOURS:g} hours. At the container's limit workers die.",
+        f"{JOB}: the memory of the workers in {{{{ $labels.replica }}}} grows, now {{{{ $value | humanize1024 }}}}B",
+        f"At the rate of the last hour, the memory doubles within {_HOURS:g} hours. Workers are killed at "
+        "the container's limit.",
     ),
     Alert(
         Problem.OPERATOR_ISOLATED,
         Severity.CRITICAL,
         "1m",
         f"max (concertina_operator_isolated) == 1 or {_stalled('AgentsUnreachable')}",
-        "The operator hears too few agents to trust its own side",
-        "It gives nobody up, so no job recovers from a silent failure until it hears them again.",
+        "The operator can't reach most agents",
+        "The operator suspects its own network, so it declares no replica lost. Jobs do not recover from "
+        "silent failures until the agents answer again.",
     ),
     Alert(
         Problem.OPERATOR_DOWN,
         Severity.CRITICAL,
         f"{problems.OPERATOR_SILENT_SECONDS / 60:g}m",
         'absent(leader_election_master_status{name="concertina-operator"} == 1)',
-        "No operator acts, or Prometheus reaches none",
-        "Running jobs train on; nothing recovers, starts or changes.",
+        "No operator is active, or Prometheus can't reach any",
+        "Running jobs continue to train, but nothing recovers, starts or changes.",
     ),
     Alert(
         Problem.TRACKER_UNREACHABLE,
         Severity.WARNING,
         "10m",
         f"{of_jobs('concertina_trainingjob_tracker_unreachable')} == 1 {NOT_AT_REST}",
-        f"{JOB}: its tracker takes nothing",
-        "Training goes on, and what is to be tracked waits on the node.",
+        f"{JOB}: the tracker accepts no records",
+        "Training continues, and the records wait on the node.",
     ),
     Alert(
         Problem.JOB_FAILED,
@@ -275,15 +280,15 @@ ALERTS = (
         "0m",
         f'{_OTHERS_STALLED} and on (namespace, trainingjob) {PHASE}{{phase="Failed"}}',
         f"{JOB} has failed: {{{{ $labels.reason }}}}",
-        "It does not go on by itself. Its state is where its last checkpoint is.",
+        "The job does not continue by itself. Its state is in its last checkpoint.",
     ),
     Alert(
         Problem.JOB_STALLED,
         Severity.CRITICAL,
         "5m",
         f'{_OTHERS_STALLED} unless on (namespace, trainingjob) {PHASE}{{phase="Failed"}}',
-        f"{JOB} waits for a person: {{{{ $labels.reason }}}}",
-        "Its condition Stalled says in a sentence what to do; it goes on by itself once that is done.",
+        f"{JOB} needs a person: {{{{ $labels.reason }}}}",
+        "The message of the condition Stalled says what to do. The job then continues by itself.",
     ),
 )
 

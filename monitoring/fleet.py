@@ -35,7 +35,7 @@ def _of_known_goodput(classes: str) -> str:
 
 FLEET = Board(
     "fleet",
-    "All jobs: what they get done, where their time and money go, who fails and who waits.",
+    "All jobs: their goodput, the use of time and money, failures, and waiting jobs.",
     (Variable("namespace", "concertina_trainingjob_info", several=True),),
     (
         Section(
@@ -43,8 +43,8 @@ FLEET = Board(
             (
                 Panel(
                     "Goodput of all jobs",
-                    "Part of the time with known steps that went into new steps. Suspended time is left out, and "
-                    "so are jobs whose goodput is unknown.",
+                    "Part of the time that went into new steps. Suspended time and jobs with unknown "
+                    "goodput are left out.",
                     (Query(f"{_of_known_goodput(_FORWARD)} / {_of_known_goodput(_KNOWN)}", "goodput"),),
                     Unit.RATIO,
                     Kind.STAT,
@@ -52,7 +52,7 @@ FLEET = Board(
                 ),
                 Panel(
                     "Replicas",
-                    "Wanted, there, and members of a round.",
+                    "Wanted replicas, ready replicas, and members of a round.",
                     (
                         Query(_sum(_job("wanted_replicas")), "wanted"),
                         Query(_sum(_job("replicas")), "there"),
@@ -63,21 +63,21 @@ FLEET = Board(
                 ),
                 Panel(
                     "Cost so far",
-                    "Of jobs with spec.price.",
+                    "Cost of jobs with spec.price.",
                     (Query(_sum(_job("cost", "currency"), "currency"), "{{currency}}"),),
                     kind=Kind.STAT,
                     width=6,
                 ),
                 Panel(
                     "Jobs that need a person",
-                    "A person must act, or the job has failed: by the reason of its condition Stalled or Degraded.",
+                    "Jobs that have failed or need a person, by the reason of the condition Stalled or Degraded.",
                     (Query(f"{_sum(_job('stalled', 'reason'), 'reason')} or vector(0)", "{{reason}}"),),
                     kind=Kind.STAT,
                     width=6,
                 ),
                 Panel(
                     "Jobs",
-                    "One row each; the dashboard job shows more of one.",
+                    "One row for each job. The dashboard of a job shows more.",
                     (
                         Query(_job("phase", "phase"), "is"),
                         Query(_job("goodput_ratio"), "goodput"),
@@ -95,7 +95,7 @@ FLEET = Board(
                 ),
                 Panel(
                     "Alerts that fire",
-                    "Those of concertina; each names its runbook.",
+                    "Alerts of concertina. Each one links its runbook.",
                     (Query('ALERTS{alertname=~"Concertina.*", alertstate="firing"}', "fires"),),
                     kind=Kind.TABLE,
                 ),
@@ -106,7 +106,7 @@ FLEET = Board(
             (
                 Panel(
                     "Jobs by status",
-                    "By the word of the column Status.",
+                    "Number of jobs by status, as in the column Status.",
                     (Query("max by (phase) (concertina_trainingjobs)", "{{phase}}"),),
                     kind=Kind.STACKED,
                 ),
@@ -119,7 +119,7 @@ FLEET = Board(
                 ),
                 Panel(
                     "Recovery by cause",
-                    "Seconds in the last minutes from a failure or a change of members to the next step.",
+                    "Seconds in the last minutes from a failure or a change of members to the next step, by cause.",
                     (
                         Query(
                             _sum(
@@ -139,20 +139,20 @@ FLEET = Board(
                 ),
                 Panel(
                     "Goodput",
-                    "Of each job since it was created; jobs that report no steps have none.",
+                    "Goodput of each job since it was created. Jobs that report no steps have none.",
                     (Query(_job("goodput_ratio"), NAMES),),
                     Unit.RATIO,
                 ),
-                Panel("MFU", "Of each job that knows it.", (Query(_job("mfu_ratio"), NAMES),), Unit.RATIO),
+                Panel("MFU", "MFU of each job that reports it.", (Query(_job("mfu_ratio"), NAMES),), Unit.RATIO),
                 Panel(
                     "Failures in the window",
-                    "Of failurePolicy.windowSeconds, by reason.",
+                    "Failures within failurePolicy.windowSeconds, by reason.",
                     (Query(_sum(_job("failures_in_window", "reason"), "reason"), "{{reason}}"),),
                     kind=Kind.STACKED,
                 ),
                 Panel(
                     "Who waits",
-                    "Replicas that are wanted and don't train, of jobs that are not at rest.",
+                    "Wanted replicas that don't train, of jobs that are running.",
                     (
                         Query(
                             f"({_job('wanted_replicas')} - {_job('ready_replicas')} > 0) unless on (namespace, "
@@ -163,12 +163,12 @@ FLEET = Board(
                 ),
                 Panel(
                     "Restarts left",
-                    "Failures that each job still bears in its window.",
+                    "Failures that each job can still have in its window before it fails.",
                     (Query(_job("restarts_remaining"), NAMES),),
                 ),
                 Panel(
                     "Cost of a million tokens",
-                    "Of jobs with spec.price that tell of tokens.",
+                    "Cost of jobs with spec.price that report tokens.",
                     (Query(_job("cost_per_million_tokens", "currency"), f"{NAMES} {{{{currency}}}}"),),
                 ),
             ),

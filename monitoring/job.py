@@ -39,31 +39,31 @@ NOW = Section(
     (
         Panel(
             "Status",
-            "The word of the column Status.",
+            "Status of the job, as in the column Status.",
             (Query(_job("phase", "phase"), "{{phase}}"),),
             kind=Kind.STAT,
             width=4,
         ),
         _stat("Step", "step", "Steps finished."),
-        _stat("Loss", "loss", "Mean loss of the last step told of."),
+        _stat("Loss", "loss", "Mean loss of the last reported step."),
         _stat(
             "Goodput",
             "goodput_ratio",
-            "Part of the time with known steps that went into new steps. No data: the script reports no steps.",
+            "Part of the time that went into new steps. No data: the script reports no steps.",
             Unit.RATIO,
         ),
         _stat("MFU", "mfu_ratio", "Part of the devices' peak arithmetic.", Unit.RATIO),
-        _stat("Last step told of", "progress_age_seconds", "Since then.", Unit.SECONDS),
+        _stat("Last reported step", "progress_age_seconds", "Since then.", Unit.SECONDS),
         Panel(
             "What to look at",
-            "Alerts of this job; each names its runbook.",
+            "Alerts of this job. Each one links its runbook.",
             (Query(f'ALERTS{{alertname=~"Concertina.*", {CHOSEN}}}', "is"),),
             kind=Kind.TABLE,
             width=12,
         ),
         Panel(
-            "Why it stands still",
-            "The reason of the condition Stalled or Degraded; `concertina status` has its sentence.",
+            "Why the job does not continue",
+            "Reason of the condition Stalled or Degraded. `concertina status` shows its message.",
             (Query(f"{_job('stalled', 'reason')} or vector(0)", "{{reason}}"),),
             width=12,
         ),
@@ -74,30 +74,30 @@ TRAINING = Section(
     (
         Panel(
             "Progress",
-            "Steps finished; it falls where steps are trained again.",
+            "Number of finished steps. It falls when steps are repeated.",
             (Query(_job("step"), "step"), Query(_job("steps"), "of"), Query(_job("steps_replayed_total"), "replayed")),
         ),
         Panel(
             "Loss over time",
-            "Of training, and of the documents that were set aside.",
+            "Loss of training and of the validation documents.",
             (Query(_told("loss"), "training"), Query(_told("validation_loss"), "validation")),
         ),
         Panel(
             "Gradient norm and learning rate",
-            "Of the last step.",
+            "Gradient norm and learning rate of the last step.",
             (Query(_told("gradient_norm"), "gradient norm"), Query(_told("learning_rate"), "learning rate")),
         ),
         Panel(
             "Tokens per second",
-            "Of all workers together; useful: each token counted once, by all the time without suspensions.",
+            "Tokens per second of all workers. Useful tokens count once, over all time without suspensions.",
             (Query(_told("tokens_per_second"), "tokens/s"), Query(_job("useful_tokens_per_second"), "useful")),
         ),
         Panel(
             "MFU over time", "Part of the devices' peak arithmetic.", (Query(_told("mfu_ratio"), "MFU"),), Unit.RATIO
         ),
         Panel(
-            "What else it reports",
-            "By the worker's own names.",
+            "Other reported values",
+            "Values that the worker reports under its own names.",
             (Query(_told("metric", "name"), "{{name}}"),),
         ),
     ),
@@ -107,33 +107,33 @@ TIMES = Section(
     (
         Panel(
             "Where the time goes",
-            "Seconds in the last minutes, by class: they add up to all there were.",
+            "Seconds in the last minutes, by class. They add up to the whole time.",
             (Query(f"sum by (class) ({grown(TIME, 'class', where=CHOSEN, window=RECENT)})", "{{class}}"),),
             Unit.SECONDS,
             Kind.STACKED,
         ),
         Panel(
             "Parts of a step",
-            "Seconds of each second, on rank 0; what is in none waits for other ranks.",
+            "Seconds per second on rank 0. The remaining time is a wait for other ranks.",
             (Query(rate("concertina_training_step_part_seconds_total", "part"), "{{part}}"),),
             Unit.SECONDS,
             Kind.STACKED,
         ),
         Panel(
             "Step time",
-            "Half of the steps take no longer, and 99 of 100.",
-            (Query(_quantile(0.5), "half"), Query(_quantile(0.99), "99 of 100")),
+            "Median and 99th percentile.",
+            (Query(_quantile(0.5), "half"), Query(_quantile(0.99), "99th percentile")),
             Unit.SECONDS,
         ),
         Panel(
             "Slowest rank beside the others",
-            "Seconds of each second in which ranks don't wait for others. Far apart: there is a straggler.",
+            "Seconds per second in which ranks don't wait for others. A large distance means a straggler.",
             (Query(rate("concertina_training_busy_seconds_total", "of"), "{{of}}"),),
             Unit.SECONDS,
         ),
         Panel(
             "Waits for data and saves",
-            "Seconds of each second in which training waited.",
+            "Seconds per second in which training waited.",
             (
                 Query(rate("concertina_training_data_wait_seconds_total"), "data"),
                 Query(rate("concertina_training_save_wait_seconds_total"), "snapshots and checkpoints"),
@@ -142,7 +142,7 @@ TIMES = Section(
         ),
         Panel(
             "Time since its creation",
-            "All of it, by class.",
+            "Whole time by class.",
             (Query(of_jobs(TIME, "class", where=CHOSEN), "{{class}}"),),
             Unit.SECONDS,
             Kind.STACKED,
@@ -171,7 +171,7 @@ WORLD = Section(
         ),
         Panel(
             "Failures in the window and restarts left",
-            "By reason, and how many more are borne.",
+            "Failures by reason, and the number of failures before the job fails.",
             (
                 Query(_job("failures_in_window", "reason"), "{{reason}}"),
                 Query(_job("restarts_remaining"), "left"),
@@ -186,14 +186,14 @@ WORLD = Section(
         ),
         Panel(
             "Start of the round",
-            "Seconds of each part of it.",
+            "Seconds of each part of the start.",
             (Query(_told("start_seconds", "part"), "{{part}}"),),
             Unit.SECONDS,
             Kind.STACKED,
         ),
         Panel(
             "Stragglers and avoided nodes",
-            "Ranks that the others wait for, and nodes that new pods keep off.",
+            "Ranks that the other ranks wait for, and nodes that new pods avoid.",
             (Query(_job("stragglers"), "stragglers"), Query(_job("avoided_nodes"), "avoided nodes")),
         ),
     ),
@@ -202,8 +202,8 @@ SAVED = Section(
     "Checkpoints, tracking and money",
     (
         Panel(
-            "Age of what is saved",
-            "Beside the interval that the job asks for.",
+            "Age of saved states",
+            "Age of the newest saved states, beside the interval of checkpoints.",
             (
                 Query(_job("checkpoint_age_seconds"), "checkpoint"),
                 Query(_job("checkpoint_waited_seconds"), "waited for the next"),
@@ -213,8 +213,8 @@ SAVED = Section(
             Unit.SECONDS,
         ),
         Panel(
-            "Steps that are saved",
-            "What a loss of all replicas, or of one, would go back to.",
+            "Saved steps",
+            "Steps to which the job would go back if it lost all replicas, or one.",
             (
                 Query(_job("step"), "now"),
                 Query(_job("checkpoint_step"), "checkpoint"),
@@ -223,13 +223,13 @@ SAVED = Section(
         ),
         Panel(
             "To durable storage",
-            "Bytes a second, of all replicas.",
+            "Bytes per second of all replicas.",
             (Query(rate("concertina_checkpoint_shipped_bytes_total"), "bytes/s"),),
             Unit.BYTES_PER_SECOND,
         ),
         Panel(
             "Shipping",
-            "Shards a second, what storage refused, and seconds of each second that it took.",
+            "Shards per second, requests that storage refused, and seconds per second of uploads.",
             (
                 Query(rate("concertina_checkpoint_shards_shipped_total"), "shards"),
                 Query(rate("concertina_checkpoint_storage_failures_total"), "refused"),
@@ -238,18 +238,18 @@ SAVED = Section(
         ),
         Panel(
             "Slowest snapshot",
-            "Of this round.",
+            "Snapshots of this round.",
             (Query(_told("slowest_save_seconds"), "seconds"),),
             Unit.SECONDS,
         ),
         Panel(
             "Tracker",
-            "1: that of spec.tracking takes nothing.",
+            "1 if the tracker of spec.tracking accepts no records.",
             (Query(_job("tracker_unreachable"), "unreachable"),),
         ),
         Panel(
             "Money",
-            "By spec.price: so far, and for a million tokens.",
+            "Cost by spec.price: so far, and for a million tokens.",
             (
                 Query(_job("cost", "currency"), "{{currency}} so far"),
                 Query(_job("cost_per_million_tokens", "currency"), "{{currency}} for a million tokens"),
@@ -259,7 +259,7 @@ SAVED = Section(
 )
 JOB = Board(
     "job",
-    "One job: progress, loss, where its time goes, its world, rounds and recovery, checkpoints.",
+    "One job: progress, loss, use of time, members, rounds and recovery, checkpoints.",
     VARIABLES,
     (NOW, TRAINING, TIMES, WORLD, SAVED),
 )

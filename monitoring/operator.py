@@ -20,7 +20,7 @@ def _quantiles(metric: str, *labels: str, where: str = "") -> tuple[Query, ...]:
     names = " ".join(f"{{{{{label}}}}}" for label in labels)
     return tuple(
         Query(f"histogram_quantile({part}, {counted})", f"{names} {words}".strip())
-        for part, words in ((0.5, "half"), (0.99, "99 of 100"))
+        for part, words in ((0.5, "half"), (0.99, "99th percentile"))
     )
 
 
@@ -30,20 +30,20 @@ def _max(metric: str, *labels: str, where: str = "") -> str:
 
 OPERATOR = Board(
     "operator",
-    "The operator itself: passes, the API server, agents, rounds, its process.",
+    "The operator itself: passes, the API server, agents, rounds, and its process.",
     (),
     (
         Section(
             "Passes over jobs",
             (
                 Panel(
-                    "Operators, and which acts",
-                    "1 on the one that holds the Lease.",
+                    "Operators, and the active one",
+                    "1 for the operator that holds the Lease.",
                     (Query('leader_election_master_status{name="concertina-operator"}', "{{instance}}"),),
                 ),
                 Panel(
                     "Jobs",
-                    "By the word of the column Status.",
+                    "Number of jobs by status, as in the column Status.",
                     (Query(_max("concertina_trainingjobs", "phase"), "{{phase}}"),),
                     kind=Kind.STACKED,
                 ),
@@ -68,13 +68,13 @@ OPERATOR = Board(
                 ),
                 Panel(
                     "Work on a pass",
-                    "The same as seen by the queue.",
+                    "Duration of the work, as measured by the queue.",
                     _quantiles("workqueue_work_duration_seconds", where=PASSES),
                     Unit.SECONDS,
                 ),
                 Panel(
                     "Queue",
-                    "Jobs that wait, passes under way, and jobs that began to wait a second.",
+                    "Jobs that wait, passes in progress, and jobs that start to wait per second.",
                     (
                         Query(_max("workqueue_depth", where=PASSES), "wait"),
                         Query(_max("controller_runtime_active_workers", where=PASSES), "under way"),
@@ -83,7 +83,7 @@ OPERATOR = Board(
                 ),
                 Panel(
                     "Passes that take long",
-                    "Seconds of all under way, and of the longest.",
+                    "Seconds of all passes in progress, and of the longest one.",
                     (
                         Query(_max("workqueue_unfinished_work_seconds", where=PASSES), "all"),
                         Query(_max("workqueue_longest_running_processor_seconds", where=PASSES), "longest"),
@@ -91,8 +91,8 @@ OPERATOR = Board(
                     Unit.SECONDS,
                 ),
                 Panel(
-                    "Passes that came to nothing",
-                    "Errors, passes made again, and those that an answer of the API server ended.",
+                    "Passes without a result",
+                    "Errors, repeated passes, and passes that an answer of the API server ended.",
                     (
                         Query(_rate("controller_runtime_reconcile_errors_total", where=PASSES), "errors"),
                         Query(_rate("workqueue_retries_total", where=PASSES), "made again"),
@@ -107,33 +107,33 @@ OPERATOR = Board(
             (
                 Panel(
                     "Requests",
-                    "Each try, by method and resource.",
+                    "Every attempt, by method and resource.",
                     (Query(_rate("rest_client_requests_total", "method", "resource"), "{{method}} {{resource}}"),),
                     Unit.PER_SECOND,
                     Kind.STACKED,
                 ),
                 Panel(
                     "Answers",
-                    "By code; <error> where none came.",
+                    "Answers by code. <error> means that there was no answer.",
                     (Query(_rate("rest_client_requests_total", "code"), "{{code}}"),),
                     Unit.PER_SECOND,
                     Kind.STACKED,
                 ),
                 Panel(
                     "Time of a request",
-                    "From the first try to the end, watches apart.",
+                    "Time from the first attempt to the end, without watches.",
                     _quantiles("rest_client_request_duration_seconds", "verb"),
                     Unit.SECONDS,
                 ),
                 Panel(
-                    "Watches begun again",
-                    "By resource and how they ended.",
+                    "Restarted watches",
+                    "Watches by resource and the way they ended.",
                     (Query(_rate("concertina_watch_restarts_total", "resource", "reason"), "{{resource}} {{reason}}"),),
                     Unit.PER_SECOND,
                 ),
                 Panel(
                     "Pods and Secrets refused",
-                    "By what has to come first.",
+                    "Refusals by the write that must happen first.",
                     (Query(_rate("concertina_create_rejections_total", "kind"), "{{kind}}"),),
                     Unit.PER_SECOND,
                 ),
@@ -144,7 +144,7 @@ OPERATOR = Board(
             (
                 Panel(
                     "Streams",
-                    "Those that are wanted, by state.",
+                    "Streams that should be open, by state.",
                     (Query(_max("concertina_agent_streams", "state"), "{{state}}"),),
                     kind=Kind.STACKED,
                 ),
@@ -162,24 +162,25 @@ OPERATOR = Board(
                 ),
                 Panel(
                     "Rounds",
-                    "Seconds until one is under way: prepare (claim to commit), start (commit to first progress).",
+                    "Seconds until a round starts: prepare (claim to commit) and start (commit to first progress).",
                     _quantiles("concertina_round_duration_seconds", "phase"),
                     Unit.SECONDS,
                 ),
                 Panel(
                     "Spans of traces",
-                    "By result; all 0 where no collector is named.",
+                    "Spans by result. All are 0 if no collector is configured.",
                     (Query(_rate("concertina_trace_spans_total", "result"), "{{result}}"),),
                     Unit.PER_SECOND,
                 ),
                 Panel(
-                    "Own side suspected",
-                    "1: the silence of agents is taken for the operator's own fault.",
+                    "Operator's own network suspected",
+                    "1 if the operator takes the silence of agents for a fault of its own network.",
                     (Query(_max("concertina_operator_isolated"), "suspected"),),
                 ),
                 Panel(
                     "Jobs of another operator",
-                    "This operator lacks their master key and leaves them alone: two installations serve them.",
+                    "Jobs whose master key this operator lacks, so that it leaves them alone. Two "
+                    "installations serve these jobs.",
                     (Query(_max("concertina_jobs_of_another_operator"), "jobs"),),
                 ),
             ),
@@ -200,7 +201,7 @@ OPERATOR = Board(
                 ),
                 Panel(
                     "Open files and connections",
-                    "Beside as many as there may be.",
+                    "Open files and connections, beside their limit.",
                     (
                         Query(f"process_open_fds {OURS}", "{{instance}}"),
                         Query(f"process_max_fds {OURS}", "{{instance}} at most"),
@@ -208,13 +209,13 @@ OPERATOR = Board(
                 ),
                 Panel(
                     "Stood still",
-                    "Seconds of each second: stopped or starved of processor time.",
+                    "Seconds per second in which the process was stopped or had no processor time.",
                     (Query(_rate("concertina_event_loop_stall_seconds_total"), "seconds"),),
                     Unit.SECONDS,
                 ),
                 Panel(
-                    "Parts that ended",
-                    "By an error that nobody foresaw; the log line `part ended` has it.",
+                    "Parts that ended unexpectedly",
+                    "Parts of the operator that an unexpected error ended. The log line `part ended` has the error.",
                     (Query(_rate("concertina_background_task_restarts_total", "part"), "{{part}}"),),
                     Unit.PER_SECOND,
                 ),

@@ -33,7 +33,7 @@ def _gpus(name: str) -> tuple[Query, ...]:
 
 RANKS = Board(
     "ranks",
-    "Replicas and workers of one job side by side. With spec.metrics.perRank each worker has a line of its own.",
+    "Replicas and workers of one job side by side. With spec.metrics.perRank, each worker has its own line.",
     (
         *job.VARIABLES,
         Variable("replica", f"concertina_agent_round{{{job.CHOSEN}}}", several=True),
@@ -42,42 +42,42 @@ RANKS = Board(
         Section(
             "Workers",
             (
-                Panel("Workers that run", "One that is not there trains nothing.", _workers("running")),
-                Panel("CPU", "Processors that are busy for the workers.", _worker_rate("cpu_seconds_total")),
+                Panel("Running workers", "A worker that is missing does not train.", _workers("running")),
+                Panel("CPU", "Processors that the workers use.", _worker_rate("cpu_seconds_total")),
                 Panel(
                     "Memory",
-                    "Of the workers and what they have started.",
+                    "Memory of the workers and their child processes.",
                     _workers("resident_memory_bytes"),
                     Unit.BYTES,
                 ),
                 Panel(
-                    "Most memory so far",
-                    "Added up over processes.",
+                    "Peak memory",
+                    "Peak memory, added up over processes.",
                     _workers("resident_memory_peak_bytes"),
                     Unit.BYTES,
                 ),
-                Panel("Threads", "Of the workers and what they have started.", _workers("threads")),
+                Panel("Threads", "Threads of the workers and their child processes.", _workers("threads")),
                 Panel(
                     "Rank",
-                    "Of each worker in this round; with spec.metrics.perRank.",
+                    "Rank of each worker in this round. Needs spec.metrics.perRank.",
                     (Query(f"concertina_worker_rank{{{CHOSEN}}}", "rank"),),
                     kind=Kind.TABLE,
                 ),
                 Panel(
                     "Read from storage",
-                    "Not from caches.",
+                    "Bytes read from storage, without reads from caches.",
                     _worker_rate("storage_read_bytes_total"),
                     Unit.BYTES_PER_SECOND,
                 ),
                 Panel("Written to storage", "", _worker_rate("storage_written_bytes_total"), Unit.BYTES_PER_SECOND),
                 Panel(
                     "Workers replaced",
-                    "Killed because they could not enter the next round, by reason.",
+                    "Workers that were killed because they could not enter the next round, by reason.",
                     (Query(_by("replica, reason", "concertina_worker_replaced_total"), "{{replica}} {{reason}}"),),
                 ),
                 Panel(
                     "Step",
-                    "By the replica with rank 0.",
+                    "Steps that the replica with rank 0 reports.",
                     (Query(_by("replica", "concertina_training_step"), REPLICA),),
                 ),
             ),
@@ -87,7 +87,7 @@ RANKS = Board(
             (
                 Panel(
                     "Network in",
-                    "Of the pod, loopback apart; with hostNetwork the node's. RDMA is not in it.",
+                    "Network traffic of the pod without loopback and RDMA. With hostNetwork, that of the node.",
                     (Query(_rate("replica", "concertina_pod_network_received_bytes_total"), REPLICA),),
                     Unit.BYTES_PER_SECOND,
                 ),
@@ -99,19 +99,19 @@ RANKS = Board(
                 ),
                 Panel(
                     "Shards to durable storage",
-                    "Bytes a second.",
+                    "Bytes per second.",
                     (Query(_rate("replica", "concertina_checkpoint_shipped_bytes_total"), REPLICA),),
                     Unit.BYTES_PER_SECOND,
                 ),
                 Panel(
-                    "What storage refused",
-                    "Times a second; the agent asks again.",
+                    "Requests that storage refused",
+                    "Refused requests per second. The agent retries them.",
                     (Query(_rate("replica", "concertina_checkpoint_storage_failures_total"), REPLICA),),
                     Unit.PER_SECOND,
                 ),
                 Panel(
                     "Round",
-                    "The highest that each agent has seen. One that lags is not in the round.",
+                    "Highest round that each agent has seen. An agent with a lower number is not in the round.",
                     (Query(_by("replica", "concertina_agent_round"), REPLICA),),
                 ),
                 Panel(
@@ -133,22 +133,25 @@ RANKS = Board(
                 Panel(
                     "GPU utilisation", "Part of the time in which a kernel ran.", _gpus("utilization_ratio"), Unit.RATIO
                 ),
-                Panel("GPU memory", "In use, by whomever.", _gpus("memory_used_bytes"), Unit.BYTES),
-                Panel("GPU memory there is", "", _gpus("memory_total_bytes"), Unit.BYTES),
+                Panel("GPU memory", "GPU memory in use by all processes.", _gpus("memory_used_bytes"), Unit.BYTES),
+                Panel("Total GPU memory", "", _gpus("memory_total_bytes"), Unit.BYTES),
                 Panel(
-                    "Clock of the multiprocessors", "Low at full load: throttled.", _gpus("sm_clock_hertz"), Unit.HERTZ
+                    "Clock of the multiprocessors",
+                    "Clock of the multiprocessors. A low clock at full load means throttling.",
+                    _gpus("sm_clock_hertz"),
+                    Unit.HERTZ,
                 ),
                 Panel("Clock of the memory", "", _gpus("memory_clock_hertz"), Unit.HERTZ),
                 Panel("Temperature", "", _gpus("temperature_celsius"), Unit.CELSIUS),
                 Panel("Power", "", _gpus("power_watts"), Unit.WATTS),
                 Panel(
                     "ECC errors",
-                    "Since the driver was loaded. Uncorrected ones: the node has to be looked at.",
+                    "Memory errors since the driver was loaded. Check the node if there are uncorrected ones.",
                     (Query(_by("replica, UUID, kind", "concertina_gpu_ecc_errors_total"), f"{REPLICA} {{{{kind}}}}"),),
                 ),
                 Panel(
                     "Critical XIDs",
-                    "Since the agent began, by number.",
+                    "Critical XIDs since the agent started, by number.",
                     (
                         Query(
                             _by("replica, UUID, xid", "concertina_gpu_xid_errors_total"), f"{REPLICA} XID {{{{xid}}}}"
@@ -156,8 +159,8 @@ RANKS = Board(
                     ),
                 ),
                 Panel(
-                    "GPUs last asked",
-                    "It grows where one hangs.",
+                    "Time since the GPUs were last read",
+                    "The time grows while a GPU hangs.",
                     (Query(_by("replica", "concertina_gpu_sample_age_seconds"), REPLICA),),
                     Unit.SECONDS,
                 ),

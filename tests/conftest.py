@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from hypothesis import settings
 from builders import suite
 from builders.cluster.drills import FIGURES
 
+# Without bytecode, each process of the suite would compile all tests again, 7 s each time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Assertions in these modules show what they compare, as in a test.
 pytest.register_assert_rewrite("builders.strange", "builders.mutated")
 # The time of an example depends more on the machine's load than on the code.

@@ -23,6 +23,11 @@ WITHOUT_CLUSTER = {
         "concertina data pack",
         "concertina data build --out s3://bucket/audio",
     ),
+    "fine-tune.md": (
+        "concertina data build --chat",
+        "concertina generate",
+        "concertina checkpoint export",
+    ),
     "own-models.md": ("PYTHONPATH=examples/audio concertina plan",),
     "planning.md": ("concertina plan",),
 }

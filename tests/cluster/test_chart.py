@@ -92,7 +92,7 @@ class Release:
         return self.kubectl("get", "secret", f"{self.operator}-master-key", "-o", "jsonpath={.data.key}")
 
     def holder(self) -> str:
-        """The pod that holds the Lease."""
+        """Return the name of the pod that holds the Lease."""
         return self.kubectl(
             "get", "lease", f"{self.operator}-operator", "--ignore-not-found", "-o", "jsonpath={.spec.holderIdentity}"
         )
@@ -118,7 +118,7 @@ def job(release: Release, namespace: str, name: str) -> dict[str, Any]:
 
 
 def ready(release: Release, namespace: str, name: str) -> dict[str, Any]:
-    """The condition Ready of a job; empty while there is none."""
+    """Return the condition Ready of a job, or an empty dict if it has none."""
     conditions = job(release, namespace, name).get("status", {}).get("conditions", [])
     return next((c for c in conditions if c["type"] == "Ready"), {})
 

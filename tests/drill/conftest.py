@@ -16,7 +16,7 @@ import pytest
 
 from builders.cluster import drills
 from builders.cluster.drills import JOB, verdict
-from builders.cluster.operator import Object, paced
+from builders.cluster.operator_process import Object, paced
 from builders.until import until
 from concertina.demo import stage as stages
 from concertina.demo.stage import Stage

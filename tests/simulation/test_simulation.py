@@ -17,7 +17,7 @@ from simulation.runs.world import World, failure
 from simulation.shrink import shortest
 
 CALM = 60
-GATE, MORE = 250, 2000
+GATE, MORE = 150, 2000
 HERE = "tests/simulation/test_simulation.py"
 
 

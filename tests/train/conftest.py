@@ -17,8 +17,10 @@ from concertina_trainer.data.build.build import build
 
 @pytest.fixture(scope="module", autouse=True)
 def on_the_processor():
-    """Also where there is a GPU: bounds are those of float32, and ranks would have to share it (`tests/gpu` are there
-    for it)."""
+    """Use the CPU even where there is a GPU.
+
+    The bounds are for float32, and ranks would have to share the GPU. `tests/gpu` has the tests on GPUs.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         yield
@@ -37,7 +39,7 @@ def parent():
 
 @pytest.fixture
 def data_cache(tmp_path, monkeypatch):
-    """The node's folder of fetched shards: one of the test's own."""
+    """Return the node's cache folder of data shards, a separate one for each test."""
     monkeypatch.setenv("CONCERTINA_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -81,7 +83,7 @@ def folder_of_module():
 
 @pytest.fixture(scope="session")
 def trainer(data):
-    """A configuration that trains in milliseconds a step, with a snapshot after each of them whatever it costs."""
+    """Return a configuration that trains a step in milliseconds, and takes a snapshot after each step at any cost."""
     return {
         "steps": 12,
         "seed": 7,
@@ -96,7 +98,7 @@ def trainer(data):
 
 @pytest.fixture(scope="session")
 def s3():
-    """A real S3 server with the bucket `train`; its credentials in the environment."""
+    """Run a real S3 server with the bucket `train`, and set its credentials in the environment."""
     with serve(f"train-tests-{os.getpid()}", ["train"]) as server:
         before = dict(os.environ)
         os.environ.update(server.environment())
@@ -128,7 +130,7 @@ def google():
 
 @pytest.fixture(params=["file", "s3", "az", "gs"])
 def storage_uri(request, tmp_path):
-    """A place of its own in each kind of durable storage."""
+    """Return an unused place in each kind of durable storage."""
     if request.param == "file":
         return f"file://{tmp_path}/checkpoints"
     if request.param == "az":

@@ -17,6 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from builders import pages
+from builders.train import chats, families, node
 
 LAW = "tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are"
 LIMIT = 400
@@ -52,6 +53,32 @@ def test_commands_about_data_run(tmp_path: Path) -> None:
     script = "".join(block.text for block in blocks).replace("s3://bucket", str(tmp_path))
     run(script, tmp_path)
     assert all((tmp_path / folder / "validation").is_dir() for folder in ("data", "audio"))
+
+
+def test_a_model_is_fine_tuned_as_its_page_says(parent, folder, tmp_path: Path) -> None:
+    """Run the page on a tiny model, in larger steps and shorter sequences. It answers as the page's chats do."""
+    name, length = "fine-tune.md", "320"
+    families.made("qwen3", vocab_size=400, num_hidden_layers=2).save_pretrained(tmp_path / "qwen3")
+    chats.tokenizer(tmp_path / "qwen3", chats.REASONING)
+    [lines] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "json"]
+    (tmp_path / "chats.jsonl").write_text(lines)
+    build, generate, export = (
+        block.text.replace("s3://bucket", f"file://{tmp_path}").replace("2048", length)
+        for block in pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
+    )
+    assert "4 chats" in run(build, tmp_path)
+
+    [manifest] = [manifest for block in pages.blocks(pages.DOCS / name) for manifest in block.manifests]
+    spec = json.loads(json.dumps(manifest["spec"]).replace("s3://bucket", f"file://{tmp_path}").replace("2048", length))
+    faster = {"steps": 40, "globalBatchSize": 2, "optimizer": {"learningRate": 0.02, "warmupSteps": 4}}
+    outcome = node.Job(folder, parent, {**spec["trainer"], **faster}, spec["checkpoint"]).run(spec["replicas"])
+    assert set(outcome.codes.values()) == {0}, outcome.output
+
+    first = json.loads(lines.splitlines()[0])["messages"]
+    assert first[0]["content"] in generate
+    assert run(f"CUDA_VISIBLE_DEVICES= {generate}", tmp_path) == f"<think>\n\n</think>\n\n{first[1]['content']}\n"
+    assert "tokenizer.json of" in run(export, tmp_path)
+    assert "<|im_start|>" in json.loads((tmp_path / "tuned-model/tokenizer_config.json").read_text())["chat_template"]
 
 
 @pytest.mark.long(law=LAW)

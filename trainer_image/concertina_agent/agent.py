@@ -1,7 +1,7 @@
 """Event loop of the agent, which connects `core.machine` with sockets, processes and files.
 
 Sockets, processes and files produce events. `core.machine` handles an event and returns effects, such as a message to
-send. They are carried out here. Everything runs in one thread.
+send. This module carries out the effects. Everything runs in one thread.
 """
 
 from __future__ import annotations

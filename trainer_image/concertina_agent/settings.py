@@ -26,7 +26,7 @@ class MetricsSettings:
     node: str
     port: int
     per_rank: bool = False
-    """Whether metrics are served for each worker. Otherwise their sums are served."""
+    """True if metrics are served for each worker. Otherwise their sums are served."""
     token: Optional[str] = None
     """Bearer token that clients must present.
 
@@ -52,18 +52,18 @@ class AgentSettings:
     grace: float
     """Seconds from SIGTERM to SIGKILL, less a safety margin."""
     checkpoints: bool
-    """Whether the job specifies durable storage."""
+    """True if the job specifies durable storage."""
     environment: Mapping[str, str]
     command: tuple[str, ...] = ()
     """The user's own command, or empty for the bundled trainer."""
     warm_start: bool = False
-    """Whether a user's own command gets a warm start. The bundled trainer always does."""
+    """True if a user's own command gets a warm start. The bundled trainer always does."""
     job: str = ""
     """Name of the job as NAMESPACE/NAME."""
     track_every: int = 0
     """Interval of tracked steps: every step whose number is a multiple is sent to the tracking tool. 0: no tracking."""
     step_detection: bool = False
-    """Whether the optimizer steps of a user's own command are counted by a hook in torch."""
+    """True if the optimizer steps of a user's own command are counted by a hook in torch."""
     preload: tuple[str, ...] = ()
     """Modules that a warm start imports in advance until the modules of the script are known.
 
@@ -80,7 +80,7 @@ class AgentSettings:
 
     @property
     def even(self) -> bool:
-        """Whether all ranks have equally large parts of the state, in the order of the ranks, as with FSDP alone."""
+        """True if all ranks have equally large parts of the state, in the order of the ranks, as with FSDP alone."""
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
 
@@ -123,7 +123,8 @@ def read(
         )
     except KeyError as error:
         raise AgentSettingsError(
-            f"the environment variable {error.args[0]} is missing; the operator sets it"
+            f"the environment variable {error.args[0]} is missing, which the operator sets: start the agent "
+            "in a pod of a TrainingJob"
         ) from error
     except ValueError as error:
         raise AgentSettingsError(f"the agent's environment can't be read: {str(error)[:400]}") from error
@@ -137,7 +138,7 @@ def _object(text: str) -> Mapping[str, object]:
     """
     fields = json.loads(text) or {}
     if not isinstance(fields, dict):
-        raise ValueError(f"{text[:100]} is no object")
+        raise ValueError(f"{text[:100]!r} is not a JSON object")
     return fields
 
 

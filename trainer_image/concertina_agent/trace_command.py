@@ -32,13 +32,13 @@ def trace(rank: int, first_step: int, steps: int, seconds: float) -> int:
         path = step_traces.trace_file(step_traces.folder(agent_settings.volume), name, rank)
         path.parent.mkdir(exist_ok=True)
     except (settings.AgentSettingsError, OSError) as error:
-        return _fail(f"there is no place for a trace: {error}")
+        return _fail(f"the trace can't be stored: {error}")
     try:
         step_traces.wanted_file(path).touch()
         request = p.Trace(agent_settings.uid, rank, first_step, steps, name)
         return _ask(agent_settings, request) or _print(path, seconds)
     except OSError as error:
-        return _fail(f"no trace: {error}")
+        return _fail(f"no trace was recorded: {error}")
     finally:
         for file in (step_traces.wanted_file(path), path, step_traces.error_file(path)):
             with contextlib.suppress(FileNotFoundError):
@@ -57,7 +57,11 @@ def _ask(agent_settings: settings.AgentSettings, request: p.Trace) -> int:
     except (OSError, asyncio.TimeoutError, p.ProtocolError) as error:
         return _fail(f"the agent does not answer: {type(error).__name__}: {error}")
     if not isinstance(answer, p.Accepted):
-        return _fail(answer.reason if isinstance(answer, p.Refused) else "the agent does not know of traces")
+        return _fail(
+            answer.reason
+            if isinstance(answer, p.Refused)
+            else "the agent does not support traces: use a newer version of the agent"
+        )
     return 0
 
 
@@ -65,7 +69,7 @@ def _print(path: Path, seconds: float) -> int:
     error, give_up = step_traces.error_file(path), time.monotonic() + seconds
     while not path.exists() and not error.exists():
         if time.monotonic() > give_up:
-            return _fail(f"no trace within {seconds:g} s: the steps did not end, or the round did")
+            return _fail(f"no trace within {seconds:g} s: the steps were not finished, or the round ended")
         time.sleep(LOOK_SECONDS)
     if error.exists():
         return _fail(error.read_text())

@@ -65,7 +65,7 @@ class Stored:
         """
         self._cache, self._folder = cache, cache.folder
         self._has_answered = cache.begun
-        """Whether the store has answered a request, in this round or an earlier one."""
+        """True if the store has answered a request, in this round or an earlier one."""
         self._waiting: dict[int, str] = {}
         self._opening: dict[int, tuple[float, ManifestFile]] = {}
         """Files that are being opened, by thread: the time at which the call began, in monotonic seconds, and the
@@ -89,7 +89,7 @@ class Stored:
         now, limit = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
         for since, file in list(self._opening.values()):
             if _LONG < now - since < limit:  # a longer wait is a hang, not a slow transfer
-                yield f"{self.uri}/{file.file} ({file.size} bytes) is long in coming"
+                yield f"{self.uri}/{file.file} ({file.size} bytes) takes long to arrive"
 
     def open(self, file: ManifestFile) -> Content:
         """Return the contents of the whole file.
@@ -222,7 +222,7 @@ class Stored:
                     if wait is None:
                         raise InvalidInput(str(error)) from error
                     if time.monotonic() + wait > first_request_at + patience:
-                        raise StorageError(f"{error} It was tried for {patience:.0f} s.") from error
+                        raise StorageError(f"{error} It was retried for {patience:.0f} s.") from error
                     self._waiting[threading.get_ident()] = str(error)
                     on_wait(str(error), time.monotonic() - first_request_at)
                     time.sleep(wait)
@@ -257,8 +257,9 @@ class Stored:
                 with contextlib.suppress(OSError):  # it may not exist
                     draft.unlink()
                 raise StorageError(
-                    f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): make room on this "
-                    "node, let the cache keep less (trainer.data.cacheSize), or set CONCERTINA_CACHE to another folder."
+                    f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): free "
+                    "space on this node, reduce the cache (trainer.data.cacheSize), or set "
+                    "CONCERTINA_CACHE to another folder."
                 ) from error
             draft.replace(path)
 

@@ -15,9 +15,11 @@ NAME = "manifest.json"
 FORMAT = 2
 OF_FRAMES = 3
 """Format number of a data set that consists of frames of features instead of tokens."""
+OF_CHATS = 4
+"""Format number of a data set that consists of tokens with weights."""
 VALIDATION = "validation"
 """Folder with the validation documents, below the folder of the training data."""
-TOO_SHORT = "no shard of {uri} is as long as one sequence of {length} tokens."
+TOO_SHORT = "no shard of {uri} has as many tokens as one sequence ({length})."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +66,36 @@ class FrameFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class ChatFacts:
+    """Facts about a data set whose documents are chats, or prompts with completions.
+
+    A byte follows each token: its weight in the loss, 0 or 1.
+    """
+
+    length: int
+    """Most tokens that a document predicts. A document has one token more."""
+    template: str = ""
+    """Digest of the chat template, or "" if the tokenizer has none."""
+    trained: int = 0
+    """Number of tokens with weight 1."""
+    truncated: int = 0
+    """Number of documents whose end was cut off, so that they have no more tokens than `length` + 1."""
+    dropped: int = 0
+    """Number of documents that were left out, because none of their tokens has weight 1."""
+
+
+@dataclasses.dataclass(frozen=True)
 class DataManifest:
     """Manifest of a data set."""
 
     format: int
     token_bytes: int
-    """Bytes per token: 1, 2 or 4, little-endian."""
+    """Bytes per token: 1, 2 or 4, little-endian. With `frames`, the bytes per frame; with `chats`, one byte more."""
     vocab_size: int
     tokenizer: TokenizerFacts
     shards: tuple[TokenShard, ...]
     frames: Optional[FrameFacts] = None
+    chats: Optional[ChatFacts] = None
 
     @property
     def tokens(self) -> int:
@@ -88,8 +110,7 @@ class DataManifest:
         """Digest of the content, which is the same wherever the data set lies."""
         shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
         content: list[object] = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
-        if self.frames is not None:
-            content.append(dataclasses.astuple(self.frames))
+        content += [dataclasses.astuple(facts) for facts in (self.frames, self.chats) if facts is not None]
         return short_digest(json.dumps(content).encode())
 
     def sequences(self, length: int) -> list[int]:
@@ -101,9 +122,14 @@ class DataManifest:
 
     def to_json(self) -> bytes:
         fields = dataclasses.asdict(self)
-        if self.frames is None:  # a manifest of tokens has no such field
-            del fields["frames"]
+        for name in _FORMATS:  # a manifest of tokens has no such fields
+            if fields[name] is None:
+                del fields[name]
         return json.dumps({**fields, "digest": self.digest}, indent=1).encode()
+
+
+_FORMATS = {"frames": OF_FRAMES, "chats": OF_CHATS}
+"""Format number of a manifest that has a certain field."""
 
 
 def short_digest(content: bytes) -> str:
@@ -128,10 +154,12 @@ def parse(text: bytes, uri: str) -> DataManifest:
     """
     try:
         value = json.loads(text)
-        expected = OF_FRAMES if isinstance(value, dict) and "frames" in value else FORMAT
+        fields = value if isinstance(value, dict) else {}
+        expected = next((number for name, number in _FORMATS.items() if name in fields), FORMAT)
         if isinstance(value, dict) and value.get("format", expected) != expected:
             raise InvalidInput(
-                f"{uri}/{NAME} has format {value['format']!s:.80} and {expected} is what is read here: build it again."
+                f"{uri}/{NAME} has format {value['format']!s:.80}, but this version reads format "
+                f"{expected}: build the data again."
             )
         manifest = from_json(DataManifest, value)
     except (ValueError, RecursionError) as error:
@@ -140,7 +168,8 @@ def parse(text: bytes, uri: str) -> DataManifest:
         ) from error
     if value.get("digest") != manifest.digest:
         raise InvalidInput(
-            f"{uri}/{NAME} has digest {value.get('digest')!s:.80} but its content gives {manifest.digest}: it was "
-            "changed after it was built. Build the data again, or fetch the manifest again."
+            f"{uri}/{NAME} has digest {value.get('digest')!s:.80} but the digest of its content is "
+            f"{manifest.digest}: the manifest was changed after the build. Build the data again, or copy "
+            "the manifest again."
         )
     return manifest

@@ -36,13 +36,14 @@ class ManifestFile:
 
     def damaged(self, place: str, size: int) -> InvalidInput:
         return DamagedInput(
-            f"{place}/{self.file} is damaged: the manifest says {self.size} bytes with sha256 {self.sha256}, and what "
-            f"is there has {size} bytes and another checksum. Copy it again, or build the data again."
+            f"{place}/{self.file} is damaged: the manifest says {self.size} bytes with sha256 "
+            f"{self.sha256}, but the file has {size} bytes with another checksum. Copy it again, or build "
+            "the data again."
         )
 
     def missing(self, place: str) -> InvalidInput:
         return InvalidInput(
-            f"{place}/{self.file} is missing though the manifest names it: bring it back, or build again."
+            f"{place}/{self.file} is missing, but the manifest names it: restore the file, or build the data again."
         )
 
 

@@ -93,7 +93,7 @@ class Order:
         self._counts, self._seed = counts, seed
         self.epoch_size = self._total()
         if not self.epoch_size:
-            raise ValueError("there is no whole sequence in any shard")
+            raise ValueError("no shard is as long as one sequence")
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_tables)
         self._window = functools.lru_cache(maxsize=2)(self._permuted_window)
 

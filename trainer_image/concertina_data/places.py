@@ -50,7 +50,7 @@ class CacheSettings:
     patience: float = PATIENCE_SECONDS
     """Seconds for which a request is repeated if the store does not answer."""
     begun: bool = False
-    """Whether an earlier round of this run has read data from the store. If so, a refusal is retried."""
+    """True if an earlier round of this run has read data from the store. If so, a refusal is retried."""
     folder: Path = field(default_factory=folder_on_node)
 
 

@@ -33,8 +33,11 @@ class Sequences:
         self._place, self._length = open_place(uri, cache), length
         self._manifest = read_manifest(self._place)
         if self._manifest.frames is not None:
+            raise InvalidInput(f"{uri} contains frames ({self._manifest.frames}), but rows of tokens are needed here.")
+        if self._manifest.chats is not None:
             raise InvalidInput(
-                f"{uri} holds frames ({self._manifest.frames}), and rows of tokens are what is read here."
+                f"{uri} contains chats, whose tokens have weights, but rows of tokens are needed here: train on chats "
+                "with the bundled trainer."
             )
         self.digest = self._manifest.digest
         counts = self._manifest.sequences(length)

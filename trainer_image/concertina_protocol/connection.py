@@ -123,7 +123,7 @@ class Connection:
         try:
             return await self.reader.readline()
         except ValueError as error:
-            raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes") from error
+            raise ProtocolError(f"a line exceeds the limit of {MAX_LINE} bytes") from error
 
     @property
     def certificate(self) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ class Connection:
 
     @property
     def over(self) -> bool:
-        """Whether this side or the other one has closed the connection."""
+        """True if this side or the other one has closed the connection."""
         return self.reader.at_eof() or self.writer.is_closing()
 
     def close(self) -> None:

@@ -66,15 +66,19 @@ class Buffers:
     def copy_to(self, views: Sequence[memoryview]) -> Arrival:
         """Copy the present contents of the arrays into the views of the file.
 
-        The copy is complete when this method returns. So the returned function, with which a caller waits for the copy,
-        has nothing to wait for and returns 0 seconds.
+        The copy is complete when this method returns. The returned function, which waits for the copy of other classes,
+        therefore does nothing and returns 0 seconds.
         """
         for view, buffer in zip(views, self._buffers):
             view[:] = buffer.memory
         return lambda: 0.0
 
     def before_change(self) -> None:
-        """Do nothing. Other classes delay changes here until their copies are complete, and here copies always are."""
+        """Do nothing, because `copy_to` has already finished its copies.
+
+        Other classes copy in the background, and use this method to delay changes of arrays until their copies are
+        complete.
+        """
 
 
 class BufferCatalogue(LocalState[Buffer]):
@@ -109,7 +113,7 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads only the parts of arrays that it also saves (see `LocalState.alone`)."""
+        """True if this rank reads only the parts of arrays that it also saves (see `LocalState.alone`)."""
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
@@ -191,7 +195,7 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
 
 
 def _begin(coordinate: Sequence[int], outer: Box) -> int:
-    """Return the index of an element in an array that has the box `outer`, given the element's global coordinate."""
+    """Return the index in an array of the element at a global coordinate. `outer` is the box that the array has."""
     index = 0
     for position, offset, length in zip(coordinate, outer.offsets, outer.shape):
         index = index * length + position - offset

@@ -146,13 +146,14 @@ def _no_room(path: Path, size: int, error: OSError) -> Exception:
     Otherwise the error is InvalidInput, because only a larger volume helps.
     """
     problem = f"no room for a snapshot of {size / 2**20:.0f} MiB in {path.parent} ({error.strerror})"
-    advice = "Raise its size and the pod's memory, or use more replicas."
+    advice = "Increase the size of the memory volume and the pod's memory, or use more replicas."
     snapshots, own_round = path.parents[2], path.parents[1].name
     rounds = {round.name for kind in ("snapshots", "copies") for round in (snapshots.parent / kind).glob("round-*")}
     if rounds - {own_round}:
-        return RestoreFailed(f"{problem} beside those of the round before, which are still needed. {advice}")
+        return RestoreFailed(f"{problem}, because the snapshots of the previous round are still needed. {advice}")
     return InvalidInput(
-        f"{problem}: the replica's memory volume is too small for three of them and a peer's copy. {advice}"
+        f"{problem}: the replica's memory volume is too small for three snapshots and the copy of a peer's "
+        f"snapshot. {advice}"
     )
 
 

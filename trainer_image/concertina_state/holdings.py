@@ -44,7 +44,7 @@ class Copies:
     If None, these ranks are the whole world, or ranks can't communicate.
     """
     saved_whole: bool = False
-    """Whether the first of these ranks saves each array whole. Otherwise each rank saves a part."""
+    """True if the first of these ranks saves each array whole. Otherwise each rank saves a part."""
 
 
 ALONE = Copies((0,), 0)
@@ -105,8 +105,8 @@ def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype
     fits = len(offsets) == len(own) == len(whole) > 0
     if not fits or any(o < 0 or o + n > end for o, n, end in zip(offsets, own, whole)):
         raise InvalidInput(
-            f"{name} is said to be a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, which it is "
-            "not within: correct its ArrayShard."
+            f"{name} is declared as a box of {list(own)} at {list(offsets)} of an array of {list(whole)}, "
+            "which is too small: correct its ArrayShard."
         )
     # If a world divides the array in another way, the local arrays can still have the same sizes. So the box, and not
     # only the size, must identify the division.
@@ -148,7 +148,7 @@ class LocalState(Generic[A]):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads from a saved state exactly the parts that it would save.
+        """True if this rank reads from a saved state exactly the parts that it would save.
 
         If so, and if the world has the same size as when the state was saved, this rank needs only the shard of its own
         number.
@@ -175,8 +175,8 @@ class LocalState(Generic[A]):
                 stored = header.chunks.get(chunk.name)
                 if stored and (stored.chunk.global_shape, stored.chunk.dtype) != (chunk.global_shape, chunk.dtype):
                     raise InvalidInput(
-                        f"{chunk.name} was saved as {stored.chunk.dtype} {list(stored.chunk.global_shape)} and is "
-                        f"{chunk.dtype} {list(chunk.global_shape)} now: {instead}."
+                        f"{chunk.name} was saved as {stored.chunk.dtype} {list(stored.chunk.global_shape)} "
+                        f"but is now {chunk.dtype} {list(chunk.global_shape)}: {instead}."
                     )
         plan = reads(headers, chunks)
         plan.require("the saved state")

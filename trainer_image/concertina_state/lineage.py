@@ -33,9 +33,9 @@ MOST_SCRIPT = 16 << 20
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRound:
-    """Steps that one round trained, as part of a state's history.
+    """Steps that one round trained, as a part of a state's history.
 
-    They begin at `step` and end where the next round begins.
+    The steps begin after `step`, and end where the next round begins.
     """
 
     round: int
@@ -74,7 +74,7 @@ class Origin:
     def begun_with(self, uri: str) -> Origin:
         """Return the origin of a job that begins with the state of another job at `uri`.
 
-        It has no rounds yet, because the rounds of the other job are not part of it.
+        The origin lists no rounds yet, because the rounds of the other job are not part of it.
         """
         return dataclasses.replace(self, rounds=(), begun_from=_fitting(uri))
 
@@ -175,7 +175,7 @@ def canonical_digest(value: Any) -> str:
 
 
 def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
-    """Return the images that become part of a state's header. Its size is fixed, so some images may be left out."""
+    """Return those images that fit into a state's header, whose size is fixed."""
     return tuple(sorted({_fitting(image) for image in images} - {""}))[:MOST_IMAGES]
 
 

@@ -81,7 +81,7 @@ class Pace:
             self._in_a_row += 1
 
     def _compare(self) -> None:
-        """Add the measured cost of the last snapshot to the average, unless it was added already."""
+        """Add the measured cost of the last snapshot to the average, if it has not been added yet."""
         if self._before is None:
             return
         plain, self._before = self._before[0], None

@@ -24,7 +24,7 @@ class Cut:
 
     dim: int | None
     late: bool = False
-    """Whether this is a strided shard. It divides the tensor after all other mesh dimensions have done so.
+    """True if this is a strided shard. It divides the tensor after all other mesh dimensions have done so.
 
     FSDP makes a strided shard of a dimension that tensor parallelism has already divided.
     """

@@ -45,9 +45,9 @@ def prepare_to_stay() -> None:
 
 
 def number_groups(round: int) -> None:
-    """Give the process groups of a round other names than those of any earlier round.
+    """Give the process groups of a round names that no earlier round has used.
 
-    If code has kept a group of an earlier round, its use is then an error, and can't be taken for a group of this
+    If code has kept a group of an earlier round, using that group raises an error, instead of reaching a group of this
     round. All ranks must call this function, because the ranks of a group find each other by its name.
     """
     distributed_c10d._world.group_count = round * MOST_GROUPS
@@ -129,11 +129,12 @@ class Connections:
     """
 
     def __init__(self, is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:
-        """Initialize without connections.
+        """Create an object without connections.
 
         Args:
-            is_of_group: Returns whether a socket belongs to a process group, from its inode and the socket. By default,
-                all sockets do. The bundled trainer uses the default, because its reader of data reopens connections.
+            is_of_group: Function of a socket's inode and the socket. It returns whether the socket belongs to a process
+                group. By default, all sockets do. The bundled trainer uses the default, because its data reader reopens
+                connections.
         """
         self._is_of_group = is_of_group
         self._held: dict[int, socket.socket] = {}

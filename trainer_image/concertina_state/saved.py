@@ -53,7 +53,7 @@ class LocalShard:
         except (OSError, ValueError) as error:
             raise RestoreFailed(f"the snapshot in {path} can't be used: {error}") from error
         if self.header.metadata.id != expected:
-            raise RestoreFailed(f"{path} holds {self.header.metadata.id} where {expected} was expected")
+            raise RestoreFailed(f"{path} holds {self.header.metadata.id} , but {expected} was expected")
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
@@ -135,5 +135,7 @@ def find(saved: SavedState, alone: int | None, plan: Callable[[Mapping[int, Head
     for shard in read_plan.shards:
         shards[shard] = shards.get(shard) or saved.open(shard)
         if shards[shard].header != headers[shard]:
-            raise RestoreFailed(f"shard {shard} of step {saved.id.step} is not what its header said: one is damaged.")
+            raise RestoreFailed(
+                f"shard {shard} of step {saved.id.step} differs from its header: the shard or the header is damaged."
+            )
     return Found(read_plan, shards, headers)

@@ -57,7 +57,7 @@ class SaveDecision:
     step: int
     snapshot: bool
     durable: bool
-    """Whether the snapshot becomes a checkpoint in durable storage."""
+    """True if the snapshot becomes a checkpoint in durable storage."""
     outcome: Outcome | None
     """Outcome of the round, or None if the round continues after this step."""
 
@@ -89,9 +89,9 @@ class SavePolicy:
         Args:
             step: Number of finished steps.
             flags: Sums of the flags of all ranks.
-            due: Whether a checkpoint is due.
-            keeping_up: Whether peers have copied the snapshot that a new one would overwrite.
-            required: Whether to take a snapshot in any case. Must be the same on all ranks.
+            due: True if a checkpoint is due.
+            keeping_up: True if peers have copied the snapshot that a new one would overwrite.
+            required: True to take a snapshot in any case. The value must be the same on all ranks.
         """
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
         wants_checkpoint = outcome is Outcome.COMPLETE or flags.drain_durable > 0 or (due and flags.shipping == 0)
@@ -145,7 +145,7 @@ class Saving:
         self._drain: DrainRequest | None = None
         self._due = False
         self._asked = False
-        """Whether a user requested a checkpoint."""
+        """True if a user requested a checkpoint."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
         self.traces = Traces(restored.shard)
@@ -159,7 +159,7 @@ class Saving:
         After a checkpoint, the time until the next call includes a wait, and is not the duration of a step.
         """
         self._saved = self._waited = False
-        """Whether the last call of `save` took a snapshot, and whether a snapshot was still being committed at that
+        """True if the last call of `save` took a snapshot, and whether a snapshot was still being committed at that
         time."""
         self._since = self._stretch = 0
         """Number of steps since the last snapshot, and number of steps between the last two snapshots."""
@@ -241,8 +241,9 @@ class Saving:
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps. `flags` has the sums of the flags of all ranks.
 
-        The flags also tell of which snapshot all shards are copied to another replica. The agents then delete snapshots
-        of older rounds, because the next snapshot may need that memory.
+        The sums also show which snapshot is the newest that peers have copied completely. This method reports that
+        snapshot to the agents, which then delete snapshots of older rounds, because the next snapshot may need their
+        memory.
         """
         last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:
@@ -273,7 +274,7 @@ class Saving:
             self._snapshots.make_room()
 
     def _after_step(self, now: float, decision: SaveDecision) -> None:
-        """Pass the duration of the last step to the Pace, which limits the cost of snapshots.
+        """Report the duration of the last step to the Pace, which limits the cost of snapshots.
 
         A step that includes a wait for a checkpoint is left out.
         """
@@ -286,11 +287,11 @@ class Saving:
             self._stretch, self._since = self._since if self._snapshots.count else 0, 0
 
     def _after_snapshot(self, stall: float) -> None:
-        """Pass the cost of a snapshot to the Pace, which limits the cost of snapshots.
+        """Report the cost of a snapshot to the Pace, which limits the cost of snapshots.
 
-        `stall` is the duration of the call of `save`. The cost also includes the time for which the weight update had
-        to wait for a device's copy, which is known only of the previous snapshot. The first snapshot is not counted,
-        because its memory has to be allocated.
+        `stall` is the duration of the call of `save`. The cost also includes the time for which the weight update
+        waited for a device's copy. This time is known only for the previous snapshot. The first snapshot is not
+        counted, because its memory has to be allocated.
         """
         if self._pace is not None and self._snapshots.count > 1:
             self._pace.took(stall + max(0.0, self.device_seconds - self._beside))
@@ -304,7 +305,7 @@ class Saving:
     def before_change(self) -> None:
         """Make devices finish copying the last snapshot before they execute later work that may change the state.
 
-        Work that was queued on a device before this call has finished when the call returns.
+        When this method returns, work that was queued on a device before the call has finished.
         """
         if self._copying_since is not None:
             self._beside, self._copying_since = time.perf_counter() - self._copying_since, None

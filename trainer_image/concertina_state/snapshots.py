@@ -72,7 +72,7 @@ class MappedShard:
 
     @property
     def shared(self) -> bool:
-        """Whether the file has a second name, or is no longer the file at its path."""
+        """True if the file has a second name, or is no longer the file at its path."""
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class Snapshots:
         return self._steps[ordinal] if 0 <= ordinal < len(self._steps) else None
 
     def copied(self, ordinal: int, copied_step: int | None) -> bool:
-        """Return whether this rank's shard of snapshot number `ordinal` is copied to another replica.
+        """Return whether another replica has a copy of this rank's shard of snapshot number `ordinal`.
 
         `copied_step` is the step up to which that replica has copies.
         """
@@ -133,10 +133,10 @@ class Snapshots:
 
     @property
     def keeping_up(self) -> bool:
-        """Whether the next snapshot would overwrite no snapshot that peers are still copying.
+        """True if the next snapshot would not overwrite a snapshot that peers are still copying.
 
-        This is the case if the snapshot before the last one is completely copied (decision "Snapshot k waits for copies
-        of snapshot k-2").
+        To that end, peers must have copied the snapshot before the last one completely (decision "Snapshot k waits for
+        copies of snapshot k-2").
         """
         return self.complete >= self.count - 2
 
@@ -212,7 +212,7 @@ class Snapshots:
         return future.result() if future is not None else None
 
     def _next(self) -> int:
-        """Return the index of the slot that is written next."""
+        """Return the index of the slot for the next snapshot."""
         needed_ordinals = {self.complete, self.count - 1}
         free = [
             index
@@ -227,7 +227,7 @@ class Snapshots:
 
     @property
     def waits(self) -> bool:
-        """Whether `begin` would wait for the commit of the last snapshot, or for the file of the next one."""
+        """True if `begin` would wait for the commit of the last snapshot, or for the file of the next one."""
         return any(future is not None and not future.done() for future in (self._committing, self._making))
 
     def finish(self) -> None:
@@ -256,5 +256,5 @@ class Snapshots:
 
     @property
     def shipping(self) -> bool:
-        """Whether a shard of this rank is still being uploaded to storage."""
+        """True if a shard of this rank is still being uploaded to storage."""
         return any(name.startswith("shipping-") for name in os.listdir(self._folder))

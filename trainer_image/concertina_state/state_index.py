@@ -95,7 +95,7 @@ class StateIndex(LocalState[Tensor]):
     @torch.no_grad()
     def fill(self, plan: ReadPlan, shards: Mapping[int, ShardReader]) -> None:
         """Read all tensors of this rank from a saved state. All ranks must call this method at the same time."""
-        execute(plan, shards, {name: tensor for name, (_, tensor) in self._parts.items()})
+        execute(plan, shards, dict(self._parts.values()))
         for copies, same_tensors in self._by_copies().items():
             if len(copies.ranks) > 1:
                 _exchange(same_tensors, copies)
@@ -157,7 +157,7 @@ def _local_array(name: str, array: Tensor | ArrayShard | RemoteArray, everyone: 
         return LocalArray(name, whole, Box((0,) * len(whole), whole), dtype, tensor.detach(), everyone, "whole")
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(isinstance(placement, Partial) for placement in placements):
-        raise InvalidInput(f"{name} is a DTensor with a partial sum: reduce it before it is saved.")
+        raise InvalidInput(f"{name} is a DTensor with a partial sum: reduce it before you save it.")
     cuts = [
         Cut(placement.dim, late=isinstance(placement, _StridedShard))
         if isinstance(placement, (Shard, _StridedShard))
@@ -194,15 +194,17 @@ def check_kind(name: str, tensor: Tensor) -> None:
     if isinstance(tensor, ShardedTensor):
         return
     if tensor.layout != torch.strided or tensor.is_nested:
-        raise InvalidInput(f"{name} is a tensor with the layout {tensor.layout}, which can't be saved: make it dense.")
+        raise InvalidInput(
+            f"{name} is a tensor with the layout {tensor.layout}, which can't be saved: convert it to a dense tensor."
+        )
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if type(local) not in (Tensor, torch.nn.Parameter) and (
         is_traceable_wrapper_subclass(local) or (local.numel() and not _has_memory(local))
     ):
-        kind, cut = type(local), " that a DTensor has cut" if isinstance(tensor, DTensor) else ""
+        kind, cut = type(local), " in a DTensor" if isinstance(tensor, DTensor) else ""
         raise InvalidInput(
-            f"{name} is a {kind.__module__}.{kind.__qualname__}{cut}, which can't be saved: it has no memory of its "
-            "own that can be taken as it is."
+            f"{name} is a {kind.__module__}.{kind.__qualname__}{cut}, which can't be saved: its content is "
+            "not in one block of its own memory."
         )
 
 

@@ -74,7 +74,7 @@ class StepTrace:
 
     def _begin(self, step: int) -> None:
         if "torch" not in sys.modules:
-            raise RuntimeError("the script does not use torch, whose profiler makes traces")
+            raise RuntimeError("the script does not use torch, which records the trace")
         import torch
         from torch.profiler import ProfilerActivity, profile
 
@@ -102,7 +102,7 @@ class StepTrace:
             if len(packed) <= step_traces.MOST_BYTES:
                 self._put(self._path, packed)
                 return
-            problem = f"it has {len(packed)} bytes, more than {step_traces.MOST_BYTES}: ask for fewer steps"
+            problem = f"the trace has {len(packed)} bytes, more than {step_traces.MOST_BYTES}: ask for fewer steps"
             self._fail(ValueError(problem))
         except Exception as error:
             self._fail(error)

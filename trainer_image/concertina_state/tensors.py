@@ -12,7 +12,7 @@ from torch import Tensor
 from concertina_state import filling
 from concertina_state.filling import Place, ShardReader
 from concertina_state.format.read_plan import Box, ReadItem, ReadPlan
-from concertina_state.format.shardfile import Layout
+from concertina_state.format.shardfile import Chunk, Layout
 from concertina_state.live import Arrival
 from concertina_state.pinned import pin
 
@@ -109,9 +109,9 @@ def _seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
     return milliseconds / 1000
 
 
-def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], tensors: Mapping[str, Tensor]) -> None:
-    """Read the chunks of a plan from the shards, and copy them into the tensors of the same names."""
-    filling.execute(plan, shards, lambda item: _place_for(item, tensors[item.target.name]))
+def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], tensors: Mapping[Chunk, Tensor]) -> None:
+    """Read the chunks of a plan from the shards into their tensors, which have the shapes of the chunks."""
+    filling.execute(plan, shards, lambda item: _place_for(item, tensors[item.target]))
 
 
 @torch.no_grad()

@@ -77,7 +77,7 @@ class UploadedRun:
     reaches: Sequence[int] = ()
     """Numbers of steps that a rollback may go back (see `retention.Keeping.back`)."""
     trainer_in_shards: bool = False
-    """Whether `trainer` lacks what the header of each shard has: the model that `trainer.model.from` describes."""
+    """True if `trainer` lacks what the header of each shard has: the model that `trainer.model.from` describes."""
 
 
 UNKNOWN = UploadedRun()
@@ -157,7 +157,7 @@ def _ship(request: Ship, destination: Destination, uid: str) -> Shipped:
     except (StorageError, Damaged) as error:
         return Shipped(request.id, request.shard, str(error))
     except FileNotFoundError:
-        return Shipped(request.id, request.shard, f"{path} is gone: its snapshot was given up.")
+        return Shipped(request.id, request.shard, f"{path} is missing: its snapshot was discarded.")
     path.unlink(missing_ok=True)
     return Shipped(request.id, request.shard)
 
@@ -198,7 +198,7 @@ def _blocks(file: io.FileIO, size: int) -> Iterator[memoryview]:
     for begin in range(0, size, BLOCK):
         block = next(buffers)[: size - begin]
         if os.preadv(file.fileno(), [block], begin) < len(block):
-            raise Damaged(f"{file.name} ends before byte {size}: its snapshot was given up")
+            raise Damaged(f"{file.name} ends before byte {size}: its snapshot was discarded")
         yield block
 
 
@@ -251,6 +251,7 @@ def publish(
             continued=metadata.continued,
             skipped=metadata.skipped,
             undone=undone,
+            frozen=metadata.frozen,
             lineage=lineage_of(sidecars, parent, spec_of_this_job()),
         )
     )
@@ -276,8 +277,8 @@ def _replaced(
 ) -> Continued | None:
     """Return the checkpoint of another job that this job may replace in `LATEST`, or None.
 
-    It is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a newer
-    checkpoint of the earlier owner: a pod of that owner that lost its connection may have published it after the
+    Usually it is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a
+    newer checkpoint of the earlier owner: a pod of that owner that lost its connection may have published it after the
     take-over.
 
     Raises:

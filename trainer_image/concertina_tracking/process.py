@@ -91,7 +91,9 @@ def _ship(channel: WorkerEnd, tracking_settings: TrackingSettings) -> int:
             failures = 0
         except ImportError as missing:
             package = PACKAGES[tracking_settings.backend]
-            error = f"{missing}: install {package} in the image, or set spec.tracking.backend to None"
+            error = (
+                f"{missing}: install {package} in the image, or set spec.tracking.backend to None to turn tracking off"
+            )
             channel.send(TrackingState(spool.next, error, spool.dropped))
             channel.finish()
             return BAD_INPUT_EXIT

@@ -45,7 +45,7 @@ class Shipper:
 
     @property
     def idle(self) -> bool:
-        """Whether all records are sent, and another replica coordinates and writes the records of later rounds."""
+        """True if all records are sent, and another replica coordinates and writes the records of later rounds."""
         newest = max(self._spool.begun, key=lambda begun: begun.round, default=None)
         return self._spool.behind == 0 and (newest is None or not newest.coordinates)
 

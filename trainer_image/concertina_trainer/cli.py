@@ -28,19 +28,23 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
     parser = argparse.ArgumentParser(prog=prog, description="Prepare data for the bundled trainer.")
     data = parser.add_subparsers(required=True).add_parser("data", help="token shards").add_subparsers(required=True)
     _build_options(data.add_parser("build", help="write token shards and their manifest"))
-    showing = data.add_parser("show", help="say what a manifest holds")
+    showing = data.add_parser("show", help="print a summary of a manifest")
     showing.add_argument("uri")
-    showing.add_argument("--all", action="store_true", help=f"list all shards, not the first {_SHOWN}")
+    showing.add_argument("--all", action="store_true", help=f"list all shards, not only the first {_SHOWN}")
     showing.set_defaults(run=_show)
-    checking = data.add_parser("verify", help="read everything and compare it with the manifest")
+    checking = data.add_parser("verify", help="read all shards and compare them with the manifest")
     checking.add_argument("uri")
-    checking.add_argument("--threads", type=_at_least(1), default=8, help="shards read at once (default: %(default)s)")
+    checking.add_argument(
+        "--threads", type=_at_least(1), default=8, help="shards to read at once (default: %(default)s)"
+    )
     checking.set_defaults(run=_verify)
-    packing = data.add_parser("pack", help="plan how documents are packed into sequences (trainer.data.documents)")
+    packing = data.add_parser(
+        "pack", help="plan how whole documents are put into sequences (for trainer.data.documents Packed and Bucketed)"
+    )
     packing.add_argument("uri")
     packing.add_argument("--length", type=_at_least(2), required=True, help="trainer.model.sequenceLength")
     packing.add_argument(
-        "--threads", type=_at_least(1), default=8, help="shards planned at once (default: %(default)s)"
+        "--threads", type=_at_least(1), default=8, help="shards to plan at once (default: %(default)s)"
     )
     packing.set_defaults(run=_pack)
     options = parser.parse_args(argv)
@@ -64,26 +68,65 @@ def _run(options: argparse.Namespace) -> int:
 def _build_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("sources", nargs="+", help="files (.jsonl, .parquet, .arrow, .npy, .npz or text), and folders or s3:// URIs")
-    add("--out", required=True, help="folder, file:///... or s3://bucket/folder")
-    add("--pattern", default="", help="which files of a folder, as **/*.txt (default: its data, else its text)")
-    add("--allow-left-out", action="store_true", help="build although files that may hold data are left out")
-    add("--tokenizer", default=BYTES, help="bytes, FILE.json, tiktoken:ENCODING or FILE.tiktoken")
-    add("--separator", default="", help="token that ends a document (default: the tokenizer's usual one)")
-    add("--split-pattern", default="", help="how a FILE.tiktoken splits text before it merges")
-    add("--column", default=COLUMN, help="of .jsonl, .parquet and .arrow (default: %(default)s)")
-    add("--validation", type=float, default=0.0, help="share of documents set aside, by hash (default: %(default)g)")
-    add("--against", action="append", default=[], metavar="FILE", help="evaluation data: count its n-grams found")
-    add("--against-column", default="", help="of the evaluation data (default: that of --column)")
-    add("--ngram", type=_at_least(1), default=NGRAM, help="words of an n-gram (default: %(default)s)")
+    add("--out", required=True, help="folder to build into: a path, file:///folder or s3://bucket/folder")
+    add(
+        "--pattern",
+        default="",
+        help="files of a folder to read, as **/*.txt (default: its data files, or its text files if it has none)",
+    )
+    add("--allow-left-out", action="store_true", help="build even if files that may contain data are left out")
+    add("--tokenizer", default=BYTES, help="tokenizer: bytes, FILE.json, tiktoken:ENCODING or FILE.tiktoken")
+    add("--separator", default="", help="token that ends a document (default: the tokenizer's own one)")
+    add("--split-pattern", default="", help="regular expression by which a FILE.tiktoken splits text before it merges")
+    add(
+        "--column",
+        default=COLUMN,
+        help="column with the text in .jsonl, .parquet and .arrow files (default: %(default)s)",
+    )
+    add(
+        "--validation",
+        type=float,
+        default=0.0,
+        help="share of the documents to set aside for evaluation, chosen by hash (default: %(default)g)",
+    )
+    add(
+        "--against",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="evaluation data: count their n-grams that also occur in the training data",
+    )
+    add("--against-column", default="", help="column with the text of the evaluation data (default: that of --column)")
+    add("--ngram", type=_at_least(1), default=NGRAM, help="number of words in an n-gram (default: %(default)s)")
     add(
         "--shard-mebibytes",
         type=_at_least(0.001, float),
         default=SHARD_BYTES / 2**20,
-        help="text a shard (default: %(default)g)",
+        help="amount of text in a shard (default: %(default)g)",
     )
-    add("--classes", type=_at_least(1, int), default=0, help="targets of .npz files are below this")
-    add("--processes", type=_at_least(1), default=os.cpu_count() or 1, help="default: %(default)s, one a core")
-    add("--share", type=_share, default=(0, 1), metavar="I/N", help="build the I-th of N shares: each on its machine")
+    add(
+        "--classes", type=_at_least(1, int), default=0, help="number of classes: targets of .npz files must be below it"
+    )
+    add(
+        "--processes",
+        type=_at_least(1),
+        default=os.cpu_count() or 1,
+        help="number of processes (default: %(default)s, one per core)",
+    )
+    add(
+        "--share",
+        type=_share,
+        default=(0, 1),
+        metavar="I/N",
+        help="build share I of N, counted from 0, to divide a build among N machines",
+    )
+    add("--chat", action="store_true", help="the sources are chats (messages), or prompts with completions")
+    add(
+        "--length",
+        type=_at_least(2),
+        help="with --chat: number of tokens after which a chat is cut; give the job's trainer.model.sequenceLength",
+    )
+    add("--split-turns", action="store_true", help="with --chat: make one sample of each turn of the assistant")
     parser.set_defaults(run=_build)
 
 
@@ -104,25 +147,35 @@ def _share(text: str) -> tuple[int, int]:
         index, count = (int(number) for number in text.split("/"))
         if 0 <= index < count:
             return index, count
-    raise argparse.ArgumentTypeError("give I/N with I from 0 to N - 1, as 3/16")
+    raise argparse.ArgumentTypeError("give I/N with I from 0 to N - 1, such as 3/16")
 
 
 def _build(options: argparse.Namespace) -> None:
     from concertina_trainer.data.build import arrays
     from concertina_trainer.data.build import build as building
     from concertina_trainer.data.build.find import find, find_evaluation
-    from concertina_trainer.data.build.recipe import Recipe
+    from concertina_trainer.data.build.recipe import ChatRecipe, Recipe
 
     if not 0 <= options.validation < 1:
-        raise InvalidInput("--validation is a share of all documents: give a number from 0 to below 1.")
+        raise InvalidInput("--validation is the share of documents to set aside: give a number from 0 to below 1.")
     recipe = Recipe(
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
         tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
+    if options.chat:
+        if options.length is None:
+            raise InvalidInput("--chat needs --length, the longest sequence that is trained: give one, as 2048.")
+        recipe = dataclasses.replace(recipe, chats=ChatRecipe(options.length, options.split_turns))
+    elif options.length is not None or options.split_turns:
+        raise InvalidInput("--length and --split-turns are for chats: add --chat, or leave them out.")
     sources = find(options.sources, options.pattern, options.allow_left_out, options.out, _say)
     recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
+    if recipe.frames and recipe.chats:
+        raise InvalidInput(
+            "--chat is for JSON lines, and the sources are arrays: leave it out, or choose by --pattern."
+        )
     if recipe.frames and recipe.against:
-        raise InvalidInput("--against looks for words, and frames have none: leave it out.")
+        raise InvalidInput("--against compares words, and the data are frames: leave --against out.")
     if recipe.against:
         find_evaluation(recipe.against, _say)
     recipe.load_tokenizer()  # reports an error here, instead of in every process
@@ -133,7 +186,10 @@ def _build(options: argparse.Namespace) -> None:
         bar.show(last.done, last.total)
     bar.end()
     if last is None or last.manifest is None:
-        print(f"{options.out}: share {options.share[0]} of {options.share[1]} is done; others are still at work")
+        print(
+            f"{options.out}: share {options.share[0]} of {options.share[1]} is built. Shares of other "
+            "machines are not finished yet."
+        )
         return
     for uri, manifest in _manifests(options.out):
         print(f"{uri}: {_summary(manifest)}")
@@ -175,10 +231,14 @@ def _overlap_lines(overlap: dict[str, object] | None) -> list[str]:
         return []
     files = overlap["files"]
     assert isinstance(files, list)
-    head = f"{overlap['trainingDocuments']:,} documents share {overlap['ngram']} words in a row with evaluation data:"
+    head = (
+        f"{overlap['trainingDocuments']:,} documents share {overlap['ngram']} consecutive words with "
+        "the evaluation data:"
+    )
     return [head] + [
-        f"  {file['file']}: {file['documentsFound']:,} of {file['documents']:,} documents, {file['ngramsFound']:,} of "
-        f"{file['ngrams']:,} n-grams found; {file['tooShort']:,} documents are too short to tell"
+        f"  {file['file']}: {file['documentsFound']:,} of {file['documents']:,} documents, "
+        f"{file['ngramsFound']:,} of {file['ngrams']:,} n-grams found; {file['tooShort']:,} documents are "
+        "too short to compare"
         for file in files
     ]
 
@@ -203,7 +263,7 @@ def _manifest(uri: str) -> DataManifest:
 
     text = ObjectPrefix(uri).get(NAME)
     if text is None:
-        raise InvalidInput(f"{uri} has no {NAME}: build the data there first.")
+        raise InvalidInput(f"{uri} has no {NAME}: build the data there first with `concertina data build`.")
     return parse(text, uri)
 
 
@@ -260,6 +320,12 @@ def _summary(manifest: DataManifest) -> str:
         return (
             f"{manifest.tokens:,} frames of {manifest.frames} in {manifest.documents:,} documents and "
             f"{len(manifest.shards)} shards, digest {manifest.digest}"
+        )
+    if (chats := manifest.chats) is not None:
+        return (
+            f"{manifest.documents:,} chats of {manifest.tokens:,} tokens, of which {chats.trained:,} are trained, in "
+            f"{len(manifest.shards)} shards, digest {manifest.digest}; {chats.truncated:,} chats were cut to "
+            f"{chats.length:,} predicted tokens, and {chats.dropped:,} dropped, because nothing in them is trained"
         )
     return (
         f"{manifest.tokens:,} tokens of {manifest.vocab_size} values ({manifest.tokenizer.name}) in "

@@ -45,8 +45,9 @@ class Degrees(NamedTuple):
         """
         if world % parallelism.block:
             raise InvalidInput(
-                f"{world} workers are no whole number of blocks of {parallelism.block}, which spec.parallelism asks "
-                f"for: use {max(1, world // parallelism.block) * parallelism.block} workers."
+                f"{world} workers are not a multiple of the block of {parallelism.block} workers that "
+                f"spec.parallelism needs: use {max(1, world // parallelism.block) * parallelism.block} "
+                "workers."
             )
         data = world // parallelism.group
         shard = parallelism.shard or data

@@ -88,24 +88,27 @@ def fitted(
     }
     answer = of_first_rank(world, _planned(request, check) if world.rank == 0 else None)
     if isinstance(answer, str):
-        note = f"the memory of this model can't be planned, so the settings are those of a CPU: {default}. {answer}"
+        note = (
+            "the memory of this model can't be planned, so the trainer uses the settings for a CPU: "
+            f"{default}. {answer}"
+        )
         return Fitted(default.filled(config), default.chosen(config), note)
     choice = MemoryChoice.parsed(answer["choice"])
     room = f"{device_bytes / GIB:.1f} GiB of the smallest device, with {request['size']} ranks"
     if answer["peak"] > device_bytes:
         used = MemoryChoice.of(choice.filled(config), frees_weights=False)
         raise DoesNotFit(
-            f"this model needs {answer['peak'] / GIB:.1f} GiB on a device with {used}, and does not fit into the "
+            f"this model needs {answer['peak'] / GIB:.1f} GiB on a device with {used}, but there are only "
             f"{room}. {_advice(answer['remedies'])}"
         )
-    note = f"settings for the {room}: {choice}; the planned peak is {answer['peak'] / GIB:.1f} GiB"
+    note = f"settings for {room}: {choice}; the planned peak is {answer['peak'] / GIB:.1f} GiB"
     return Fitted(choice.filled(config), choice.chosen(config), note if absent(config) else "")
 
 
 def _advice(remedies: list[str]) -> str:
     if not remedies:
-        return "Use larger devices, or a smaller model."
-    return f"Any of these makes it fit: {'; '.join(remedies)}."
+        return "Use larger devices or a smaller model."
+    return f"Any of these changes makes the model fit: {'; '.join(remedies)}."
 
 
 def _default(config: TrainerConfig, own: OwnSpec | None, world: DistContext) -> MemoryChoice:
@@ -128,7 +131,7 @@ def least_memory(world: DistContext) -> int:
     """
     text = os.environ.get(DEVICE_BYTES) or "0"
     if not (text.isascii() and text.isdigit()):
-        raise InvalidInput(f"{DEVICE_BYTES} is {text!r} and must be a number of bytes, such as {40 * GIB}.")
+        raise InvalidInput(f"{DEVICE_BYTES} is {text!r}: set it to a number of bytes, such as {40 * GIB}.")
     size = int(text)
     if not size and world.device.type == "cuda":
         size = torch.cuda.get_device_properties(world.device).total_memory
@@ -162,6 +165,8 @@ def _planned(request: dict[str, Any], check: Callable[[], None]) -> dict[str, An
         process.kill()
         process.wait()
     if process.returncode:
-        return (errors.strip().splitlines() or [f"The planning process ended with {process.returncode}."])[-1][:500]
+        return (errors.strip().splitlines() or [f"The planning process ended with exit code {process.returncode}."])[
+            -1
+        ][:500]
     answer: dict[str, Any] = json.loads(output)
     return answer

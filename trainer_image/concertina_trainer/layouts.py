@@ -1,4 +1,4 @@
-"""Rules on which degrees of parallelism a model, its data and the number of ranks allow.
+"""Rules on the degrees of parallelism that a model, its data and the number of ranks allow.
 
 Messages name the nearest degrees that are allowed. The operator imports this module, so it does not import torch.
 """
@@ -75,12 +75,13 @@ def _divides_shared(trainer: TrainerConfig, parallelism: ParallelismConfig) -> b
 
 
 def _whole(dimension: str) -> LayoutRule:
-    """Return the rule that a custom model has degree 1 in this dimension of parallelism."""
+    """Return the rule that a custom model must have degree 1 in one dimension of parallelism."""
     return LayoutRule(
         f"parallelism.{dimension}",
         f"!has(self.trainer.model.entrypoint) || self.parallelism.{dimension} == 1",
         lambda trainer, parallelism: trainer.model.entrypoint is None or getattr(parallelism, dimension) == 1,
-        f"{dimension} cuts the decoder, and the model of trainer.model.entrypoint is cut by parallelism.shard alone",
+        f"{dimension} divides the bundled decoder, and the model of trainer.model.entrypoint supports only "
+        f"parallelism.shard: remove parallelism.{dimension}",
     )
 
 
@@ -102,38 +103,40 @@ _RULES = (
         "parallelism.tensor",
         f"{_HEADS} % self.parallelism.tensor == 0",
         lambda trainer, parallelism: trainer.model.heads % parallelism.tensor == 0,
-        "tensor does not divide trainer.model.heads: each worker of the group has whole heads",
+        "tensor must divide trainer.model.heads, because each worker of the group computes whole heads",
     ),
     LayoutRule(
         "parallelism.tensor",
         f"{_KV_HEADS} % self.parallelism.tensor == 0",
         lambda trainer, parallelism: trainer.model.kv_heads is None or trainer.model.kv_heads % parallelism.tensor == 0,
-        "tensor does not divide trainer.model.kvHeads: each worker of the group has whole heads",
+        "tensor must divide trainer.model.kvHeads, because each worker of the group computes whole heads",
     ),
     LayoutRule(
         "parallelism.tensor",
         f"{_HIDDEN} % self.parallelism.tensor == 0",
         lambda trainer, parallelism: trainer.model.resolved_hidden_dim % parallelism.tensor == 0,
-        "tensor does not divide trainer.model.hiddenDim, or what follows from dim where that is absent",
+        "tensor must divide trainer.model.hiddenDim, or the width that follows from dim if hiddenDim is absent",
     ),
     LayoutRule(
         "parallelism.context",
         f"self.parallelism.context == 1 || {_LENGTH} % (2 * self.parallelism.context) == 0",
         _divides_sequence,
-        "twice context does not divide trainer.model.sequenceLength: each worker of the group has two pieces of it",
+        "trainer.model.sequenceLength must be a multiple of twice context, because each worker of the "
+        "group computes two pieces of a sequence",
     ),
     LayoutRule(
         "parallelism.tensor",
         f"{_LENGTH} / self.parallelism.context % self.parallelism.tensor == 0",
         lambda trainer, parallelism: trainer.model.sequence_length // parallelism.context % parallelism.tensor == 0,
-        "tensor does not divide trainer.model.sequenceLength / context: between layers the group cuts the sequence too",
+        "tensor must divide trainer.model.sequenceLength / context, because the group also divides the "
+        "sequence between layers",
     ),
     LayoutRule(
         "parallelism.pipeline",
         f"{_LAYERS} >= self.parallelism.pipeline * (self.parallelism.schedule in {_TWICE} ? 2 : 1)",
         lambda trainer, parallelism: trainer.model.layers >= parallelism.pipeline * parallelism.schedule.stages,
-        "pipeline has more stages than trainer.model.layers: each has a layer or more, and a worker two of them where "
-        "schedule is interleaved",
+        "pipeline needs at least one layer of trainer.model.layers for each stage, and interleaved "
+        "schedules have two stages for each worker",
     ),
     LayoutRule(
         "trainer.memory.reshardAfterForward",
@@ -142,27 +145,29 @@ _RULES = (
         lambda trainer, parallelism: (
             trainer.memory.reshard_after_forward is not Resharding.always or not parallelism.backward_in_halves
         ),
-        "the schedule InterleavedZeroBubble keeps gathered weights until the backward has both its halves: set "
-        "reshardAfterForward to Never, remove it, or choose another parallelism.schedule",
+        "schedule InterleavedZeroBubble keeps gathered weights until both halves of the backward pass are "
+        "done: set reshardAfterForward to Never, remove it, or choose another parallelism.schedule",
     ),
     LayoutRule(
         "parallelism.asyncTensor",
         f"!self.parallelism.asyncTensor || self.parallelism.pipeline == 1 || {_NO_HALVES}",
         lambda trainer, parallelism: not (parallelism.async_tensor and parallelism.backward_in_halves),
-        "asyncTensor finds the gradients of a product's input and of its weight at once, and the schedule "
-        "InterleavedZeroBubble wants them apart: choose another parallelism.schedule, or remove asyncTensor",
+        "asyncTensor computes the gradients of a product's input and weight together, and schedule "
+        "InterleavedZeroBubble needs them separately: choose another parallelism.schedule, or remove "
+        "asyncTensor",
     ),
     LayoutRule(
         "parallelism.asyncTensor",
         "!self.parallelism.asyncTensor || !has(self.trainer.model.lora)",
         lambda trainer, parallelism: not parallelism.async_tensor or trainer.model.lora is None,
-        "asyncTensor knows whole weights alone, and no adapters beside them: remove it, or trainer.model.lora",
+        "asyncTensor does not support the adapters of trainer.model.lora: remove asyncTensor or trainer.model.lora",
     ),
     LayoutRule(
         "parallelism.expert",
         f"self.parallelism.expert == 1 || {_HAS_EXPERTS}",
         lambda trainer, parallelism: parallelism.expert == 1 or trainer.model.experts is not None,
-        "expert deals experts out to workers, and trainer.model.experts says of none",
+        "expert divides the experts of a layer among workers, and trainer.model.experts is absent: add "
+        "experts, or remove parallelism.expert",
     ),
     LayoutRule(
         "parallelism.expert",
@@ -170,43 +175,44 @@ _RULES = (
         lambda trainer, parallelism: (
             trainer.model.experts is None or trainer.model.experts.count % parallelism.expert == 0
         ),
-        "expert does not divide trainer.model.experts.count: each worker of the group has as many",
+        "expert must divide trainer.model.experts.count, because each worker of the group has the same "
+        "number of experts",
     ),
     LayoutRule(
         "parallelism.expert",
         "!has(self.parallelism.shard) || self.parallelism.shard * self.parallelism.context * self.parallelism.tensor % "
         "self.parallelism.expert == 0",
         lambda trainer, parallelism: parallelism.shard is None or parallelism.shard % parallelism.expert_shards == 0,
-        "expert does not divide shard x context x tensor: experts are dealt out to workers of a stage that share one "
-        "copy",
+        "expert must divide shard x context x tensor, because the experts are divided among the workers of "
+        "a stage that share one copy of the weights",
     ),
     LayoutRule(
         "parallelism.tensor",
         f"!has(self.trainer.model.experts) || self.trainer.model.experts.shared * {_EXPERT} % "
         "self.parallelism.tensor == 0",
         _divides_shared,
-        "tensor does not divide the width of the shared experts, shared x hiddenDim of trainer.model.experts",
+        "tensor must divide the width of the shared experts, which is shared x hiddenDim of trainer.model.experts",
     ),
     LayoutRule(
         "trainer.data.documents",
         f"{_GROUP} == 1 || self.trainer.data.documents != 'Bucketed'",
         lambda trainer, parallelism: parallelism.group == 1 or trainer.data.documents is not DocumentMode.bucketed,
-        "Bucketed makes microbatches of different lengths, and tensor, pipeline and context parallelism need one: "
-        "choose another documents",
+        "data.documents Bucketed makes microbatches of different lengths, and tensor, pipeline and context "
+        "parallelism need equal lengths: choose another value of data.documents",
     ),
     LayoutRule(
         "trainer.data.balance",
         f"{_GROUP} == 1 || self.trainer.data.balance != 'Speed'",
         lambda trainer, parallelism: parallelism.group == 1 or trainer.data.balance is not Balancing.speed,
-        "Speed gives single workers less, and those of a tensor, pipeline or context group compute the same sequences: "
-        "set balance to Even",
+        "data.balance Speed gives each worker its own number of sequences, and the workers of a tensor, "
+        "pipeline or context group compute the same sequences: set balance to Even",
     ),
     LayoutRule(
         "trainer.determinism",
         f"self.trainer.determinism != 'Bitwise' || {_GROUP} == 1 && !has(self.parallelism.shard)",
         lambda trainer, parallelism: not trainer.bitwise or (parallelism.group == 1 and parallelism.shard is None),
-        "Bitwise knows one order of summing over all workers, and no parallelism: set determinism to Order, or remove "
-        "parallelism",
+        "determinism Bitwise needs one order of summation over all workers, so it supports no parallelism: "
+        "set determinism to Order, or remove parallelism",
     ),
 )
 
@@ -236,7 +242,7 @@ def refusal(rule: LayoutRule, trainer: TrainerConfig, parallelism: ParallelismCo
 
 
 def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int | None = None) -> tuple[str, ...]:
-    """Return the reasons against this layout, one sentence each, or none if the bundled trainer can train in it.
+    """Return a sentence for each reason why the bundled trainer can't train in this layout, or nothing if it can.
 
     `world` is the number of ranks, or None if it is not known.
     """
@@ -246,7 +252,8 @@ def problems(trainer: TrainerConfig, parallelism: ParallelismConfig, world: int 
     if world is not None and world % parallelism.block:
         nearest = nearest_sizes(world, parallelism.block)
         sentences.append(
-            f"parallelism: {world} workers are no whole number of blocks of {parallelism.block}{_instead(nearest)}"
+            f"parallelism: {world} workers are not a multiple of the block of {parallelism.block} "
+            f"workers{_instead(nearest)}"
         )
     return tuple(sentences)
 
@@ -271,7 +278,7 @@ def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
 
 
 def _nearest(requested_degree: int, allowed: Callable[[int], bool], most: int) -> tuple[int, ...]:
-    """Return the nearest allowed degree below the requested one and the nearest above, as far as they exist."""
+    """Return the nearest allowed degree below the requested one and the nearest above, if they exist."""
     below = next((degree for degree in range(requested_degree - 1, 0, -1) if allowed(degree)), None)
     above = next((degree for degree in range(requested_degree + 1, most + 1) if allowed(degree)), None)
     return tuple(degree for degree in (below, above) if degree is not None)

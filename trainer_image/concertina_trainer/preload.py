@@ -1,4 +1,4 @@
-"""Imports of everything that a worker or the uploader needs, for the parent process that they are forked from.
+"""Imports of all modules that a worker or the uploader needs, for the parent process that they are forked from.
 
 The parent imports the modules once, so its children start fast. This module must only import. A tensor operation would
 start threads, which do not survive a fork, and every child would hang. The parent's environment must have these

@@ -1,6 +1,6 @@
-"""Worker process: one rank of a round, and afterwards of the next round. It is forked from the preloaded parent.
+"""Worker process of one rank, which is forked from the preloaded parent and can take part in several rounds.
 
-The parent has imported everything (see `preload`).
+The parent has imported all modules (see `preload`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from concertina_trainer.parallel import compiled, group, summing, tensor
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.state.described_model import with_described_model
-from concertina_trainer.state.restore import recorded, restore, usable_start
+from concertina_trainer.state.restore import NEW_RUN, Recorded, recorded, restore, usable_start
 from concertina_trainer.state.train_state import TrainState
 from concertina_trainer.training import collection
 from concertina_trainer.training.anomalies import Anomalies
@@ -190,10 +190,10 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
     """Check that the model can be trained in this parallel layout, with this number of ranks.
 
     Raises:
-        InvalidInput: When it can't.
+        InvalidInput: When the model can't be trained in the layout.
     """
     if wrong := problems(config, layout, int(os.environ["WORLD_SIZE"])):
-        raise InvalidInput(f"this model can't be trained in this layout: {'; '.join(wrong)}.")
+        raise InvalidInput(f"this model can't be trained with this parallelism: {'; '.join(wrong)}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +230,7 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
         world = group.join(os.environ, parallelism, config.model.experts is not None, compile is Compile.nothing)
     with reporter.timed("build"):
         source = usable_start(start.restore, start.uid, world)
-        saved = recorded(source, start.uid, checkpoint, world, channel)
+        saved = recorded(source, start.uid, checkpoint, config.model, world, channel)
         built = build(config, checkpoint, world, start.restore.step, reporter, saved, channel.check)
         if compile is Compile.blocks:
             for part in built.model.parts:
@@ -243,11 +243,13 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     reporter.starting(WorkerPhase.RESTORING, start.restore.step)
     with reporter.timed("restore"):
         digest = built.reader.digest
-        restored = restore(source, start.uid, built.state, config, checkpoint, digest, world, channel)
+        restored = restore(
+            source, start.uid, built.state, config, checkpoint, digest, world, channel, saved.frozen
+        )  # fmt: skip
     if (warmup := config.optimizer.resolved_warmup_steps(config.steps)) > config.steps:
         reporter.note(
-            f"optimizer.warmupSteps ({warmup}) is more than steps ({config.steps}), so the learning rate never reaches "
-            "learningRate"
+            f"optimizer.warmupSteps ({warmup}) is greater than steps ({config.steps}), so the learning rate "
+            "never reaches learningRate"
         )
     reporter.begin(round_info(built, start.restore, restored))
     training = assemble(built, start, restored, reporter, channel)
@@ -264,12 +266,12 @@ def build(
     world: DistContext,
     step: int,
     reporter: Reporter,
-    saved: TrainerConfig | None = None,
+    saved: Recorded = NEW_RUN,
     check: Callable[[], None] = lambda: None,
 ) -> Built:
-    """Build the data reader, the model and the optimizer, without a state.
+    """Build the data reader, the model and the optimizer. The state is restored later.
 
-    `saved` is the configuration that was saved with the state to restore, or None. `check` raises if the round is over.
+    `saved` is what is recorded about the state to restore. `check` raises if the round is over.
 
     Raises:
         InvalidInput: When the data do not fit the model, or can't be used.
@@ -280,15 +282,15 @@ def build(
     if own is None and reader.frames is not None:
         raise InvalidInput(
             f"the data hold frames ({reader.frames}), and the decoder is trained on tokens: set "
-            "trainer.model.entrypoint to a model of your own, or build data of text."
+            "trainer.model.entrypoint to a model of your own, or build data from text."
         )
     if own is None and reader.vocab_size > config.model.vocab_size:
         raise InvalidInput(
-            f"the data hold tokens up to {reader.vocab_size - 1}, which a model with vocabSize "
-            f"{config.model.vocab_size} has no place for: set trainer.model.vocabSize to {reader.vocab_size}."
+            f"the data contain tokens up to {reader.vocab_size - 1}, but the model has vocabSize "
+            f"{config.model.vocab_size}: set trainer.model.vocabSize to {reader.vocab_size}."
         )
     _check_data(config, reader.digest)
-    settings = fitted(config, own, reader, saved, world, check)
+    settings = fitted(config, own, reader, saved.config, world, check)
     reporter.note(settings.note)
     reporter.settings = settings.chosen
     config = settings.config
@@ -296,22 +298,22 @@ def build(
     aside = validation_reader(config, begun) if config.evaluation else None
     model = parallelized(config, world, own)
     optimizer = ShardedAdamW(model, config.optimizer, step, exact=config.bitwise)
-    return Built(
-        config, checkpoint, world, reader, aside, model, optimizer, TrainState(model, config, optimizer, world)
-    )
+    state = TrainState(model, config, optimizer, world, saved.frozen)
+    return Built(config, checkpoint, world, reader, aside, model, optimizer, state)
 
 
 def _check_data(config: TrainerConfig, digest: str) -> None:
-    """Check the data of a run that trains a checkpoint again (`concertina reproduce`).
+    """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
 
     Raises:
-        DataChanged: When the data are not those that the checkpoint was trained on.
+        DataChanged: When the data are others.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:
         raise DataChanged(
-            f"the data have digest {digest}, and the checkpoint to train again was trained on {required_digest}: give "
-            "trainer.data the same data, or take trainer.reproduction away to train on these."
+            f"the data have digest {digest}, but the checkpoint to reproduce was trained on data with "
+            f"digest {required_digest}: set trainer.data to the same data, or remove trainer.reproduction "
+            "to train on these."
         )
 
 
@@ -345,7 +347,7 @@ def assemble(
         config.data.balance is Balancing.speed, batches, config.resolved_micro_batch_size, world.data_rank
     )
     every = config.anomalies.corruption_check_steps
-    digests = Digests(every, built.model, built.state.saved.tensors, world, restored.id.step)
+    digests = Digests(every, built.model, built.state.tensors, world, restored.id.step)
     evaluation = None
     if config.evaluation and built.aside:
         evaluation = Evaluation(

@@ -77,7 +77,8 @@ def checkpoint_dir() -> Path:
         parts = urlsplit(uri)
         if parts.scheme != "file":
             raise ValueError(
-                f"spec.checkpoint.uri is {uri}, which is no folder: use a file:// URI, or write there yourself"
+                f"spec.checkpoint.uri is {uri}, which is not a folder: use a file:// URI, or write to the "
+                "store yourself"
             )
         folder = Path(unquote(parts.path))
     elif "CONCERTINA_UID" in os.environ:

@@ -82,12 +82,12 @@ class Channel:
         self._tracer: Optional[Tracer] = None
         self._rounds = rounds
         self._has_left = False
-        """Whether this process has left the round."""
+        """True if this process has left the round."""
         self._start: Optional[w.Start] = None
         self._registered = False
-        """Whether the agent knows that this rank calls should_checkpoint()."""
+        """True if the agent knows that this rank calls should_checkpoint()."""
         self._must_wait = False
-        """Whether the next call of should_checkpoint() waits for a message of the agent."""
+        """True if the next call of should_checkpoint() waits for a message of the agent."""
         self._calls = 0
         """Calls of should_checkpoint() that have returned, or are about to."""
         self._stop_at = 0
@@ -113,7 +113,7 @@ class Channel:
 
     @property
     def in_own_process(self) -> bool:
-        """Whether the caller is the worker process itself.
+        """True if the caller is the worker process itself.
 
         The result is False in a process that the worker has forked, such as a data loader's.
         """
@@ -121,7 +121,7 @@ class Channel:
 
     @property
     def stops(self) -> bool:
-        """Whether all ranks have agreed that this world ends after the current step, or has ended before it."""
+        """True if all ranks have agreed that this world ends after the current step, or has ended before it."""
         return self._stop_at > 0 and self._calls >= self._stop_at
 
     # --- calls of the script ----------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class Channel:
         if threading.current_thread() in threads_of_earlier_rounds:
             raise RoundLeft
         if self._has_left:
-            raise RuntimeError("this State was made in an earlier round: make it within the function of run()")
+            raise RuntimeError("this State was created in an earlier round: create it within the function of run()")
         self._rounds.check()
 
     # --- the socket -------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class Channel:
             self._tracer = self._tracer or self._make_tracer(self._rank)
             self._tracer.ask(request)
         except Exception as error:  # training continues without a trace
-            write_line(f"trainingjob: no trace: {type(error).__name__}: {error}")
+            write_line(f"trainingjob: no trace was written: {type(error).__name__}: {error}")
 
 
 threads_of_earlier_rounds: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -401,12 +401,12 @@ def connect(path: str, abort: Callable[[], None]) -> Optional[RoundChannel]:
     """
     global _tried
     if _tried:
-        raise RuntimeError("this process is connected to its agent already")
+        raise RuntimeError("this process is already connected to its agent")
     _tried = True
     try:
         return RoundChannel(w.WorkerEnd(path), abort)
     except OSError as error:
-        write_line(f"trainingjob: the agent can't be reached ({error}); nothing is reported")
+        write_line(f"trainingjob: the agent can't be reached ({error}), so nothing is reported")
         return None
 
 

@@ -41,7 +41,10 @@ class Contents:
         """
         for reserved, description in RESERVED.items():
             if reserved in objects:
-                raise NotSavable(f"{reserved} is what {description} called: give this object another name")
+                raise NotSavable(
+                    f"the name {reserved} is reserved, because {description} saved under it: "
+                    "give this object another name"
+                )
         added = adapters_of(objects, self._ranks.with_torch, self._adapters)
         self._watch(objects, added)
         self._adapters = {**self._adapters, **added}
@@ -73,7 +76,9 @@ class Contents:
             NotSavable: torch was not imported when the `State` was created.
         """
         if self._loaders is None:
-            raise NotSavable("State.batches() takes a torch.utils.data.DataLoader: import torch before State is made")
+            raise NotSavable(
+                "State.batches() needs a torch.utils.data.DataLoader: import torch before you create State"
+            )
         return self._loaders.batches(loader)
 
     @property
@@ -126,9 +131,10 @@ class Contents:
         differing = self._ranks.differing(arrays)
         if differing:
             raise InvalidInput(
-                f"{differing[0]} is not the same on all ranks, and no DTensor that says how it is cut: make it "
-                "one (torch.distributed.tensor), or let DistributedDataParallel keep it the same; of an array in a "
-                f"dict, say which part it is (trainingjob.ArrayShard). ({len(differing)} of {len(arrays)} differ.)"
+                f"{differing[0]} differs between ranks, and is not marked as sharded. If it is sharded, "
+                "make it a DTensor (torch.distributed.tensor); for an array in a dict, use "
+                "trainingjob.ArrayShard. If not, keep it the same on all ranks, for example with "
+                f"DistributedDataParallel. ({len(differing)} of {len(arrays)} differ.)"
             )
 
     def _collected(self, arrays_by_object: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -155,7 +161,7 @@ class Contents:
             InvalidInput: An object is missing on either side.
         """
         if left_out := sorted(values.keys() - self._adapters.keys() - {"loaders"}):
-            raise InvalidInput(f"the saved state of step {step} has {', '.join(left_out)} too: {INSTEAD}.")
+            raise InvalidInput(f"the saved state of step {step} also has {', '.join(left_out)}: {INSTEAD}.")
         if missing := [name for name in self._adapters if name not in values]:
             raise InvalidInput(f"the saved state of step {step} has no {', '.join(missing)}: {INSTEAD}.")
 

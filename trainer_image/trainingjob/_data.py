@@ -137,9 +137,9 @@ class Data(SampleCounter):
             if state[name] != own[name]:
                 error = DataChanged if name == "data" else InvalidInput
                 raise error(
-                    f"the saved state has consumed sequences of the {description} {state[name]}, and {self._uri} is "
-                    f"read with the {description} {own[name]}, by which they are others: give what the run began with, "
-                    "or begin another run."
+                    f"the saved state read its data with the {description} {state[name]}, but {self._uri} "
+                    f"is now opened with the {description} {own[name]}, which gives other sequences: use "
+                    "the saved value, or start another run."
                 )
 
     def _reader(self, start: int) -> Callable[[], Tensor]:
@@ -185,10 +185,10 @@ def _check(length: int, batch: int, rank: int, size: int) -> None:
     """
     if length < 1 or batch < 1 or not 0 <= rank < size:
         raise InvalidInput(
-            f"there is no rank {rank} of {size} with sequences of {length} tokens in batches of {batch}."
+            f"there is no rank {rank} among {size} ranks, with sequences of {length} tokens in batches of {batch}."
         )
     if batch < size:
         raise InvalidInput(
-            f"a batch of {batch} sequences can't be shared by {size} ranks, each of which needs one at least: make the "
-            "batch larger, or the world smaller (spec.replicas)."
+            f"a batch of {batch} sequences is too small for {size} ranks, because each needs at least one: "
+            "use a larger batch or fewer ranks (spec.replicas)."
         )

@@ -124,8 +124,8 @@ class Lock:
         while not self._try():
             if time.monotonic() > deadline:
                 self.refusal = (
-                    f"another process saves its state to {folder.resolve()}: give this script a folder of its own, "
-                    "State(folder=...), or end the other one."
+                    f"another process saves its state to {folder.resolve()}: give this script its own "
+                    "folder with State(folder=...), or end the other process."
                 )
                 return
             time.sleep(0.05)

@@ -30,12 +30,12 @@ def match_groups(
     current_names = {name for names in now for name in names}
     if missing := [name for name in group_by_name if name not in current_names]:
         raise InvalidInput(
-            f"{optimizer} was saved with {_list(missing)}, which is in none of its groups now: add it "
+            f"{optimizer} was saved with {_list(missing)}, which no group of the optimizer has now: add it "
             "(optimizer.add_param_group) before State.restore()."
         )
     if new := [name for names in now for name in names if name not in group_by_name]:
         raise InvalidInput(
-            f"{optimizer} has {_list(new)} now, which was in none of its groups when it was saved: {INSTEAD}."
+            f"{optimizer} now has {_list(new)}, which no group had when the optimizer was saved: {INSTEAD}."
         )
     return [_source(optimizer, saved, names, number, group_by_name) for number, names in enumerate(now)]
 
@@ -60,8 +60,8 @@ def _source(
         if differing := differing_options(saved[first][1], saved[other][1]):
             one, two = (next(name for name in names if group_by_name[name] == source) for source in (first, other))
             raise InvalidInput(
-                f"{optimizer} was saved with {one} and {two} in groups of different {', '.join(differing)}, and they "
-                f"are in one group now: {INSTEAD}."
+                f"{optimizer} was saved with {one} and {two} in groups of different {', '.join(differing)}, "
+                f"but they are now in one group: {INSTEAD}."
             )
     return first
 
@@ -103,6 +103,6 @@ def check_by_position(scheduler: str, state: Any, sources: Sequence[int], saved_
         alike = all(other == value[0] for other in value)
         if len(value) == saved_count and not (alike and len(sources) == saved_count):
             raise InvalidInput(
-                f"{scheduler} has a value for each group of its optimizer ({key}), and the groups are not in the order "
-                "in which they were saved: make them in that order."
+                f"{scheduler} has one value for each group of its optimizer ({key}), but the order of the "
+                "groups has changed: create the groups in the order in which they were saved."
             )

@@ -25,7 +25,7 @@ class Leaf:
     filled: Callable[[], Any]
     """Returns the value that takes the array's place, once the array has been filled."""
     whole: bool = True
-    """Whether this is the whole global array, so that every rank must hold the same content."""
+    """True if this is the whole global array, so that every rank must hold the same content."""
 
 
 def numpy_leaf(value: Any) -> Leaf:

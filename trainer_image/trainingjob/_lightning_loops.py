@@ -64,7 +64,7 @@ class LightningLoops:
 
     @property
     def _are_stateful(self) -> bool:
-        """Whether a data loader saves its own position. Lightning saves and restores such loaders itself."""
+        """True if a data loader saves its own position. Lightning saves and restores such loaders itself."""
         return any(hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in self._loaders)
 
     def record_position(self) -> None:
@@ -99,8 +99,8 @@ class LightningLoops:
             return
         if len(saved) != len(self._loaders):
             raise InvalidInput(
-                f"the state was saved with {len(saved)} data loaders, and this run has {len(self._loaders)}: "
-                "give Lightning as many."
+                f"the state was saved with {len(saved)} data loaders, and this run has "
+                f"{len(self._loaders)}: give Lightning the same number."
             )
         fetcher, counts = self._fit._data_fetcher, self._fit.epoch_loop.batch_progress.current
         done, ranks, orders = counts.completed, world().size, [order_of(loader) for loader in self._loaders]

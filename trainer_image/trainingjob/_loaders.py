@@ -46,7 +46,9 @@ class Loaders:
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         if self._positions:
-            raise InvalidInput("State.restore() comes before the first State.batches(): correct the script's order.")
+            raise InvalidInput(
+                "State.restore() must be called before the first State.batches(): correct the order in the script."
+            )
         self._saved = list(values["passes"])
 
     def remember_random_numbers(self) -> None:
@@ -64,9 +66,9 @@ class LoaderPosition:
         order = order_of(loader)
         if order is None:
             raise NotSavable(
-                f"State.batches() was given a {type(loader).__qualname__} whose order can't be followed: it takes a "
-                "DataLoader with a sampler and a batch size. Give an IterableDataset to a "
-                "torchdata.StatefulDataLoader, and that to State(loader=...)."
+                f"State.batches() was given a {type(loader).__qualname__} whose order is not known. It "
+                "needs a DataLoader with a sampler and a batch size. For an IterableDataset, use a "
+                "torchdata.StatefulDataLoader with State(loader=...)."
             )
         self.loader, self._order, self._number = loader, order, number
         self._items = self._restored_items = 0
@@ -128,8 +130,9 @@ class LoaderPosition:
         saved, now = self._epochs()
         if saved is not None and now != saved:
             raise InvalidInput(
-                f"the sampler of loader {self._number} is at epoch {now}, and the saved state at epoch {saved}: begin "
-                "the loop over epochs there. Keep the epoch in the state, or compute it from the step."
+                f"the sampler of loader {self._number} is at epoch {now}, and the saved state at epoch "
+                f"{saved}: start the loop over epochs at {saved}. To know the epoch, save it in the state "
+                "or compute it from the step."
             )
 
     def _restore_random_numbers(self) -> None:
@@ -152,8 +155,8 @@ class LoaderPosition:
         """
         if values["of"] != (length := len(self.loader.dataset)):
             raise InvalidInput(
-                f"loader {self._number} of State.batches() has {length} items, and {values['of']} when it was saved: "
-                "give the loaders in the same order, with the same data."
+                f"loader {self._number} of State.batches() has {length} items, but had {values['of']} when "
+                "it was saved: call State.batches() with the loaders in the same order and the same data."
             )
         if not values["items"] or values["began"] is None:
             return

@@ -61,7 +61,7 @@ class DictAdapter:
         """
         if isinstance(values, str) and values == ARRAY:
             if path not in self._leaf_by_path:
-                raise InvalidInput(f"{path} was saved as an array, and is none now: {INSTEAD}.")
+                raise InvalidInput(f"{path} was saved as an array, but is not an array now: {INSTEAD}.")
             return self._leaf_by_path[path].filled()
         if isinstance(tree, list) and isinstance(values, list) and not any(_has_array(value) for value in values):
             tree[:] = values
@@ -187,7 +187,7 @@ def adapters_of(
 
         torch_adapters = torch_adapters_of(objects, existing)
     if torch_adapters and not with_torch:
-        raise NotSavable(f"{next(iter(torch_adapters))} is torch's: {LEAVE_OUT}")
+        raise NotSavable(f"{next(iter(torch_adapters))} is an object of torch: {LEAVE_OUT}")
     return {name: torch_adapters.get(name) or _adapter_of(name, value) for name, value in objects.items()}
 
 
@@ -199,11 +199,15 @@ def _check_supported(name: str, value: Any) -> None:
     """
     modules = [base.__module__ for base in type(value).__mro__]
     if any(module.startswith("deepspeed.") for module in modules):
-        raise NotSavable(f"{name} is DeepSpeed's, which cuts states in its own way: save it by DeepSpeed's checkpoints")
+        raise NotSavable(
+            f"{name} is an engine of DeepSpeed, which shards states in its own way: save it "
+            "with DeepSpeed's checkpoints"
+        )
     if "torch.distributed.optim.zero_redundancy_optimizer" in modules:
         raise NotSavable(
-            f"{name} is a ZeroRedundancyOptimizer, which keeps each rank's moments where no other finds them: cut the "
-            "model by fully_shard, which cuts its optimizer's state too, or give the optimizer itself"
+            f"{name} is a ZeroRedundancyOptimizer, and the moments on each rank can't be read from the "
+            "others: shard the model with fully_shard, which also shards its optimizer, or use the inner "
+            "optimizer without it"
         )
 
 
@@ -213,6 +217,6 @@ def _adapter_of(name: str, value: Any) -> StateAdapter:
     if isinstance(value, MutableMapping):
         return DictAdapter(value)
     raise NotSavable(
-        f"{name} is a {type(value).__qualname__}, which has no state: give a module, an optimizer, a dict of arrays, "
-        "or what has state_dict() and load_state_dict()"
+        f"{name} is a {type(value).__qualname__}, which has no state: use a module, an optimizer, a dict of "
+        "arrays, or an object with state_dict() and load_state_dict()"
     )

@@ -19,7 +19,8 @@ from concertina_state.live import SnapshotSource
 from trainingjob._world import World
 
 LEAVE_OUT = (
-    "its ranks agree by torch.distributed, so leave out State(gather=...), and import torch before State is made"
+    "its ranks communicate through torch.distributed, so leave out State(gather=...), and import torch "
+    "before you create State"
 )
 DIGEST_BITS = 38
 Gather = Callable[[bytes], Sequence[bytes]]
@@ -36,7 +37,7 @@ class StateIndex(Protocol):
 
     @property
     def alone(self) -> bool:
-        """Whether this rank reads only the shard of its own number, as long as the number of ranks has not changed."""
+        """True if this rank reads only the shard of its own number, as long as the number of ranks has not changed."""
         ...
 
     def still(self, arrays: Mapping[str, Any], /) -> bool:
@@ -64,7 +65,7 @@ class Ranks(Protocol):
     """
 
     with_torch: bool
-    """Whether tensors of torch can be saved."""
+    """True if tensors of torch can be saved."""
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
         """Return the sum over all ranks of each number."""
@@ -161,7 +162,7 @@ class GatheringRanks:
     def array(self, array: Any, name: str) -> Buffer | ArrayShard:
         buffer = array.array if isinstance(array, ArrayShard) else array
         if not isinstance(buffer, Buffer):
-            raise InvalidInput(f"{name} holds a tensor of torch's: {LEAVE_OUT}.")
+            raise InvalidInput(f"{name} contains a tensor of torch: {LEAVE_OUT}.")
         return ArrayShard(buffer, array.offsets, array.shape) if isinstance(array, ArrayShard) else buffer
 
     def differing(self, arrays: Mapping[str, Any]) -> list[str]:
@@ -170,7 +171,7 @@ class GatheringRanks:
         form = f"<{len(checksums)}I"
         packed = self._gather(hashlib.sha256(repr(names).encode()).digest() + struct.pack(form, *checksums))
         if len({data[:32] for data in packed}) > 1:
-            raise InvalidInput("the ranks keep arrays of other names: give State the same ones on all ranks.")
+            raise InvalidInput("ranks have arrays of different names: give State the same objects on all ranks.")
         columns = zip(*(struct.unpack(form, data[32:]) for data in packed))
         return [name for name, column in zip(names, columns) if len(set(column)) > 1]
 
@@ -198,7 +199,7 @@ class GatheringRanks:
         sizes = {len(answer) for answer in answers}
         if len(answers) != self._world.size or (size is not None and sizes != {size}):
             raise InvalidInput(
-                f"gather() has to return what each of the {self._world.size} ranks gave, in their order: it returned "
-                f"{len(answers)} answers of {sorted(sizes)} bytes."
+                f"gather() must return one answer from each of the {self._world.size} ranks, in the order "
+                f"of ranks: it returned {len(answers)} answers of {sorted(sizes)} bytes."
             )
         return answers

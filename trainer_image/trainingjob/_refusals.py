@@ -10,7 +10,7 @@ from concertina_protocol.worker_channel import Fault
 from concertina_state.errors import DamagedInput, InvalidInput, RestoreFailed
 from trainingjob import _connection
 
-INSTEAD = "give the script what it had, or another checkpoint URI for a new run"
+INSTEAD = "give the script the objects with which the state was saved, or use another checkpoint URI for a new run"
 USE_PREVIOUS = "UsePrevious"
 """Value of `checkpoint.onDamage` that asks for an older checkpoint."""
 

@@ -130,7 +130,7 @@ def _durable(session: Session, start: Start, reading: contextlib.ExitStack) -> D
         except StorageError as error:
             if time.monotonic() > deadline:
                 raise
-            write_line(f"trainingjob: durable storage can't be read, tried again: {error}")
+            write_line(f"trainingjob: durable storage can't be read and is tried again: {error}")
             time.sleep(STORAGE_PAUSE if isinstance(error, StoreRefused) else 1.0)
 
 
@@ -275,18 +275,18 @@ def _check_nothing_lost(
         for name in header.chunks:
             if name.startswith(prefixes) and name not in names:
                 array = name.removeprefix(f"{rank}.")
-                raise InvalidInput(f"the saved state has {array}, and the script has it no more: {INSTEAD}.")
+                raise InvalidInput(f"the saved state has {array}, which the script no longer has: {INSTEAD}.")
 
 
 def _log_other_size(session: Session, saved_size: int) -> None:
     """If the number of ranks has changed, log which ranks' own values are reused or left out."""
     rank, size = session.world.rank, session.world.size
-    own = "for itself (buffers, values, positions in data)"
+    own = "own values (buffers, plain values, positions in the data)"
     if rank >= saved_size:
         source = name_of(rank % saved_size)
-        text = f"rank {rank} is new, and takes what each rank has {own} from {source}, but for random numbers"
+        text = f"rank {rank} is new, and starts with the {own} of {source}, without the random number state"
     elif rank == 0 and size < saved_size:
-        text = f"what each rank from {name_of(size)} on had {own} is left out"
+        text = f"the {own} of each rank from {name_of(size)} on are left out"
     else:
         return
-    write_line(f"trainingjob: the saved state is of {saved_size} ranks: {text}")
+    write_line(f"trainingjob: the state was saved by {saved_size} ranks: {text}")

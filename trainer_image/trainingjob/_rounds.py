@@ -69,7 +69,7 @@ def run(path: str, main: Callable[[], T]) -> T:
     """
     groups, why = _process_groups()
     if groups is None:
-        write_line(f"trainingjob.run: a new process is started for each round: {why}")
+        write_line(f"trainingjob.run: each round starts a new process: {why}")
         return main()
     groups.prepare_to_stay()
     group_sockets = groups.GroupSockets()
@@ -78,8 +78,8 @@ def run(path: str, main: Callable[[], T]) -> T:
         rounds = _channel.connect(path, connections.abort)
     except RuntimeError as error:
         raise RuntimeError(
-            "trainingjob.run was called a second time, or after another function of trainingjob that communicates with "
-            "the job. Call it once, and everything else within main."
+            "trainingjob.run was called twice, or after another function of trainingjob that communicates "
+            "with the job. Call it once, and call the others within main."
         ) from error
     if rounds is None:
         return main()
@@ -90,7 +90,9 @@ def run(path: str, main: Callable[[], T]) -> T:
             rounds.complete_round()
             return outcome.value
         if library := _holds_the_world():
-            write_line(f"trainingjob.run: this process ends with its round, because {library} keeps the old world.")
+            write_line(
+                f"trainingjob.run: this process ends with its round, because {library} keeps the old ranks and groups."
+            )
             os._exit(outcome.code)
         store_was_torchs = groups.meets_at_master_port()
         connections.hold()  # closed connections would disturb ranks that have not left yet
@@ -118,7 +120,7 @@ def _holds_the_world() -> str:
 def _process_groups() -> tuple[Optional[ModuleType], str]:
     """Return the module `process_groups` if this process can stay, or otherwise None and the reason as a sentence."""
     if importlib.util.find_spec("torch") is None:
-        return None, "torch is not installed, and only its process groups can be left."
+        return None, "torch is not installed, and a process can stay only with torch's process groups."
     try:
         from concertina_state import process_groups
     except ImportError as error:
@@ -126,7 +128,7 @@ def _process_groups() -> tuple[Optional[ModuleType], str]:
 
         return None, f"torch {torch.__version__} is too old ({error})."
     if not process_groups.can_stay():
-        return None, "it has a GPU (docs/gpu-checks.md)."
+        return None, "this process has a GPU (docs/gpu-checks.md)."
     return process_groups, ""
 
 

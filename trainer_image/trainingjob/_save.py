@@ -45,7 +45,7 @@ class OwnShard:
     def __init__(self, session: Session, contents: Contents) -> None:
         self._session, self._contents = session, contents
         self.buffers_by_rank = False
-        """Whether each rank saves its own buffers, because they differ between ranks."""
+        """True if each rank saves its own buffers, because they differ between ranks."""
         self.index: StateIndex | None = None
         self.snapshots: Snapshots | None = None
         self._shared_buffers: Mapping[str, Any] = {}
@@ -136,9 +136,9 @@ class Saver:
         self._commit_began: float | None = None
         """When the last commit began."""
         self._saved = False
-        """Whether the last commit took a snapshot."""
+        """True if the last commit took a snapshot."""
         self._durable_due = False
-        """Whether a durable commit waits for a save point."""
+        """True if a durable commit waits for a save point."""
         self._commits_overdue = 0
         """Commits since a snapshot was due."""
 
@@ -178,17 +178,22 @@ class Saver:
         if self._commits_overdue >= SUSPICIOUS_COMMITS and save_points is not None and save_points.only_others_step:
             with faults_reported():
                 raise InvalidInput(
-                    f"no optimizer that State keeps has made a step in {self._commits_overdue} commits, and another "
-                    "one has: its moments would be lost. Give State the optimizer that steps."
+                    f"in {self._commits_overdue} commits, no optimizer in State has made a step, but "
+                    "another optimizer has. Its moments would be lost: give State the optimizer that makes "
+                    "the steps."
                 )
         if durable:
             text = (
-                f"step {finished} ends within a gradient accumulation: the next optimizer step becomes durable instead"
+                f"step {finished} is in the middle of gradient accumulation, so the next optimizer step is "
+                "made durable instead"
             )
             advice = "Call commit(durable=True) right after optimizer.step()"
         elif self._commits_overdue == PATIENT_COMMITS:
-            text = f"nothing was saved in the last {PATIENT_COMMITS} commits, as gradients wait for an optimizer step"
-            advice = "Call commit() right after optimizer.step(), and give State the optimizers that step"
+            text = (
+                f"nothing was saved in the last {PATIENT_COMMITS} commits, because no optimizer has made "
+                "a step since gradients were computed"
+            )
+            advice = "Call commit() right after optimizer.step(), and give State the optimizers that make the steps"
         else:
             return
         write_line(f"trainingjob: {text}. {advice}.")

@@ -35,7 +35,7 @@ class WatchedOptimizer:
     marks: list[Mark]
     """Marks of the parameters' gradients right after the last step."""
     stepped: bool = False
-    """Whether the optimizer has made a step since the last commit."""
+    """True if the optimizer has made a step since the last commit."""
 
     def has_new_gradients(self) -> bool:
         """Return whether a backward pass has changed gradients since the optimizer's last step.
@@ -66,7 +66,7 @@ class SavePoints:
         self._idle: list[WatchedOptimizer] = []
         """Optimizers that made no step before the last commit."""
         self.only_others_step = False
-        """Whether an optimizer steps that the state does not keep, and none of its own has made a step yet."""
+        """True if an optimizer steps that the state does not keep, and none of its own has made a step yet."""
         weak_self = weakref.ref(self)
 
         def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

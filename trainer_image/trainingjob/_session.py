@@ -60,9 +60,9 @@ class Agreement:
     layout: str
     """Digest of the arrays that all ranks hold."""
     pending: bool
-    """Whether gradients of some rank wait for an optimizer step."""
+    """True if gradients of some rank wait for an optimizer step."""
     buffers_alike: bool
-    """Whether all ranks have the same buffers."""
+    """True if all ranks have the same buffers."""
 
 
 def ranks_of(world: World, gather: Gather | None) -> Ranks:
@@ -77,9 +77,10 @@ def ranks_of(world: World, gather: Gather | None) -> Ranks:
         return TorchRanks(world)
     if gather is None and world.size > 1:
         raise InvalidInput(
-            f"{world.size} processes keep one state, and nothing says how they agree: import torch and call "
-            "torch.distributed.init_process_group() before State is made, or give State(gather=...), a function that "
-            "takes each rank's bytes and returns those of all (MPI.COMM_WORLD.allgather, trainingjob.jax.gather)."
+            f"{world.size} processes share one state, but have no way to communicate: import torch and call "
+            "torch.distributed.init_process_group() before you create State, or use State(gather=...) with "
+            "a function that takes each rank's bytes and returns those of all ranks "
+            "(MPI.COMM_WORLD.allgather, trainingjob.jax.gather)."
         )
     return GatheringRanks(world, gather or (lambda data: [data]))
 

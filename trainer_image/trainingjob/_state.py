@@ -220,6 +220,6 @@ def _check_only() -> None:
     """
     if _only is not None and _only() is not None:
         raise InvalidInput(
-            "this process has a State already, and two would write into each other's files: give all objects to one, "
-            "by State(...) or State.add(...)."
+            "this process already has a State, and two would overwrite each other's files: give all "
+            "objects to one State, with State(...) or State.add(...)."
         )

@@ -151,7 +151,7 @@ class ModuleAdapter:
         if values:
             full_names = {plain: full for full, plain in plain_names(self.module, self.module.state_dict()).items()}
             if missing := sorted(values.keys() - full_names.keys()):
-                raise InvalidInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
+                raise InvalidInput(f"a module no longer has {missing[0]}, which was saved: {INSTEAD}.")
             self.module.load_state_dict({full_names[name]: value for name, value in values.items()}, strict=False)
 
 
@@ -348,8 +348,8 @@ def _empty_subclass(
     kind = getattr(sys.modules.get(subclass["module"]), subclass["name"], None)
     if not (isinstance(kind, type) and issubclass(kind, Tensor) and hasattr(kind, "__tensor_unflatten__")):
         raise InvalidInput(
-            f"{optimizer} was saved with moments of the type {subclass['module']}.{subclass['name']}, which this "
-            f"script doesn't have: {INSTEAD}."
+            f"{optimizer} was saved with moments of the type {subclass['module']}.{subclass['name']}, which "
+            f"this script does not import: {INSTEAD}."
         )
     inner = {
         name: torch.zeros(size, dtype=getattr(torch, dtype), device=parameter.device)
@@ -395,7 +395,7 @@ class Fsdp1ModuleAdapter:
 
     def load(self, values: Mapping[str, Any]) -> None:
         if missing := sorted(values.keys() - self._state.keys()):
-            raise InvalidInput(f"a module has no {missing[0]}, of which a state was saved: {INSTEAD}.")
+            raise InvalidInput(f"a module no longer has {missing[0]}, which was saved: {INSTEAD}.")
         set_model_state_dict(self.module, self._state | dict(values))
 
 
@@ -470,7 +470,7 @@ def _check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> N
         InvalidInput: The values are those of another class.
     """
     if (saved := values["kind"]) != (now := kind_of(optimizer)):
-        raise InvalidInput(f"{name} was saved as a {saved} and is a {now} now: {INSTEAD}.")
+        raise InvalidInput(f"{name} was saved as a {saved} but is now a {now}: {INSTEAD}.")
 
 
 def can_flatten(tensor: Tensor) -> bool:

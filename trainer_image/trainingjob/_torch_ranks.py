@@ -37,8 +37,8 @@ class TorchRanks:
         """Checksum of each buffer by name, with the version of the buffer; the version is None if it has none."""
         if self._several and not dist.is_initialized():
             raise InvalidInput(
-                f"{world.size} processes keep one state, and can't agree yet: call "
-                "torch.distributed.init_process_group() before State is made, or give State(gather=...)."
+                f"{world.size} processes share one state, but can't communicate yet: call "
+                "torch.distributed.init_process_group() before you create State, or use State(gather=...)."
             )
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
@@ -77,7 +77,7 @@ class TorchRanks:
         names_digest = halves(_bits(zlib.crc32(repr(sorted(arrays)).encode()), len(arrays)))
         low, low2, high, high2 = self.sums(names_digest)
         if not (all_alike(self._world.size, low, low2) and all_alike(self._world.size, high, high2)):
-            raise InvalidInput("the ranks keep arrays of other names: give State the same objects on all ranks.")
+            raise InvalidInput("ranks have arrays of different names: give State the same objects on all ranks.")
         if not arrays:
             return []
         least = torch.stack([_sum(array).to(_device()) for array in arrays.values()])
@@ -120,7 +120,7 @@ class TorchRanks:
             dtype, shape = NAMES[tensor.dtype], tuple(tensor.shape)
             if stored is None or (stored.chunk.dtype, stored.chunk.shape) != (dtype, shape):
                 before = "not saved" if stored is None else f"saved as {stored.chunk.dtype} {list(stored.chunk.shape)}"
-                raise InvalidInput(f"{name} was {before} and is {dtype} {list(shape)} now: {INSTEAD}.")
+                raise InvalidInput(f"{name} was {before} but is now {dtype} {list(shape)}: {INSTEAD}.")
             content = torch.empty(tensor.shape, dtype=tensor.dtype)
             shard.read_into([(stored.begin, memory(content))])
             tensor.copy_(content)

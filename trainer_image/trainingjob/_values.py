@@ -35,7 +35,7 @@ def encode(value: Any, name: str) -> bytes:
     """
     text = json.dumps(_plain(value, name), separators=(",", ":")).encode()
     if len(text) > MOST_BYTES:
-        raise Unsaveable(f"the values of {name} take {len(text)} bytes, over the limit of {MOST_BYTES}")
+        raise Unsaveable(f"the values of {name} have {len(text)} bytes, more than the limit of {MOST_BYTES}")
     return text
 
 
@@ -85,8 +85,8 @@ def _array(value: Any, path: str) -> Any:
     if package == "torch" and type(value).__name__ == "dtype":  # part of the context of torchao's tensors
         return {"$dtype": str(value)}
     raise Unsaveable(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved: a state_dict may hold "
-        "numbers, strings, bytes, lists, tuples, dicts, tensors and numpy arrays"
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which can't be saved: a "
+        "state_dict may contain numbers, strings, bytes, lists, tuples, dicts, tensors and numpy arrays"
     )
 
 

@@ -92,7 +92,7 @@ def _box(value: jax.Array) -> tuple[Any, tuple[int, ...]]:
         copy[place], covered[place] = numpy.asarray(shard.data), True
     if not covered.all():
         raise InvalidInput(
-            f"this process's part of an array {list(value.shape)} is no single box: place it so that neighbours of a "
-            "mesh are devices of one process."
+            f"this process's part of an array {list(value.shape)} is not a single box: choose a sharding in "
+            "which neighbors in the mesh are devices of one process."
         )
     return copy, begins

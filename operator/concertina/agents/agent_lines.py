@@ -76,7 +76,7 @@ class BoundedConnection(Connection):
         pieces, size = [piece], len(piece)
         while piece and not piece.endswith(b"\n"):
             if size > (most_bytes := self._most_line_bytes()):
-                raise ProtocolError(f"a line over the limit of {most_bytes} bytes")
+                raise ProtocolError(f"a line exceeds the limit of {most_bytes} bytes")
             self._held_lines.take(size - self._held_bytes)
             self._held_bytes = size
             piece = await self._read_piece()

@@ -65,7 +65,7 @@ class Allowance:
 
     @property
     def untouched(self) -> bool:
-        """Whether the budget is in its initial state, so that this object can be dropped."""
+        """True if the budget is in its initial state, so that this object can be dropped."""
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     async def handle(self, line: Callable[[], T]) -> T:

@@ -119,7 +119,7 @@ class StreamCalls:
 
     @property
     def wait(self) -> bool:
-        """Whether an answer to a call is still expected on this stream."""
+        """True if an answer to a call is still expected on this stream."""
         return bool(self._pending_answers)
 
     async def ask(self, request: Request) -> protocol.Message | None:

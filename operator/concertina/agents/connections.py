@@ -102,9 +102,9 @@ class AgentConnection:
     address: str = ""
     """Address of the open stream; empty if there is none."""
     waits: bool = False
-    """Whether the job had no round yet when the stream was opened."""
+    """True if the job had no round yet when the stream was opened."""
     knows_coordinator: bool = False
-    """Whether the agent received the coordinator's address when the stream was opened."""
+    """True if the agent received the coordinator's address when the stream was opened."""
     stream: asyncio.Task[None] | None = None
     _last_told: tuple[AgentView, float, AgentView] | None = None
     """Arguments and result of the last call of `told`."""

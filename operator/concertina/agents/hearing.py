@@ -20,7 +20,7 @@ With fewer jobs, the failure of one node with two coordinators would look like a
 
 @dataclass
 class _HeardJob:
-    """Whether the agents of one job are connected. The job has a vote on the operator's network once it has trained."""
+    """True if the agents of one job are connected. The job has a vote on the operator's network once it has trained."""
 
     namespace: str = ""
     """Namespace of the job; empty until the job has trained and so has a vote."""
@@ -31,7 +31,7 @@ class _HeardJob:
 
     @property
     def votes_silent(self) -> bool | None:
-        """Whether the job counts as silent; None if it has no vote."""
+        """True if the job counts as silent; None if it has no vote."""
         if not self.namespace or not (self.heard or self.lost):
             return None
         return not self.heard
@@ -50,7 +50,7 @@ class AgentConnectivityMonitor:
         self._votes: Counter[tuple[str, bool]] = Counter()
         """Number of jobs with a vote, by namespace and by whether they are silent."""
         self.operator_isolated = False
-        """Whether at least half of all jobs and more than half of the namespaces are silent."""
+        """True if at least half of all jobs and more than half of the namespaces are silent."""
 
     def update(self, uid: str, replica: str, view: AgentView) -> None:
         """Record the state of an agent. Without a report stream, the agent counts neither as connected nor as lost."""

@@ -32,7 +32,7 @@ class TrainerClaim:
     """Name of the claim in the pod template."""
     object_name: str
     from_template: bool
-    """Whether `object_name` is that of a ResourceClaimTemplate rather than of a ResourceClaim."""
+    """True if `object_name` is that of a ResourceClaimTemplate rather than of a ResourceClaim."""
     requests: tuple[str, ...]
     """Names of the claim's requests that the container uses; empty for all requests."""
 

@@ -283,7 +283,7 @@ class Gang(enum.StrEnum):
 
 
 class TopologyMode(enum.StrEnum):
-    """Whether a placement is required or only preferred."""
+    """True if a placement is required, false if it is only preferred."""
 
     REQUIRED = "Required"
     PREFERRED = "Preferred"
@@ -666,7 +666,7 @@ class JobSpec(Model):
 
     @property
     def bundled(self) -> bool:
-        """Whether the job runs the bundled trainer instead of the user's command."""
+        """True if the job runs the bundled trainer instead of the user's command."""
         return self.trainer is not None
 
     @property

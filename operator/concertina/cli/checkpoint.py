@@ -6,6 +6,7 @@ Only `create`, which requests a checkpoint from a running job, needs a cluster.
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -35,6 +36,13 @@ Uri = Annotated[
 Run = Annotated[str, typer.Argument(help="Folder of a run, as in spec.checkpoint.uri.")]
 
 
+class Format(enum.Enum):
+    """Formats that a checkpoint can be exported to."""
+
+    HF = "hf"
+    DCP = "dcp"
+
+
 @contextlib.contextmanager
 def sentences(extra: Extra = Extra.STORAGE) -> Iterator[None]:
     """Context manager that prints expected errors as sentences and exits with status 1.
@@ -46,7 +54,7 @@ def sentences(extra: Extra = Extra.STORAGE) -> Iterator[None]:
 
     expected: tuple[type[Exception], ...] = (ExtraMissing, InvalidInput)
     try:
-        with needing(Extra.STORAGE):
+        with needing(extra):
             from concertina.reproduction import Irreproducible
             from concertina_state.objects.prefix import StorageError
         expected = (*expected, Irreproducible, StorageError)
@@ -132,19 +140,27 @@ def verify(uri: Uri) -> None:
     if problems:
         raise typer.Exit(1)
     parts, bytes_ = len(checkpoint.manifest.parts), size(checkpoint.manifest.size)
-    console.print(f"{checkpoint.uri} is whole: {parts} parts, {bytes_}, step {checkpoint.manifest.id.step}.")
+    console.print(f"{checkpoint.uri} is undamaged: {parts} parts, {bytes_}, step {checkpoint.manifest.id.step}.")
 
 
 @app.command()
 def export(
     uri: Uri,
-    out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model.")],
-    shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Most of one file.")] = 5.0,
+    out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model, or folder for dcp.")],
+    to: Annotated[
+        Format, typer.Option(help="hf: Hugging Face model. dcp: folder of torch.distributed.checkpoint, also moments.")
+    ] = Format.HF,
+    shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Maximum size of one file.")] = 5.0,
     data: Annotated[
-        str, typer.Option(help="URI of the run's data, which have the tokenizer. Default: the URI that the run used.")
+        str,
+        typer.Option(help="URI of the run's data, which contain the tokenizer. Default: the URI that the run used."),
     ] = "",
 ) -> None:
-    """Write the weights of a checkpoint as a Hugging Face model: sharded safetensors, config and tokenizer."""
+    """Write the weights of a checkpoint as a Hugging Face model, or all of it for torch.distributed.checkpoint."""
+    if to is Format.DCP:
+        with sentences(Extra.TORCH):
+            _export_for_dcp(uri, out)
+        return
     with sentences(Extra.DATA):  # low-rank adapters are merged by numpy
         from concertina_state.checkpoints.reader import opened, resolve
         from concertina_state.objects.prefix import ObjectPrefix
@@ -156,6 +172,19 @@ def export(
             result = exporting.export(checkpoint, target, advance, max_bytes, _target(data) if data else "")
     console.print(f"{out}: {', '.join(result.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
     console.print(result.tokenizer)
+
+
+def _export_for_dcp(uri: str, out: str) -> None:
+    from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
+    from concertina_state.errors import InvalidInput
+    from trainingjob import dcp
+
+    if "://" in out:
+        raise InvalidInput(f"{out} is a URI, and --to dcp writes to a folder of this machine: name a folder.")
+    uri = resolve(uri)
+    with _bar("exporting", StoredCheckpoint(uri).manifest.size) as advance:
+        dcp.convert(uri, out, advance)
+    console.print(f"{out}: the checkpoint {uri}, for torch.distributed.checkpoint.load(checkpoint_id=...).")
 
 
 @app.command("copy")

@@ -30,13 +30,15 @@ def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
     yield "Code", f"image {manifest.code.image or 'unknown'}, commit {manifest.code.commit or 'unknown'}"
     yield "Libraries", f"Python {manifest.code.python}, {libraries}"
     if manifest.continued:
-        yield "Goes on from", f"uid {manifest.continued.uid}, step {manifest.continued.step}"
+        yield "Continues from", f"uid {manifest.continued.uid}, step {manifest.continued.step}"
+    if manifest.frozen:
+        yield "Frozen weights", f"{manifest.frozen.uri}, digest {manifest.frozen.digest}"
     yield from _lineage(manifest, manifest.lineage)
     if manifest.skipped:
         yield "Left out", words(manifest.skipped)
     if manifest.undone:
         rollbacks = (f"round {undone.round} beyond step {undone.step}" for undone in manifest.undone)
-        yield "Went back", f"{', '.join(rollbacks)} were rolled back before"
+        yield "Went back", f"training was rolled back in {', '.join(rollbacks)}"
 
 
 def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
@@ -55,7 +57,7 @@ def _lineage(manifest: Manifest, lineage: Lineage) -> Iterator[Row]:
     if rounds:
         ends.append((manifest.id.step, manifest.position))
     else:  # The job continued from the last step of another run.
-        yield "Rounds", "none has trained it further"
+        yield "Rounds", "no steps since the parent checkpoint"
     for number, (trained_round, (last_step, end)) in enumerate(zip(rounds, ends, strict=True)):
         begin, first = max((trained_round.step, trained_round.position), (step, position))
         steps = f"round {trained_round.round}: steps {begin + 1} to {last_step}, samples {first} to {end - 1}"
@@ -85,23 +87,26 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
         yield "Samples", "none"
         return
     if not manifest.trainer:
-        yield "Samples", f"{begin:,} to {manifest.position:,}, as the script counts them"
+        yield "Samples", f"{begin:,} to {manifest.position:,}, as counted by the script"
         return
     try:
         config = TrainerConfig.model_validate(manifest.trainer)
     except ValueError:  # For example, the configuration is of a newer version.
-        yield "Samples", f"{begin:,} to {manifest.position:,}, in an order that this version does not know"
+        yield "Samples", f"{begin:,} to {manifest.position:,}, in an order that this version does not support"
         return
     first, last = positions(begin, manifest.position, manifest.skipped)
     left_out = united((max(first, start), min(last, end)) for start, end in manifest.skipped)
     order = digest([manifest.data, config.seed, config.model.sequence_length, first, last, left_out])
-    yield "Samples", f"positions {first:,} to {last - 1:,} of the order of seed {config.seed}, digest {order}"
+    yield "Samples", f"positions {first:,} to {last - 1:,} in the order of seed {config.seed}, digest {order}"
     digests = lineage.data_sets or ("?",) * len(config.data.sources)
     for stretch, data_digest in zip(
         consumed(config.data, begin, manifest.position, manifest.skipped), digests, strict=False
     ):
         count = stretch.end - stretch.begin
-        yield "", f"{count:,} sequences of {stretch.uri} (digest {data_digest}), from its {stretch.begin:,}th on"
+        yield (
+            "",
+            (f"{count:,} sequences of {stretch.uri} (digest {data_digest}), starting with sequence {stretch.begin:,}"),
+        )
 
 
 def when(at: float) -> str:

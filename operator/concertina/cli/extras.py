@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 
 class Extra(enum.Enum):
-    """Names of the extras that some commands need."""
+    """Extras that some commands need, as they are written in the brackets of a requirement."""
 
     STORAGE = "storage"
     DATA = "data"
+    TORCH = "torch"
+    DATA_AND_TORCH = "data,torch"
 
 
 class ExtraMissing(Exception):

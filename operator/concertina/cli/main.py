@@ -350,6 +350,42 @@ def reproduce(
     typer.echo(f"The manifest is in {output}. To run it: `concertina run {output}`")
 
 
+@app.command(rich_help_panel=JOBS)
+def generate(
+    uri: Annotated[str, typer.Argument(help="Folder of a run's checkpoints, or of one checkpoint.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text that the model continues.")],
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a message of a user, and the model answers it.")
+    ] = False,
+    step: Annotated[int | None, typer.Option("--step", help="Step of the checkpoint. Default: the newest.")] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens to generate.")] = 256,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 takes the most probable token each time.")
+    ] = 0.0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            "--top-p", min=1e-6, max=1.0, help="With a temperature: least probability of the tokens to choose from."
+        ),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the choices.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="For example cpu. Default: a GPU if there is one.")] = "",
+    data: Annotated[
+        str, typer.Option("--data", help="Folder of the run's data, which has the tokenizer, if they were moved.")
+    ] = "",
+) -> None:
+    """Print what the model of a checkpoint writes after a prompt. This needs torch."""
+    from concertina.cli.checkpoint import sentences
+    from concertina.cli.extras import Extra
+
+    with sentences(Extra.DATA_AND_TORCH):
+        from concertina_state.checkpoints.catalogue import at_step
+        from concertina_trainer.generation.generate import Continuation, Sampling
+
+        model = Continuation(at_step(uri, step), data, device)
+        typer.echo(model.text(prompt, chat, Sampling(tokens, temperature, top_p, seed)))
+
+
 @app.command(rich_help_panel=CLUSTER)
 def version() -> None:
     """Print the version."""

@@ -34,7 +34,7 @@ class _Entry:
     last_begun: float = -math.inf
     """Monotonic time at which the last run began."""
     forgotten: bool = False
-    """Whether the key was removed during its run, so that the result of the run is ignored."""
+    """True if the key was removed during its run, so that the result of the run is ignored."""
     timer: asyncio.TimerHandle | None = None
     failures: int = 0
     """Number of failed runs in a row.

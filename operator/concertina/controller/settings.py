@@ -72,7 +72,7 @@ class OperatorSettings:
     master_key_secret: str
     """Name of the Secret with the master key, in the operator's namespace."""
     makes_master_key: bool
-    """Whether the operator creates the Secret with the master key if it does not exist. Otherwise a user must."""
+    """True if the operator creates the Secret with the master key if it does not exist. Otherwise a user must."""
     pods: PodSettings
     watch_namespaces: tuple[str, ...]
     """Namespaces that the operator serves. Empty: all namespaces, or those that match `namespace_selector`."""
@@ -88,9 +88,9 @@ class OperatorSettings:
     namespace_selector: str = ""
     """Label selector for the namespaces that the operator serves. Empty: all namespaces match."""
     watch_nodes: bool = True
-    """Whether the operator watches nodes. If not, it decides without knowledge of nodes."""
+    """True if the operator watches nodes. If not, it decides without knowledge of nodes."""
     tracing: bool = False
-    """Whether rounds are exported as traces to a collector."""
+    """True if rounds are exported as traces to a collector."""
     log_level: LogLevel = LogLevel.INFO
     log_format: LogFormat = LogFormat.JSON
     notice_taints: tuple[str, ...] = NOTICE_TAINTS

@@ -42,7 +42,7 @@ class StatusChange:
     wanted: Raw
     only_numbers: bool
     restores: bool
-    """Whether the change only repeats conditions that another client has reverted."""
+    """True if the change only repeats conditions that another client has reverted."""
 
     @classmethod
     def of(cls, job: CachedJob, plan: Plan) -> StatusChange | None:

@@ -78,9 +78,9 @@ class _Window:
     """Tasks of the writes in progress, including those that wait for their turn."""
     size: int = FIRST
     full: bool = False
-    """Whether the last pass planned more creations than the window allows."""
+    """True if the last pass planned more creations than the window allows."""
     held_back: bool = False
-    """Whether planned writes wait because pods and Workloads must not be written at the same time."""
+    """True if planned writes wait because pods and Workloads must not be written at the same time."""
 
 
 class WriteQueue:

@@ -82,7 +82,7 @@ class DemoHistory:
 
     @property
     def ended(self) -> bool:
-        """Whether the job is complete or has failed."""
+        """True if the job is complete or has failed."""
         return show.ended(self.status) is not None
 
     def first_step_after(self, at: float) -> LossPoint | None:

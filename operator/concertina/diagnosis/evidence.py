@@ -27,7 +27,7 @@ class AgentFigures(StatusModel):
     worker_bytes: float | None = None
     """Total resident memory of the agent's workers, in bytes."""
     finite_loss: bool | None = None
-    """Whether the last loss is finite. None if the agent is not a coordinator, or no loss was reported."""
+    """True if the last loss is finite. None if the agent is not a coordinator, or no loss was reported."""
     storage_failures: float | None = None
     """Number of failed storage operations. None if the agent does not upload checkpoints."""
 
@@ -75,7 +75,7 @@ class JobEvidence:
     created: float
     """Unix time of the job's creation in seconds."""
     live: bool = False
-    """Whether the job was read from a cluster. The age of a job that was read from a file is not known."""
+    """True if the job was read from a cluster. The age of a job that was read from a file is not known."""
     earlier: JobStatus | None = None
     agents: tuple[AgentFigures, ...] = ()
     """Values from the agents' metrics, in order of time."""

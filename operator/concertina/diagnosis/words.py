@@ -24,7 +24,7 @@ REASONS: dict[str, Problem] = {
 """Problem for each reason of a failure. Alerts use the same reasons."""
 _SIGNS = (
     (Problem.LOSS_NAN, re.compile(r"the loss is (nan|-?inf)|gradient's norm (nan|-?inf)")),
-    (Problem.LOSS_SPIKE, re.compile(r"the loss is [\d.]+, and was [\d.]+ before")),
+    (Problem.LOSS_SPIKE, re.compile(r"the loss is [\d.]+; the mean before was [\d.]+")),
     (Problem.CORRUPT_STATE, re.compile(r"is damaged")),
     (Problem.STORAGE_REFUSES, re.compile(r"[Nn]o space left|There is no room left|Disk quota exceeded|StorageError")),
     (Problem.MEMORY_GROWS, re.compile(r"CUDA out of memory")),

@@ -15,17 +15,17 @@ class Expect:
     seconds: float
     """Maximum number of seconds from the injection to the next finished step."""
     new_round: bool | None = True
-    """Whether a new round must follow. If False, the same pods must continue. If None, both are allowed."""
+    """True if a new round must follow. If False, the same pods must continue. If None, both are allowed."""
     replayed: int | None = None
     """Maximum number of steps that are repeated."""
     counted: bool | None = None
-    """Whether the failure must count against failurePolicy.maxRestarts."""
+    """True if the failure must count against failurePolicy.maxRestarts."""
     reasons: tuple[str, ...] = ()
     """Words for the cause of the failure. The reported cause must contain one of them."""
     checkpoint: bool = False
-    """Whether a new checkpoint must follow after the fault is reverted."""
+    """True if a new checkpoint must follow after the fault is reverted."""
     named: bool = False
-    """Whether the status must report the affected replica as a straggler. No first step is required in that case."""
+    """True if the status must report the affected replica as a straggler. No first step is required in that case."""
     told: tuple[str, ...] = ()
     """Words that the condition Stalled or Degraded must contain during the fault, and must not contain at the end."""
 

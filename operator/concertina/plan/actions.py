@@ -80,7 +80,7 @@ class CreatePod:
     never_nodes: tuple[str, ...] = ()
     """Nodes on which the pod must not run (a requirement), because other nodes have enough free resources."""
     standby: bool = False
-    """Whether the pod is for a standby replica, which preferably runs on a node without other replicas of the job."""
+    """True if the pod is for a standby replica, which preferably runs on a node without other replicas of the job."""
     snapshot_memory: int | None = None
     """Upper bound in bytes for the snapshots of the bundled trainer; None if they are unbounded."""
     rendezvous: Rendezvous | None = None
@@ -135,7 +135,7 @@ class CreateWorkload:
     request: Request
     priority: int
     by_class: bool = True
-    """Whether the Workload names the job's priority class. Kueue does not allow to add the name later."""
+    """True if the Workload names the job's priority class. Kueue does not allow to add the name later."""
     elastic: bool = False
     replaces: str = ""
     """Name of the Workload that the new Workload replaces once it is admitted."""
@@ -317,7 +317,7 @@ class Plan:
     trace: RoundTrace | None = None
     """New trace of the current or aborted round; None to leave the recorded trace unchanged."""
     only_numbers: bool = False
-    """Whether the new status differs from the old one only in numbers and messages.
+    """True if the new status differs from the old one only in numbers and messages.
 
     Planning again from such a status would give the same decision.
     """
@@ -327,7 +327,7 @@ class Plan:
     The shell limits how many of these pods are given up at once (`JobObservation.given_up`).
     """
     only_conditions: bool = False
-    """Whether the new status differs only in conditions and numbers.
+    """True if the new status differs only in conditions and numbers.
 
     Actions then need not wait for the status write.
     """

@@ -105,7 +105,7 @@ class Assignment:
     usage: Mapping[str, Decimal] = field(default_factory=dict)
     """Amount by resource, for all pods of the set together."""
     topology: bool = False
-    """Whether Kueue has also chosen the topology domains of the pods."""
+    """True if Kueue has also chosen the topology domains of the pods."""
 
     def per_pod(self, resource: str) -> Decimal:
         return self.usage.get(resource, Decimal(0)) / self.count if self.count else Decimal(0)
@@ -140,7 +140,7 @@ class WorkloadView:
     priority: int = 0
     active: bool = True
     paused: bool = False
-    """Whether the operator has deactivated the Workload and may activate it again."""
+    """True if the operator has deactivated the Workload and may activate it again."""
     elastic: bool = False
     replaces: str = ""
     """Name of the Workload that this slice replaces."""
@@ -148,7 +148,7 @@ class WorkloadView:
     """Name of the first Workload in this Workload's series of slices."""
     deleting: bool = False
     has_finalizer: bool = False
-    """Whether Kueue's finalizer prevents the deletion of the Workload until the operator removes it."""
+    """True if Kueue's finalizer prevents the deletion of the Workload until the operator removes it."""
     cluster_queue: str = ""
     admission: Mapping[str, Assignment] | None = None
     """Reserved quota by pod set; None if no quota is reserved."""
@@ -231,7 +231,7 @@ class QuotaView:
     preemptor: WorkloadView | None = None
     """Workload for which Kueue preempts the job; None if there is none, or if the operator can't see it."""
     writing: bool = False
-    """Whether a write to a Workload of the job is in progress or was just refused."""
+    """True if a write to a Workload of the job is in progress or was just refused."""
     refusal: str = ""
     """Message with which the API server refused the last write to a Workload."""
     conflict: str = ""

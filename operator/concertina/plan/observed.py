@@ -135,7 +135,7 @@ class PodView:
     disruption: str = ""
     """Reason of the pod's DisruptionTarget condition, such as EvictionByEvictionAPI or PreemptionByScheduler."""
     lingers: bool = False
-    """Whether the trainer container has ended while other containers of the pod still run.
+    """True if the trainer container has ended while other containers of the pod still run.
 
     Such a pod holds its resources until it is deleted.
     """
@@ -144,13 +144,13 @@ class PodView:
     round: int | None = None
     """Number of the rendezvous for which the pod was created, with `launcher: Torchrun`."""
     ending: bool = False
-    """Whether the operator has asked the node to stop the pod's containers and keep the pod (`EndPod`)."""
+    """True if the operator has asked the node to stop the pod's containers and keep the pod (`EndPod`)."""
     template_hash: str = ""
     """Template hash of the job when the pod was created; empty if the pod has lost the annotation."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)
     """Resource requests of all containers of the pod, plus 1 of the resource `pods`; empty if unknown."""
     excluded: bool = False
-    """Whether the scheduler reports that no node would take the pod, even if no other pods ran there."""
+    """True if the scheduler reports that no node would take the pod, even if no other pods ran there."""
     scheduling_group: str = ""
     """Name of the Kubernetes PodGroup that the API server stored for the pod; empty if it stored none."""
     image: str = ""
@@ -168,17 +168,17 @@ class PodView:
 
     @property
     def unschedulable(self) -> bool:
-        """Whether the scheduler has found no node for the pod so far."""
+        """True if the scheduler has found no node for the pod so far."""
         return self.waiting == UNSCHEDULABLE
 
     @property
     def ended(self) -> bool:
-        """Whether the trainer container has ended and will not be restarted."""
+        """True if the trainer container has ended and will not be restarted."""
         return self.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED)
 
     @property
     def released(self) -> bool:
-        """Whether all containers of the pod have ended, so that the pod holds no resources."""
+        """True if all containers of the pod have ended, so that the pod holds no resources."""
         return self.ended and not self.lingers
 
 
@@ -202,7 +202,7 @@ class QueuePlace:
     ahead: tuple[str, str] | None = None
     """Namespace and name of the job whose turn it is, if that is another job."""
     turn: bool = False
-    """Whether it is this job's turn.
+    """True if it is this job's turn.
 
     There are turns only if a waiting job occupies a part of the resources it needs, or has released such a part.
     """
@@ -212,7 +212,7 @@ class QueuePlace:
     Other waiting jobs could use the resources that this job occupies.
     """
     fits: bool = False
-    """Whether the resources that all waiting jobs occupy seem enough for this job.
+    """True if the resources that all waiting jobs occupy seem enough for this job.
 
     Set only for the job that has its turn.
     """
@@ -232,7 +232,7 @@ class NodeView:
     """Allocatable amounts by resource, including `pods`; empty if the node does not list them."""
     labels: Mapping[str, str] = field(default_factory=dict)
     spot: bool = False
-    """Whether the node's labels mark it as a spot node, which can be reclaimed at any time."""
+    """True if the node's labels mark it as a spot node, which can be reclaimed at any time."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ class AgentView:
     """
 
     connected: bool = False
-    """Whether the status stream of the agent is open and not silent."""
+    """True if the status stream of the agent is open and not silent."""
     wanted_at: float | None = None
     """Unix time since which the agent could have been connected; None if no stream is wanted or attempted yet.
 
@@ -329,7 +329,7 @@ class AgentView:
     Time in this queue does not count as silence.
     """
     closed: bool = False
-    """Whether the remote end closed the last open stream.
+    """True if the remote end closed the last open stream.
 
     False if that stream fell silent, or if there was no stream.
     """
@@ -373,7 +373,7 @@ class AgentView:
 
     @property
     def alive(self) -> bool:
-        """Whether the agent answers.
+        """True if the agent answers.
 
         An agent that refuses the operator's certificate counts as alive too. The cause is then the operator's master
         key (decision "Agents with another key count as alive").
@@ -439,7 +439,7 @@ class JobObservation:
     counted_for: float | None = None
     """Seconds since `status.goodput.at` by a monotonic clock; None if another operator wrote that value."""
     secret_made: bool = True
-    """Whether the job's Secret exists.
+    """True if the job's Secret exists.
 
     The value is False until this operator has created the Secret, or the API server has answered 409 (it already
     exists).
@@ -449,7 +449,7 @@ class JobObservation:
     taken: frozenset[str] = frozenset()
     """Pod names of this job that pods of another job already have, usually an earlier job with the same name."""
     nodes_watched: bool = True
-    """Whether this operator watches nodes. If it lacks the permission, the value is False and `nodes` is empty."""
+    """True if this operator watches nodes. If it lacks the permission, the value is False and `nodes` is empty."""
     place: QueuePlace | None = QueuePlace()
     """Place among the jobs that wait for resources; None if the job has changed since the places were last computed."""
     uri_holder: UriHolder | None = None
@@ -463,11 +463,11 @@ class JobObservation:
     pod_group: PodGroup | None = None
     """Pod group of the job as this operator last wrote it; None if it has written none or has deleted it."""
     pod_group_deleted: bool = False
-    """Whether this operator has deleted the pod group and has not written a new one."""
+    """True if this operator has deleted the pod group and has not written a new one."""
     template_outdated: str = ""
     """Sentence about pod fields that the API server supports and the CRD's `spec.template` lacks."""
     operator_isolated: bool = False
-    """Whether the agents of most jobs fell silent at the same time.
+    """True if the agents of most jobs fell silent at the same time.
 
     The operator's own network may then be the cause. Only jobs that have trained count.
     """

@@ -99,7 +99,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits into the GPU's memory; None if the peak is unknown."""
+        """True if the peak fits into the GPU's memory; None if the peak is unknown."""
         return None if self.peak is None else self.peak.total <= self.gpu.usable
 
     def rate(self, part: Traffic) -> float:

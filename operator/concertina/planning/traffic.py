@@ -37,7 +37,7 @@ class Traffic:
     bytes: float
     """Bytes that are gathered, reduced or sent in a step."""
     exposed: bool
-    """Whether the collectives do not overlap with computation."""
+    """True if the collectives do not overlap with computation."""
 
     @property
     def sent(self) -> float:

@@ -79,7 +79,7 @@ class JobRow:
     goodput: float | None
     """Goodput in percent, or None if it is unknown."""
     counted: bool
-    """Whether the status contains a goodput from the operator."""
+    """True if the status contains a goodput from the operator."""
     waiting_seconds: float
     cost: float | None
     currency: str

@@ -99,7 +99,7 @@ class JobWatch:
 
     @property
     def bundled(self) -> bool:
-        """Whether the job uses the bundled trainer, so that its log can be parsed."""
+        """True if the job uses the bundled trainer, so that its log can be parsed."""
         return "trainer" in self.job["spec"]
 
     def training(self) -> bool:

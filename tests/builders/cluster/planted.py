@@ -12,7 +12,7 @@ from typing import Any
 
 from monitoring.alerts import SPENT
 
-from builders.cluster.operator import Jobs, endless, paced
+from builders.cluster.operator_process import Jobs, endless, paced
 from builders.prometheus import Prometheus
 from builders.until import until
 from concertina.cli.diagnose import FOUND

@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from builders.cluster.operator import ENDLESS, Jobs, endless, paced
+from builders.cluster.operator_process import ENDLESS, Jobs, endless, paced
 from builders.cluster.protocol import state
 from builders.cluster.queues import (
     CPU,

@@ -122,9 +122,11 @@ def check_log(ran: Ran, saved_size: int) -> None:
 
     It must name the rank from which each new rank takes its own values, and the first rank that is left out.
     """
-    sources = dict(re.findall(r"rank (\d+) is new, and takes what .* from rank-(\d+), but for random", ran.output))
+    sources = dict(
+        re.findall(r"rank (\d+) is new, and starts with the own .* of rank-(\d+), without the random", ran.output)
+    )
     assert sources == {str(rank): str(rank % saved_size) for rank in range(saved_size, ran.size)}, ran.output
-    left_out = re.findall(r"what each rank from rank-(\d+) on had for itself .* is left out", ran.output)
+    left_out = re.findall(r"the own values .* of each rank from rank-(\d+) on are left out", ran.output)
     assert left_out == ([str(ran.size)] if ran.size < saved_size else []), ran.output
 
 

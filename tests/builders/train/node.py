@@ -55,10 +55,12 @@ class Parent:
         self.codes: dict[int, int] = {}
         assert json.loads(ours.recv(1 << 16)) == {"warm": True}
 
-    def fork(self, target: str, environment: dict[str, str], output: int, *fds: int) -> int:
+    def fork(self, target: str, environment: dict[str, str], output: int, *fds: int, errors: int | None = None) -> int:
+        """Fork a worker, and return its pid. Its stderr is `errors`, or its output too."""
         arguments = [f"fd:{i}" for i in range(len(fds))]
         request = {"run": target, "arguments": arguments, "environment": {**os.environ, **environment}}
-        socket.send_fds(self.control, [json.dumps(request).encode()], [output, output, *fds])
+        streams = [output, output if errors is None else errors]
+        socket.send_fds(self.control, [json.dumps(request).encode()], [*streams, *fds])
         while True:
             said = json.loads(self.control.recv(1 << 16))
             if "code" not in said:
@@ -78,6 +80,22 @@ class Parent:
     def close(self) -> None:
         self.control.close()
         self._process.wait(GIVE_UP)
+
+
+class Parents:
+    """Forkservers by the module that they have imported, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Parent] = {}
+
+    def __getitem__(self, preload: str) -> Parent:
+        if preload not in self._made:
+            self._made[preload] = Parent(preload)
+        return self._made[preload]
+
+    def close(self) -> None:
+        for parent in self._made.values():
+            parent.close()
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -47,13 +48,14 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
     reader = Reader(config.data, config.model.sequence_length, config.seed)
     losses, size = {}, config.global_batch_size
     for step in range(config.steps):
-        tokens = torch.from_numpy(reader.read(size * step, size * (step + 1)))
+        samples = np.arange(size * step, size * (step + 1))
         if step == wrong_at:
-            tokens[-1] = torch.from_numpy(reader.read(size * (step + 1), size * (step + 1) + 1))
+            samples[-1] = size * (step + 1)
+        tokens, document_ids, weights_of_tokens = batch(reader, samples, dtype)
         adam.zero_grad()
-        targets = tokens[:, 1:]
-        logits = model(tokens[:, :-1], weights=torch.full(targets.shape, 1 / targets.numel(), dtype=dtype))
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        logits = model(tokens[:, :-1], document_ids, weights=weights_of_tokens)
+        losses_of_tokens = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        loss = losses_of_tokens @ weights_of_tokens.flatten()
         (loss + sum(layer.loss for layer in layers)).backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in weights])
         for p in weights:  # torch's clip_grad_norm_ adds 1e-6 to the norm
@@ -67,6 +69,14 @@ def trained(trainer, dtype=torch.float32, nudged=False, wrong_at=None):
     return Trained(
         losses, {name: p.detach() for name, p in routed.names(model).items() if isinstance(p, torch.nn.Parameter)}
     )
+
+
+def batch(reader, samples, dtype):
+    """Return tokens, documents and weights of samples. The weights are those of a mean over the trained tokens."""
+    found = reader.sequences(samples)
+    weights = next(w for w in (found.weights, found.predicted, np.ones_like(found.tokens[:, 1:])) if w is not None)
+    ids = None if found.document_ids is None else torch.from_numpy(np.ascontiguousarray(found.document_ids))
+    return torch.from_numpy(found.tokens), ids, torch.from_numpy(weights / weights.sum()).to(dtype)
 
 
 def losses(trainer):

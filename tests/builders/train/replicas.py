@@ -23,6 +23,9 @@ from concertina.agents.calls import CallError, ConnectionIdentity, call, connect
 GIVE_UP = 120.0
 """Time limit in seconds. It is only a limit: nothing takes this long."""
 UID, MASTER_KEY = "7d1f3f0e-job", b"k" * 32
+IMPORTED = {"CONCERTINA_WARM_START": json.dumps({"enabled": True, "preload": ["torch.distributed.fsdp"]})}
+"""Environment of a job whose replicas import torch once. Otherwise each imports it twice: in the first worker, and in
+the warm parent that learns of it."""
 
 
 def write_identity(folder: Path, authority: Authority) -> Path:

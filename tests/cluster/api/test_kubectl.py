@@ -132,7 +132,7 @@ def test_scale_to_a_size_that_can_not_be(
     [
         ("tj.spec.elastic", "Smallest number of replicas with which training continues"),
         ("tj.spec.trainer.model", "Width of the residual stream."),
-        ("tj.spec.checkpoint.uri", "no two live jobs share one"),
+        ("tj.spec.checkpoint.uri", "Two running jobs can't share a folder."),
         ("tj.spec.template.spec.containers.command", "Absent: the bundled trainer."),
         ("tj.status.world", "The highest round claimed."),
     ],

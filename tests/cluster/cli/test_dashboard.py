@@ -129,7 +129,13 @@ async def _look(cli: Cli, dashboard: Served) -> None:
     async with browser.tab() as tab:
 
         async def shown(text: str, now: bool = True) -> None:
-            """`now`: the page is told not to wait until it asks again."""
+            """Wait until the page shows a text.
+
+            If `now` is true, the page refreshes at once instead of at its next interval.
+
+            Raises:
+                AssertionError: If the text does not appear in time.
+            """
             for _ in range(300):
                 seen = str(await tab.evaluate("document.querySelector('main').innerText"))
                 if text in seen:

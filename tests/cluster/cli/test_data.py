@@ -56,7 +56,7 @@ def test_what_can_t_be_built_fails_at_once_and_says_why(
 ) -> None:
     done = built(cluster, namespace, "--pods", "1", "--column", "body", "--out", str(tmp_path / "out"), str(source))
     assert done.returncode == 1
-    assert "a.jsonl, the line at byte 0 has no body, but text: name one by --column" in done.stdout
+    assert "a.jsonl, line 1 has no body, but text: name one by --column" in done.stdout
     assert "failed" in done.stderr
 
 
@@ -69,11 +69,11 @@ def test_pods_refuse_to_leave_data_out_unless_told_to(
     options = ["--pods", "1", "--out", str(tmp_path / "out"), str(tmp_path / "in")]
     done = built(cluster, namespace, *options)
     assert done.returncode == 1
-    assert "in/b.csv (CSV or TSV, which is not read)" in done.stdout
+    assert "in/b.csv (CSV and TSV are not supported)" in done.stdout
     assert not (tmp_path / "out").exists()
     done = built(cluster, namespace, "--allow-left-out", *options)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "left out: 1 (CSV or TSV, which is not read)" in done.stdout
+    assert "left out: 1 (CSV and TSV are not supported)" in done.stdout
 
 
 def test_the_manifest_is_printed(source: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, Operator, install
+from builders.cluster.operator_process import Jobs, Operator, install
 from concertina.local.cluster import LocalCluster
 
 

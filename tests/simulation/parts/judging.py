@@ -55,7 +55,7 @@ class Judge:
 
     def _compare(self, done: int) -> None:
         if self.flipped:
-            sentence = f"silent corruption seen after step {done}: {self.flipped} has changed"
+            sentence = f"silent corruption detected after step {done}: {self.flipped} has changed"
             raise RollBack("SilentCorruption", sentence, self._agreed, self.anomalies.skipped)
         self._agreed = done
 

@@ -318,4 +318,4 @@ def test_a_wrong_pod_is_told_in_a_sentence(missing):
     command = [sys.executable, "-m", "concertina_agent.main", "run", "--bundled"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert f"{missing} is missing; the operator sets it" in ended.stderr
+    assert f"{missing} is missing, which the operator sets" in ended.stderr

@@ -75,7 +75,7 @@ def test_a_watch_is_answered_beside_its_stream_and_carries_calls_alone(folder):
                 await wire.send(p.Watch(UID))
                 while not isinstance(last := await wire.receive(GIVE_UP), p.Refused):
                     assert last is not None
-                assert "can't come on the connection of a Watch" in last.reason
+                assert "is not allowed on the connection of a Watch" in last.reason
                 with contextlib.suppress(OSError):
                     assert await wire.receive(GIVE_UP) is None
 
@@ -112,7 +112,7 @@ def test_another_jobs_certificates_are_refused_on_both_sides(folder):
         (b'{"v": 99, "kind": "Ping", "body": {}}\n', "protocol version 99"),
         (b'{"v": 1, "kind": "Ping", "body": {"uid": 7}}\n', "can't be read"),
         (b'{"v": 1, "kind": "Report", "body": []}\n', "can't be read"),
-        (b"x" * (protocol.MAX_LINE + (1 << 20)), "over the limit"),
+        (b"x" * (protocol.MAX_LINE + (1 << 20)), "exceeds the limit"),
     ],
 )
 def test_garbage_is_refused_and_hurts_nobody(folder, line, reason):
@@ -136,7 +136,7 @@ def test_the_door_for_shards_is_as_narrow(folder):
             operator = Connector(job.identity.context, UID)
             nowhere = p.Pull(UID, 0, p.SnapshotId(1, 5, "digest", 1))
             for connector, message, reason in (
-                (agent, nowhere, "is not held here"),
+                (agent, nowhere, "is not stored here"),
                 (agent, p.Pull("another", 0), "agent may not send Pull"),
                 (agent, p.Ping(UID), "agent may not send Ping"),
                 (operator, nowhere, "operator may not send Pull"),
@@ -178,7 +178,7 @@ def test_silent_and_half_open_connections_do_not_keep_others_out(folder):
 
 
 def client_hello() -> bytes:
-    """The first words of a TLS handshake that does not go on."""
+    """Return the first bytes of a TLS handshake that is not continued."""
     outgoing = ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -265,7 +265,7 @@ def test_a_member_speaks_for_itself_alone(folder):
             while (message := await wire.receive(GIVE_UP)) is not None:
                 heard.append(message)
             wire.close()
-            assert "job-1-0 (its-instance) may not speak for job-0-0" in heard[-1].reason
+            assert "job-1-0 (its-instance) may not act for job-0-0" in heard[-1].reason
             report = await job.until(job[0], lambda report: report.failures)
             assert [(failure.replica, failure.reason) for failure in report.failures] == [("job-1-0", "MemberLost")]
 

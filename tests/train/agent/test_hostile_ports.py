@@ -1,5 +1,7 @@
-"""The ports of an agent, and its channel, under whoever may reach them: real processes, real TLS. Beside it the agent
-goes on serving its operator and its workers, and has as many files open afterwards as before."""
+"""Test the ports of an agent and its worker channel against hostile clients, with real processes and real TLS.
+
+Meanwhile, the agent still serves its operator and its workers. Afterwards it has no more open files than before.
+"""
 
 import asyncio
 import contextlib
@@ -52,8 +54,10 @@ async def serves(job: Job, count: int = 3) -> None:
 
 @contextlib.asynccontextmanager
 async def training(folder, program: list[str] | None = None) -> AsyncIterator[Job]:
-    """A job whose worker reports; afterwards it has not failed, and has let go of all files that were opened for others
-    meanwhile."""
+    """Run a job whose worker reports.
+
+    Afterwards the job must not have failed, and must have closed all files that it opened for hostile clients.
+    """
     job = Job(folder, 1, COMMAND)
     job[0].program = [*(program or []), *job[0].program]
     job[0].start()
@@ -95,7 +99,7 @@ async def half_open(job, stack, agent):
 
 
 async def slow(job, stack, agent):
-    """A line, byte for byte."""
+    """Return a line that is sent byte by byte."""
     wires = [await agent.connect(job[0].address, GIVE_UP) for _ in range(5)]
     for wire in wires:
         stack.callback(wire.close)
@@ -132,7 +136,7 @@ async def connections(job, stack, agent):
 
 
 async def endless(job, stack, agent):
-    """A line without an end, on each of the doors."""
+    """Send a line without an end to each port."""
     wire = await agent.connect(job[0].address, GIVE_UP)
     stack.callback(wire.close)
     wire.writer.write(b"x" * (p.MAX_LINE + (1 << 20)))
@@ -144,7 +148,7 @@ async def endless(job, stack, agent):
 
 
 async def cut(job, stack, agent):
-    """Requests that break off after any byte, on each of the doors."""
+    """Send requests to each port that break off after any byte."""
     pull = p.encode(p.Pull(UID, 0, p.SnapshotId(1, 5, "digest", 1)))
     for end in range(0, len(pull), 7):
         shards = await agent.for_shards(job[0].address, GIVE_UP)
@@ -158,7 +162,11 @@ async def cut(job, stack, agent):
 
 
 def told(context: ssl.SSLContext, connection: socket.socket) -> None:
-    """A ping, and its answer."""
+    """Send a ping, and return the answer.
+
+    Raises:
+        ConnectionError: If the agent closes the connection.
+    """
     with context.wrap_socket(connection) as secured:
         secured.sendall(p.encode(p.Ping(UID)))
         if not secured.recv(1):

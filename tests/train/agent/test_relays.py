@@ -48,7 +48,7 @@ async def operator(job: Job) -> AsyncIterator[AgentConnections]:
 
 
 async def told(connections: AgentConnections, job: Job, message, *names: str) -> dict[str, object]:
-    """What each has answered, or why it has not."""
+    """Return the answer of each agent, or the reason why it has not answered."""
     kind = module.CALLS[type(message)]
     sends = [Send(name, job.replicas[name].address, message) for name in names]
     assert [send.replica for send in connections.send(UID, sends)] == list(names)
@@ -133,7 +133,7 @@ def test_agents_pass_on_nothing_but_the_begin_of_a_round(folder):
             to = tuple(p.Candidate(replica.name, replica.address) for replica in job.replicas.values())
             drain = p.encode(p.Drain(UID, 0, "", "no", False, 1.0)).decode().rstrip("\n")
             for line, own, other in (
-                (drain, "Drain is not passed on", "agent may not send Drain"),
+                (drain, "Drain is never forwarded", "agent may not send Drain"),
                 ("{}", "not a message of this protocol", "not a message of this protocol"),
             ):
                 said = {}

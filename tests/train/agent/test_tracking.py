@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.request
 
-import mlflow
 import pytest
 
 from builders.train.replicas import newest_complete, running, trained
@@ -65,7 +64,7 @@ def test_one_run_through_rounds_and_a_new_coordinator_has_each_step_once(folder,
 
 @contextlib.contextmanager
 def mlflow_server(folder, port):
-    """A real one; its store outlives it."""
+    """Run a real MLflow server. Its store is kept when the server ends."""
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "HOME": str(folder)}
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)]
@@ -125,6 +124,8 @@ def test_an_mlflow_server_that_is_killed_in_between_has_each_step_once(folder, t
     with contextlib.ExitStack() as server:
         server.enter_context(mlflow_server(tmp_path, port))
         asyncio.run(body(server))
+        import mlflow  # here, because each process of the suite imports this module, and that takes a second
+
         client = mlflow.MlflowClient(uri)
         (run,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
         assert run.info.status == "FINISHED"

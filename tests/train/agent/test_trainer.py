@@ -29,7 +29,7 @@ def shard_files(replica):
 
 @contextlib.asynccontextmanager
 async def most_shard_files(job):
-    """The most that any replica has held, looked at again and again."""
+    """Return the largest number of shard files that any replica has had at a time."""
     most = [0]
 
     async def look():

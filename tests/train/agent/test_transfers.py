@@ -71,10 +71,10 @@ IN_MEMORY = p.Restore("Memory", 5, ID, {"0": ("holder-0",)})
 
 WAYS = {
     "cut off": (p.encode(HEADER) + DATA[:-1], "shard 0 broke off"),
-    "changed": (p.encode(HEADER) + DATA[:-1] + bytes([DATA[-1] ^ 1]), "shard 0 of step 5 did not arrive whole"),
-    "splits": (p.encode(dataclasses.replace(HEADER, parts=9)) + DATA, f"9 parts were sent of {STREAMS}"),
+    "changed": (p.encode(HEADER) + DATA[:-1] + bytes([DATA[-1] ^ 1]), "shard 0 of step 5 did not arrive completely"),
+    "splits": (p.encode(dataclasses.replace(HEADER, parts=9)) + DATA, f"9 parts were sent instead of {STREAMS}"),
     "another": (p.encode(dataclasses.replace(HEADER, shard=1)) + DATA, "shard 1 of round 1, step 5 was sent instead"),
-    "refuses": (p.encode(p.Refused("shard 0 is not held here", 0, "")), "shard 0 is not held here"),
+    "refuses": (p.encode(p.Refused("shard 0 is not stored here", 0, "")), "shard 0 is not stored here"),
     "hangs up": (b"", "the connection was closed"),
     "babbles": (b"how do you do\n", "not a message of this protocol"),
 }
@@ -169,7 +169,7 @@ def test_damage_in_any_part_is_found_and_the_holder_sees_it_too(tmp_path, identi
         holder.path.write_bytes(LARGE[:-1] + bytes([LARGE[-1] ^ 1]))
         peers, _, _ = mine(tmp_path, identity)
         peers.begin(e.StartRound(assign(holder.address), 1))
-        with pytest.raises(Damaged, match="did not arrive whole"):
+        with pytest.raises(Damaged, match="did not arrive completely"):
             await peers.fetch(ID, 0)
         assert holder.asked == [(0, STREAMS), (1, 2)]
         assert holder.snapshots.find(ID, 0) is None
@@ -182,7 +182,7 @@ def test_damage_in_any_part_is_found_and_the_holder_sees_it_too(tmp_path, identi
     "second",
     [
         p.encode(IN_TWO) + LARGE[HALF:-1], p.encode(dataclasses.replace(IN_TWO, checksum=1)) + LARGE[HALF:],
-        p.encode(p.Refused("not held here", 0, "")), b"",
+        p.encode(p.Refused("not stored here", 0, "")), b"",
     ],
     ids=["cut off", "of another", "refused", "hangs up"],
 )  # fmt: skip
@@ -246,7 +246,7 @@ def test_a_holder_that_gives_to_several_gives_each_fewer_parts(tmp_path, identit
             for part in (2, -1):
                 wire = stack.enter_context(contextlib.closing(await connector.for_shards(holder.address)))
                 await wire.send(p.Pull(UID, 0, ID, part=part, parts=2))
-                assert await wire.receive() == p.Refused(f"there is no part {part} of 2", 0, "")
+                assert await wire.receive() == p.Refused(f"part {part} of 2 does not exist", 0, "")
         await holder.server.close()
 
     run(body)
@@ -358,10 +358,10 @@ def test_a_holder_whose_shard_is_damaged_sees_it_too_and_offers_it_no_more(tmp_p
         holder.path.write_bytes(DATA[:-1] + bytes([DATA[-1] ^ 1]))
         peers, _, _ = mine(tmp_path, identity)
         peers.begin(e.StartRound(assign(holder.address), 1))
-        with pytest.raises(Damaged, match="did not arrive whole"):
+        with pytest.raises(Damaged, match="did not arrive completely"):
             await peers.fetch(ID, 0)
         assert holder.snapshots.find(ID, 0) is None
-        with pytest.raises(Damaged, match="is not held here"):
+        with pytest.raises(Damaged, match="is not stored here"):
             await peers.fetch(ID, 0)
         await holder.server.close()
 
@@ -390,10 +390,10 @@ def test_a_drain_keeps_its_snapshot_though_it_takes_the_slot_of_a_running_copy(t
                 taken.append(worker.take(state.at(step)))
                 holder.snapshots.committed(taken[-1].path)
             assert taken[3].path == taken[1].path
-            with pytest.raises(Damaged, match="did not arrive whole"):
+            with pytest.raises(Damaged, match="did not arrive completely"):
                 commit(tmp_path / "slow", header, [await slow.take(tmp_path / "slow", header, 0)])
             with contextlib.suppress(OSError):
-                await slow.send(p.Refused("did not arrive whole", 0, ""))
+                await slow.send(p.Refused("did not arrive completely", 0, ""))
                 assert await slow.receive() is None, "the holder has seen it too"
         kept = holder.snapshots.find(taken[3].id, 0)
         assert kept is not None

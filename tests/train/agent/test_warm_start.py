@@ -16,6 +16,13 @@ from builders.train.replicas import GIVE_UP, UID, Job, Replica, running
 from concertina_agent import main
 from concertina_agent.workers.warm_start import SILENT
 
+HERE = "tests/train/agent/test_warm_start.py"
+LEFT_OUT = f"{HERE}::test_a_package_that_must_not_be_imported_before_the_fork_is_left_out"
+PIP_RECORDED = (
+    f"{HERE}::test_a_folder_is_one_of_installed_packages_where_pip_has_recorded_what_it_put_there[heavy-1.0-]"
+)
+LEARNED = f"{HERE}::test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned[a shell line]"
+
 SCRIPT = """
 import os, sys
 before = [name for name in ("heavy", "ranked", "threaded") if name in sys.modules]
@@ -31,7 +38,7 @@ PACKAGES = {
 
 
 def prepared(folder: Path, more: str = "json", place: str = "site-packages") -> dict[str, str]:
-    """The environment of a job whose script imports installed packages; the script lies in the folder."""
+    """Return the environment of a job with a script in the folder that imports installed packages."""
     for name, text in PACKAGES.items():
         (folder / place / name).mkdir(parents=True)
         (folder / place / name / "__init__.py").write_text(text)
@@ -209,7 +216,13 @@ def test_a_drain_does_not_wait_for_the_imports_of_workers_that_are_to_end(folder
     asyncio.run(body())
 
 
-@pytest.mark.parametrize(("recorded", "imported"), [("heavy-1.0.dist-info", " heavy"), ("heavy-1.0", "")])
+@pytest.mark.parametrize(
+    ("recorded", "imported"),
+    [
+        ("heavy-1.0", ""),
+        pytest.param("heavy-1.0.dist-info", " heavy", marks=pytest.mark.long(law=PIP_RECORDED)),
+    ],
+)
 def test_a_folder_is_one_of_installed_packages_where_pip_has_recorded_what_it_put_there(recorded, imported, folder):
     async def body():
         async with running(folder, 1, python(folder), **prepared(folder, place="target")) as job:
@@ -238,7 +251,10 @@ def test_a_module_that_was_edited_is_imported_anew(folder):
 
 @pytest.mark.parametrize(
     ("package", "why"),
-    [("ranked", "it reads RANK when it is imported"), ("threaded", "it has 2 threads")],
+    [
+        ("ranked", "it reads RANK when it is imported"),
+        pytest.param("threaded", "it has 2 threads", marks=pytest.mark.long(law=LEFT_OUT)),
+    ],
 )
 def test_a_package_that_must_not_be_imported_before_the_fork_is_left_out(package, why, folder):
     async def body():
@@ -333,7 +349,7 @@ def test_what_can_not_be_preloaded_is_said_and_the_rest_is_warm(folder):
     asyncio.run(body())
 
 
-@pytest.mark.parametrize("way", ["python", "a shell line"])
+@pytest.mark.parametrize("way", [pytest.param("python", marks=pytest.mark.long(law=LEARNED)), "a shell line"])
 def test_a_new_replica_is_ready_once_it_has_imported_what_others_have_learned(way, folder, monkeypatch):
     monkeypatch.chdir(folder)
     environment = {

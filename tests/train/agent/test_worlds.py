@@ -39,7 +39,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], env={**os.environ, **json.lo
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The port of the round's rendezvous, which is served."""
+    """Return the port of the round's rendezvous, on which a server listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 

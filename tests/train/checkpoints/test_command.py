@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from builders.train import node
@@ -22,7 +22,7 @@ from concertina_trainer.data.read.sequence_reader import Reader
 
 
 def command(*arguments: str, code: int = 0) -> str:
-    """What it says, on both streams."""
+    """Run a command, and return its output on both streams."""
     result = CliRunner().invoke(app, [*arguments])
     assert result.exit_code == code, result.output
     return result.output
@@ -30,7 +30,7 @@ def command(*arguments: str, code: int = 0) -> str:
 
 @pytest.fixture(scope="module")
 def job(folder_of_module, parent, trainer, s3, tmp_path_factory):
-    """A run of three workers in S3, with checkpoints of steps 4, 8 and 12 or so."""
+    """Run a job of three workers that saves to S3, with checkpoints of about the steps 4, 8 and 12."""
     uri = f"s3://train/{tmp_path_factory.mktemp('run').name}"
     job = node.Job(folder_of_module / "job", parent, trainer, {"uri": uri, "everySteps": 3, "keep": 100})
     assert job.run(3).errors == []
@@ -52,7 +52,9 @@ def test_list_and_show(uri, job):
     assert "84 samples consumed" in said
     manifest = json.loads(command("show", latest.uri, "-o", "json"))
     assert (manifest["version"], manifest["id"]["step"], len(manifest["parts"])) == (1, 12, 3)
-    assert "no checkpoint (there is no manifest.json) and no run's folder" in command("show", f"{uri}/u1", code=1)
+    assert "neither a checkpoint (there is no manifest.json) nor the folder of a run" in command(
+        "show", f"{uri}/u1", code=1
+    )
 
 
 def test_all_ranks_say_the_same_of_the_state(uri):
@@ -88,11 +90,11 @@ def test_list_shows_what_is_whole_and_says_what_is_not(uri, tmp_path):
     assert f"step-{steps[0]}/manifest.json is damaged" in said
     assert "LATEST, complete" in said
     shutil.rmtree(last)
-    assert "LATEST names u1/round-1/step-12, which is not there or can't be used" in command("list", str(tmp_path))
-    assert "has been deleted to keep the newer ones" in command("verify", str(tmp_path), code=1)
+    assert "LATEST names u1/round-1/step-12, which is missing or can't be used" in command("list", str(tmp_path))
+    assert "was deleted because newer checkpoints exist" in command("verify", str(tmp_path), code=1)
     (tmp_path / "LATEST").write_text("?")
     assert "LATEST is damaged" in command("list", str(tmp_path))
-    assert "copied onto itself" in command("copy", uri, uri, code=1)
+    assert "both source and destination" in command("copy", uri, uri, code=1)
 
 
 def test_a_copy_is_gone_on_from(uri, job, folder, parent, trainer, tmp_path):
@@ -110,7 +112,12 @@ def test_an_export_is_the_same_model_in_transformers(uri, folder, parent, traine
     """Its loss on the next samples is the one with which the run goes on; in several files."""
     said = command("export", uri, f"{tmp_path}/hf", "--shard-gigabytes", "0.00005")
     assert "model-00001-of-0000" in said
-    assert "holds weights already" in command("export", uri, f"{tmp_path}/hf", code=1), "of which some would be loaded"
+    assert "already contains weights" in command("export", uri, f"{tmp_path}/hf", code=1), (
+        "which would be mixed with the exported ones"
+    )
+    # Here, because each process of the suite imports this module, and that takes two seconds.
+    from transformers import LlamaForCausalLM
+
     model = LlamaForCausalLM.from_pretrained(tmp_path / "hf")
     config = TrainerConfig.model_validate(trainer)
     tokens = torch.from_numpy(Reader(config.data, config.model.sequence_length, config.seed).read(84, 91))

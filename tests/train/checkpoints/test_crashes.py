@@ -1,6 +1,8 @@
-"""What LATEST names always loads, and what a crash leaves is collected. A process that saves without a pause is killed,
-its node is lost with its memory, and the storage server is killed, at random moments. CONCERTINA_CRASHES says how often
-(a few in the suite)."""
+"""Test that LATEST always names a checkpoint that loads, and that the remains of a crash are deleted.
+
+A process that saves without a pause is killed at random moments, or its node is lost with its memory, or the storage
+server is killed. CONCERTINA_CRASHES is the number of crashes.
+"""
 
 import os
 import random
@@ -39,8 +41,11 @@ def read(checkpoint):
 
 
 def left(uri, before):
-    """What a crash left: the (round, step) that LATEST names, and the places of unfinished checkpoints, none of which
-    had been there `before`. Whatever has a manifest loads, and there is no more of that than is kept."""
+    """Return what a crash left: the (round, step) that LATEST names, and the places of unfinished checkpoints.
+
+    None of these places may be in `before`. Every checkpoint with a manifest must load, and there must not be more of
+    them than are kept.
+    """
     folder = ObjectPrefix(uri)
     latest = read_latest(folder)
     assert read(StoredCheckpoint(latest.uri)) == (latest.round, latest.step)
@@ -53,7 +58,7 @@ def left(uri, before):
 
 
 def saving(parent, folder, uri, number, first, **more):
-    """A process that saves, its pid, and how many of its saves it has said to be durable."""
+    """Start a process that saves. Return its pid, and a function for the number of saves reported as durable."""
     said = folder / f"said-{number}"
     said.touch()
     environment = {

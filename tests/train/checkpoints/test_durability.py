@@ -1,5 +1,8 @@
-"""`LATEST` after durability, on files: what it names is on the disk and not only in the kernel's memory, so that a node
-that loses its power in the middle of a save loses no checkpoint that was said to be one."""
+"""Test that a checkpoint is on the disk before `LATEST` names it, for storage in files.
+
+A node that loses its power in the middle of a save must not lose a checkpoint that was reported as durable. Content
+that is only in the kernel's memory would be lost.
+"""
 
 import ctypes
 import os

@@ -21,7 +21,7 @@ KINDS = {
 
 
 def published(trainer, experts, tmp_path, monkeypatch):
-    """A checkpoint of a model with random weights, and the model."""
+    """Return a checkpoint of a model with random weights, and the model."""
     changed = {**trainer, "model": {**trainer["model"], "experts": experts}}
     monkeypatch.setenv("CONCERTINA_TRAINER", json.dumps(changed))
     model = Decoder(TrainerConfig.model_validate(changed).model)

@@ -11,8 +11,11 @@ from concertina_state.objects.prefix import ObjectPrefix
 
 
 def test_a_world_that_was_cut_off_cannot_move_latest_once_a_higher_round_has_published(folder, trainer, s3, tmp_path):
-    """Two replicas that hear nothing of each other, as across a partition: one goes on in round 1, the operator makes
-    round 2 of the other, from storage. Real agents, workers, uploaders and S3 server."""
+    """Train in two replicas that can't reach each other, as in a partition of the network.
+
+    One continues in round 1, and the operator starts round 2 with the other, from storage. Agents, workers, uploaders
+    and the S3 server are real.
+    """
     uri = f"s3://train/{tmp_path.name}"
     environment = {
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 1_000_000}),

@@ -1,5 +1,7 @@
-"""What a layout writes to storage is torch's own format, and exports as any other's does: the same bits as one rank
-has trained."""
+"""Test that a checkpoint of any layout has torch's own format.
+
+Its export has the same bits as that of one rank's training.
+"""
 
 import json
 

@@ -28,7 +28,7 @@ IMAGE = "registry.example/trainer@sha256:" + "ab" * 32
 
 
 def command(*arguments, code=0):
-    """What it says, on both streams."""
+    """Run a command, and return its output on both streams."""
     result = CliRunner().invoke(app, [*map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output
@@ -176,7 +176,7 @@ def test_what_a_checkpoint_says_of_itself(bitwise):
     assert lineage.data_sets == (manifest.data,)
     said = command("checkpoint", "show", bitwise.uri, "--step", 12)
     first = 7 * lineage.parent.step
-    assert f"positions {first} to 83 of the order of seed 7, digest" in said.replace(chr(10), " ")
+    assert f"positions {first} to 83 in the order of seed 7, digest" in said.replace(chr(10), " ")
     assert "round 2: steps" in said
     assert lineage.parent.uri in said
     assert f"Step          {lineage.parent.step}" in command(
@@ -231,7 +231,7 @@ def test_other_data_are_refused_before_and_at_the_start(folder, parent, trainer,
     assert f"was trained on {before}" in said
     outcome = run(folder / "b", parent, manifest)
     assert [fault.reason for fault in outcome.faults.values()] == ["DataChanged"]
-    assert f"the checkpoint to train again was trained on {before}" in outcome.faults[0].message
+    assert f"the checkpoint to reproduce was trained on {before}" in outcome.faults[0].message
 
 
 def test_no_value_of_a_variable_is_in_storage_and_they_are_asked_for(folder, parent, trainer, tmp_path):

@@ -26,7 +26,7 @@ THEIRS = Owner("old", "another", "run")
 
 @pytest.fixture
 def of_job(monkeypatch):
-    """Looks at storage as a pod of this namespace/name does."""
+    """Return a function that looks at storage as a pod of this namespace and name does."""
 
     def look(uri, uid, job="team/run", living=(), take_over="", owned=False):
         monkeypatch.setenv("CONCERTINA_JOB", job)
@@ -126,7 +126,7 @@ def test_a_store_that_refuses_conditions_is_named(s3, tmp_path, monkeypatch, of_
         proxy.faults += [("PUT", OWNER, "501")] * 1000
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         message = of_job(f"s3://train/{tmp_path.name}", "old").storage.message
-    assert message.startswith(f"{proxy.url} does not know conditional writes (write OWNER")
+    assert message.startswith(f"{proxy.url} does not support conditional writes (write OWNER")
 
 
 def test_a_script_does_not_go_on_from_the_checkpoint_of_another_namespace(tmp_path, monkeypatch, of_job):
@@ -166,8 +166,11 @@ def test_an_owner_object_that_is_damaged_is_named(tmp_path, of_job):
     law="tests/unit/agent/test_uploads.py::test_the_folder_is_owned_before_anything_of_a_round_is_written"
 )
 def test_agents_own_the_folder_from_the_beginning_of_a_round(folder, trainer, tmp_path):
-    """Real agents and uploaders. A job of this namespace that lives keeps them from writing; once it is gone, the next
-    round takes over."""
+    """Check the owner with real agents and uploaders.
+
+    While a job of this namespace exists, the agents of another job can't write to its folder. Once it is deleted, the
+    next round of the other job takes the folder over.
+    """
     uri = f"file://{tmp_path}/checkpoints"
     ObjectPrefix(uri, create=True).put(OWNER, json.dumps({"uid": "old", "namespace": "test", "name": "x"}).encode())
     environment = {

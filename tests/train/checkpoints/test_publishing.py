@@ -36,8 +36,14 @@ TRAINER = TrainerConfig.model_validate({
     "steps": 1, "data": {"uri": "/none"}, "globalBatchSize": 1, "microBatchSize": 1,
     "model": {"layers": 1, "dim": 8, "heads": 1, "vocabSize": 16},
 })  # fmt: skip
+OTHER_STORE = pytest.mark.long(
+    law="tests/train/checkpoints/test_publishing.py::test_a_run_is_resumed_from_storage_by_another_world[s3]"
+)
 
 
+@pytest.mark.parametrize(
+    "storage_uri", ["s3", *(pytest.param(kind, marks=OTHER_STORE) for kind in ("file", "az", "gs"))], indirect=True
+)
 def test_a_run_is_resumed_from_storage_by_another_world(folder, parent, trainer, storage_uri):
     trainer = {**trainer, "steps": 24}  # the kill at 9 comes late on a busy machine, and not after the end
     reference = node.Job(folder / "whole", parent, trainer).run(3).losses
@@ -84,7 +90,7 @@ def test_a_part_that_is_given_up_while_it_is_shipped_leaves_nothing(tmp_path, mo
         put_pieces(self, *of_the_part)
 
     monkeypatch.setattr(ObjectPrefix, "put_pieces", given_up)
-    assert "was given up" in answer(Ship(id, 0, str(path)), Destination(uri=storage.as_uri()), "u1").error
+    assert "was discarded" in answer(Ship(id, 0, str(path)), Destination(uri=storage.as_uri()), "u1").error
     assert [found for found in storage.rglob("*") if found.is_file()] == []
 
 
@@ -296,13 +302,13 @@ def test_a_checkpoint_that_is_being_read_stays_until_it_has_been(storage_uri, tm
         assert len(held.shards[1].read([(0, held.shards[1].file.size)])[0]) == held.shards[1].file.size
     publish(storage_uri, tmp_path, 1, 5)
     assert [place.step for place in found(ObjectPrefix(storage_uri).entries())[0]] in ([4, 5], [5, 4])
-    with pytest.raises(StorageError, match=r"has been deleted|does not exist"):
+    with pytest.raises(StorageError, match=r"was deleted because|does not exist"):
         StoredCheckpoint(durable.uri)
 
 
 @pytest.fixture
 def swept(tmp_path, monkeypatch):
-    """A checkpoint, and a sweep that would take it away: whether it did."""
+    """Publish a checkpoint. Return it, and a function that deletes it as a sweep does."""
     durable = publish(f"file://{tmp_path}/run", tmp_path, 1, 1, trainer=TRAINER.model_dump_json(by_alias=True)).durable
     folder = ObjectPrefix(f"file://{tmp_path}/run")
     now = max(entry.at for entry in folder.entries().values())

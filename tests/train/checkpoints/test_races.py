@@ -1,5 +1,8 @@
-"""Who meets whom in storage: a reader and a deletion in every order that their requests can have, and two that publish
-at the same time. Real folders and stores; what is arranged is only who goes next."""
+"""Test concurrent access to storage, with real folders and stores.
+
+A reader and a deletion meet in every order of their requests, and two jobs publish at the same time. The tests control
+only whose request is next.
+"""
 
 import contextlib
 import itertools
@@ -83,7 +86,7 @@ def read(uri):
             part = checkpoint.shards[1]
             return bytes(part.read([(0, part.file.size)])[0])
     except StorageError as error:
-        return "gone" if "has been deleted" in str(error) else error
+        return "gone" if "was deleted because" in str(error) else error
 
 
 def test_in_every_order_of_their_requests_a_reader_has_it_whole_or_is_told_that_it_is_gone(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def test_a_bad_byte_is_found_wherever_it_is_in_a_block_that_is_read(part, file, 
         with file.open("r+b") as stored:
             stored.seek(place)
             stored.write(bytes([content[place] ^ 1]))
-        with pytest.raises(InvalidInput, match=f"{DAMAGED} do not have"):
+        with pytest.raises(InvalidInput, match=f"{DAMAGED} differ from"):
             part.read_into([(at, memoryview(target)) for at, target in wanted])
         with file.open("r+b") as stored:
             stored.seek(place)
@@ -77,7 +77,7 @@ def test_a_bad_byte_is_found_wherever_it_is_in_a_block_that_is_read(part, file, 
 def test_a_file_that_was_cut_short_is_named(part, file, content):
     with file.open("r+b") as stored:
         stored.truncate(len(content) - 1)
-    with pytest.raises(InvalidInput, match=f"{DAMAGED} are not there"):
+    with pytest.raises(InvalidInput, match=f"{DAMAGED} are missing"):
         part.read([(len(content) - 10, len(content))])
     assert part.read([(BLOCK - 5, BLOCK + 5)])[0] == content[BLOCK - 5 : BLOCK + 5]
 
@@ -87,5 +87,5 @@ def test_a_checkpoint_that_was_deleted_meanwhile_is_not_called_damaged(part, fil
     """By a sweep, of one that is read without a lease: the run has newer ones."""
     for path in file.parent.glob(gone):
         path.unlink()
-    with pytest.raises(StorageError, match=r"has no manifest.json: .* has been deleted to keep the newer ones"):
+    with pytest.raises(StorageError, match=r"has no manifest.json: .* was deleted because newer checkpoints exist"):
         part.read([(0, 10)])

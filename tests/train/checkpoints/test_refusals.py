@@ -24,10 +24,14 @@ WRONG = {
     "secret": (
         {"AWS_SECRET_ACCESS_KEY": "wrong"},
         GOOD,
-        "SignatureDoesNotMatch): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to such as may read and write it",
+        "SignatureDoesNotMatch): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to credentials that can read",
     ),
     "half a key": ({"AWS_SECRET_ACCESS_KEY": None}, GOOD, "can't be used: Missing SecretAccessKey. Correct AWS_ACCESS"),
-    "endpoint": ({"AWS_ENDPOINT_URL": "my host:80"}, GOOD, "AWS_ENDPOINT_URL is 'my host:80', which is no http:// or"),
+    "endpoint": (
+        {"AWS_ENDPOINT_URL": "my host:80"},
+        GOOD,
+        "AWS_ENDPOINT_URL is 'my host:80', which is not an http:// or",
+    ),
     "CA": ({"AWS_CA_BUNDLE": "/no/ca.pem"}, GOOD, "No such file or directory: '/no/ca.pem'"),
     "scheme": ({}, "http://train/x", "its scheme must be s3://"),
     "key of Azure": ({"AZURE_STORAGE_ACCOUNT_KEY": "!"}, "az://c/x", "Correct AZURE_STORAGE_ACCOUNT_NAME and"),
@@ -62,7 +66,7 @@ def test_a_model_of_one_s_own_can_not_be_exported(trainer, tmp_path, monkeypatch
     uri = small.publish(f"file://{tmp_path}/run", tmp_path).uri
     result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/hf"])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    assert "is of audio_model:spec, and what its weights are called elsewhere only its author" in result.output
+    assert "is a checkpoint of audio_model:spec: only the bundled decoder can be exported" in result.output
 
 
 def test_a_manifest_of_another_trainer_can_not_be_exported(trainer, tmp_path, monkeypatch):
@@ -72,4 +76,4 @@ def test_a_manifest_of_another_trainer_can_not_be_exported(trainer, tmp_path, mo
     manifest.write_text(manifest.read_text().replace('"globalBatchSize"', '"eels"'))
     result = CliRunner().invoke(app, ["export", uri, f"{tmp_path}/hf"])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    assert "of a trainer that this version does not know" in result.output
+    assert "with a trainer configuration that this version does not support" in result.output

@@ -31,7 +31,7 @@ def test_latest_goes_back_and_what_was_undone_is_not_taken_any_more(storage_uri,
     assert named(storage_uri) == (3, 40)
     late = publish(storage_uri, tmp_path, 3, 60)
     assert late.refused
-    assert "step 60 of round 3 was undone: training went back to step 50" in late.error
+    assert "step 60 of round 3 is no longer valid: training went back to step 50" in late.error
     assert publish(storage_uri, tmp_path, 3, 45).durable.step == 45, "this was not undone"
     assert undo(storage_uri, 3, 50).step == 45, "the same again does no harm"
 
@@ -62,7 +62,7 @@ def test_where_nothing_from_before_is_left_latest_names_nothing(storage_uri, tmp
     publish(storage_uri, tmp_path, 1, 55)
     assert undo(storage_uri, 1, 50) is None
     assert named(storage_uri) is None, "a job made again begins anew"
-    with pytest.raises(InvalidInput, match="training went back, and no checkpoint from before that is left"):
+    with pytest.raises(InvalidInput, match="training went back and none from before is left"):
         resolve(storage_uri)
     assert publish(storage_uri, tmp_path, 1, 56).refused
     assert publish(storage_uri, tmp_path, 2, 3).durable.step == 3

@@ -44,7 +44,7 @@ def unigram():
 
 
 def built(tmp_path, tokenizer, **more):
-    """A data folder, and a run's configuration that names it."""
+    """Return a data folder, and the configuration of a run that names it."""
     source = tmp_path / "source.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     list(build([source], str(tmp_path / "data"), recipe=Recipe(tokenizer=str(tokenizer), **more)))
@@ -74,7 +74,7 @@ def test_it_encodes_as_the_data_were_built(make, tmp_path):
     make().save(str(tmp_path / "mine.json"))
     manifest, trainer = built(tmp_path, tmp_path / "mine.json")
     found = exported(TrainerConfig.model_validate(trainer), manifest.digest)
-    assert found.message == f"The tokenizer is mine.json of {tmp_path}/data."
+    assert found.message == f"The tokenizer is mine.json from {tmp_path}/data."
     loaded = AutoTokenizer.from_pretrained(saved(found.files, tmp_path / "hf"))
     # as in training, <s> in a text is text
     assert [loaded.encode(text, split_special_tokens=True) for text in TEXTS] == documents(manifest, tmp_path / "data")
@@ -117,5 +117,5 @@ def test_tiktoken_is_named(tmp_path):
     manifest, trainer = built(tmp_path, tmp_path / "tiny.tiktoken", split_pattern=r"\w+|\W+")
     found = exported(TrainerConfig.model_validate(trainer), manifest.digest)
     assert not found.files
-    assert "encode with tiktoken, as config.json says; token 256 ends a document" in found.message
+    assert "encode with tiktoken, as config.json says. Token 256 ends a document" in found.message
     assert found.config["trained_tokenizer"]["name"] == "tiny.tiktoken"

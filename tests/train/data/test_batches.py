@@ -50,7 +50,7 @@ def reader(request, uris):
 
 
 def consumed(batch):
-    """The rows that count, of one rank's microbatches."""
+    """Return the rows of one rank's microbatches that are not padding."""
     return [
         (part.tokens[row].numpy()[: int(np.flatnonzero(weights)[-1]) + 2].tolist(), (weights > 0).tolist())
         for part in batch
@@ -65,14 +65,17 @@ def cut(tokens, counts):
 
 
 def reference(reader, start, stop):
-    """The sequences that stand there, as one reader alone has them."""
+    """Return the sequences at these positions, read by one reader alone."""
     found = reader.sequences(np.arange(start, stop))
     predicted = np.ones_like(found.tokens[:, 1:]) if found.predicted is None else found.predicted
     return [cut(*row) for row in zip(found.tokens, predicted, strict=True)]
 
 
 def of_all_ranks(reader, plan, at):
-    """What all ranks consume of the global batch at this position, in its order (in any, where it is in buckets)."""
+    """Return what all ranks consume of the global batch at this position.
+
+    The rows are in the order of the batch. With buckets they can be in any order.
+    """
     ranks = [microbatches(reader, plan, rank, at) for rank in range(plan.world)]
     shapes = {tuple(tuple(part.tokens.shape) for part in batch) for batch in ranks}
     assert len(shapes) == 1, "all ranks run the same shapes"

@@ -149,7 +149,9 @@ def test_data_that_something_else_made_stay(tmp_path):
     list(build(find([str(first)]), str(out), 2_000, Recipe(validation=0.2)))
     before = contents(out)
     for sources, recipe in ((second, Recipe(validation=0.2)), (first, Recipe())):
-        with pytest.raises(InvalidInput, match="holds data already, which other sources or options gave"):
+        with pytest.raises(
+            InvalidInput, match="already contains data that were built from other sources or with other options"
+        ):
             list(build(find([str(sources)]), str(out), 2_000, recipe))
     assert contents(out) == before
     (out / "shard-000003.bin").unlink()
@@ -291,13 +293,13 @@ def test_overlap_with_evaluation_data_is_counted(tmp_path):
         (
             '{"text": "a"}\n{"text": \n',
             Recipe(),
-            r"a.jsonl, the line at byte 14 can't be read as JSON \(Expecting value",
+            r"a.jsonl, line 2 can't be read as JSON \(Expecting value",
         ),
-        ('{"body": "a"}\n', Recipe(), r"the line at byte 0 has no text, but body: name one by --column"),
-        ('["a"]\n', Recipe(), r"the line at byte 0 holds a list, not an object"),
+        ('{"body": "a"}\n', Recipe(), r"line 1 has no text, but body: name one by --column"),
+        ('["a"]\n', Recipe(), r"line 1 holds a list, not an object"),
         ('{"text": 5}\n', Recipe(), r"its text is a number, not text"),
         ('{"text": "\xff"}\n', Recipe(), r"a.jsonl is not UTF-8 \(byte 10 is 0xff\): convert it to UTF-8"),
-        ('{"text": "a"}\n', Recipe(separator="<s>"), "leave --separator out"),
+        ('{"text": "a"}\n', Recipe(separator="<s>"), "leave out --separator"),
         ('{"text": ""}\n', Recipe(), "no text to train on"),
         ('{"text": "a"}\n', Recipe(tokenizer="gpt2"), "is none of: bytes"),
         ('{"text": "a"}\n', Recipe(tokenizer="no/such.json"), "can't be read: No such file"),

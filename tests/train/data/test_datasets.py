@@ -61,7 +61,7 @@ def exported(folder):
 
 
 def cached(folder):
-    """What `load_dataset` leaves in its cache."""
+    """Return the files that `load_dataset` leaves in its cache."""
     where = folder / "parquet/default-f3387fea91bd933c/0.0.0/a859584b6747f312"
     arrow(where / "parquet-train.arrow", table())
     arrow(where / "parquet-test.arrow", table(["kept aside"]))
@@ -114,7 +114,7 @@ def test_files_whose_names_say_no_split_are_all_taken(tmp_path):
         (
             lambda folder: saved(folder, table()),
             "meta",
-            "column meta holds dict, not text: name another by --column",
+            "column meta holds dict, not text: name another column with --column",
         ),
         (
             lambda folder: saved(folder, table()),
@@ -143,7 +143,7 @@ def test_evaluation_data_with_a_column_of_their_own(tmp_path, capsys):
     assert "has no text, but question: name one by --against-column" in capsys.readouterr().err
     assert cli.main([*build, "--against-column", "question"]) == 0
     assert "1 of 1 documents, 18 of 18 n-grams found" in capsys.readouterr().out
-    with pytest.raises(InvalidInput, match="holds data already"):
+    with pytest.raises(InvalidInput, match="already contains data"):
         list(build_as_text(tmp_path))
 
 

@@ -123,12 +123,12 @@ def test_the_manifest_is_of_a_format_of_its_own(data):
     assert value["format"] == 3
     with pytest.raises(InvalidInput, match="has format 2 and 3 is what is read"):
         parse(json.dumps({**value, "format": 2}).encode(), str(data))
-    with pytest.raises(InvalidInput, match="its content gives"):
+    with pytest.raises(InvalidInput, match="the digest of its content is"):
         parse(json.dumps({**value, "frames": {**value["frames"], "classes": 299}}).encode(), str(data))
 
 
 def test_scripts_are_told_that_rows_are_of_tokens(data, data_cache):
-    with pytest.raises(InvalidInput, match=r"holds frames \(float16 x 5 with 300 targets\), and rows of tokens"):
+    with pytest.raises(InvalidInput, match=r"holds frames \(float16 x 5 with 300 targets\), but rows of tokens"):
         Sequences(str(data), LENGTH, 0, CacheSettings(2**20))
 
 
@@ -151,8 +151,8 @@ FINE = np.zeros((3, WIDTH), np.float16)
         (lambda folder: save(folder, features=FINE * np.nan, targets=[1, 2, 3]), ["--classes", "300"], "not finite"),
         (lambda folder: save(folder, features=FINE.astype(int), targets=[1, 2, 3]), ["--classes", "300"], "float32"),
         (lambda folder: (folder / "6.jsonl").write_text('{"text": "a"}'), ["--classes", "300"], "others are text"),
-        (lambda folder: None, [], "say how many classes there are"),
-        (lambda folder: None, ["--classes", "300", "--against", "x.jsonl"], "--against looks for words"),
+        (lambda folder: None, [], "give the number of classes"),
+        (lambda folder: None, ["--classes", "300", "--against", "x.jsonl"], "--against compares words"),
     ],
 )
 def test_what_can_t_be_built_of_is_named(tmp_path, capsys, spoil, options, says):

@@ -1,6 +1,9 @@
-"""What a run consumes may never change between versions: positions in checkpoints, and samples that were left out, are
-numbers in this order. These hashes cover it whole: data set, shard and row of the first 10,000 positions of a mixture,
-over epochs and past what is skipped, the tokens that lie there, and the name of the order."""
+"""Test that the order of samples is the same in all versions.
+
+Positions in checkpoints, and samples that were left out, are numbers in this order. The hashes cover data set, shard
+and row of the first 10,000 positions of a mixture, over several epochs and with skipped positions. They also cover the
+tokens at these positions, and the name of the order.
+"""
 
 import hashlib
 

@@ -302,7 +302,7 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
     for path in os.scandir(os.environ["CONCERTINA_CACHE"]):
         os.unlink(path)
     lost.set()
-    with pytest.raises(StorageError, match="It was tried for 1 s"):
+    with pytest.raises(StorageError, match="It was retried for 1 s"):
         impatient.read(0, 1)
 
 
@@ -334,7 +334,7 @@ def test_a_token_being_exchanged_or_an_object_not_visible_yet_is_no_refusal(stor
 
 def test_a_shard_that_is_not_there_is_named(stored, between, hasty):
     between.spoil = lambda name, nth: "hide" if name == "shard-000003.bin" else None
-    with pytest.raises(InvalidInput, match=r"shard-000003\.bin is missing though the manifest names it"):
+    with pytest.raises(InvalidInput, match=r"shard-000003\.bin is missing, but the manifest names it"):
         Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=86400).read(0, 600)
     assert between.asked["shard-000003.bin"] == 3
 
@@ -373,7 +373,7 @@ def test_a_store_that_is_away_when_a_round_begins_is_waited_for(stored, expected
     assert "can't be reached" in told[0][0]
     assert 0 < told[0][1] < told[1][1]
     between.spoil = lambda name, nth: "refuse"
-    with pytest.raises(StorageError, match="It was tried for 1 s"):
+    with pytest.raises(StorageError, match="It was retried for 1 s"):
         Reader(DataConfig(uri=stored), LENGTH, seed=1, patience=1)
 
 
@@ -414,13 +414,13 @@ def test_a_slow_store_is_told_as_a_stall(stored, expected, between, soon_long):
     between.spoil = lambda name, nth: sent.wait() if name.endswith(".bin") else None
     tokens, told = first_batch(stored, sent.set)
     assert (tokens == expected[:20]).all()
-    assert re.search(r"shard-0000\d\d\.bin \(\d+ bytes\) is long in coming", told[0])
+    assert re.search(r"shard-0000\d\d\.bin \(\d+ bytes\) takes long to arrive", told[0])
 
 
 def test_waiting_for_who_fetches_the_same_shard_is_told_as_a_stall(stored, expected, held_by_another, soon_long):
     tokens, told = first_batch(stored, held_by_another.close)
     assert (tokens == expected[:20]).all()
-    assert "is long in coming" in told[0]
+    assert "takes long to arrive" in told[0]
 
 
 def test_who_stands_still_with_a_shards_lock_is_not_waited_for(stored, expected, held_by_another, monkeypatch):

@@ -167,7 +167,7 @@ def test_compressed_files_give_the_same_bytes_for_any_processes_shares_and_kills
 def test_another_size_of_shards_is_another_build(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl.gz": gzip.compress(PLAIN)})
     list(build(find([str(folder)]), str(tmp_path / "out"), SHARD_BYTES))
-    with pytest.raises(InvalidInput, match="holds data already"):
+    with pytest.raises(InvalidInput, match="already contains data"):
         list(build(find([str(folder)]), str(tmp_path / "out"), 2 * SHARD_BYTES))
 
 
@@ -212,6 +212,7 @@ def tar(name):
 
 
 LONG = PLAIN * 3
+LONG_LINES = LONG.count(b"\n")
 REFUSED = {
     "gzip without its suffix": ("a.jsonl", gzip.compress(PLAIN), "a.jsonl holds gzip, not text: give it a name"),
     "Zstandard as text": ("a.txt", zstandard(PLAIN), "a.txt holds Zstandard, not text"),
@@ -231,17 +232,17 @@ REFUSED = {
     "a line of NUL later on": (
         "a.jsonl",
         LONG + bytes(64) + b"\n" + LINES[0],
-        f"a.jsonl, the line at byte {len(LONG)} holds NUL bytes, as files have after a crash",
+        f"a.jsonl, line {LONG_LINES + 1} holds NUL bytes, like a file after a crash",
     ),
     "NUL at the end": (
         "a.jsonl",
         LONG + bytes(4096),
-        f"a.jsonl, the line at byte {len(LONG)} holds NUL bytes, as files have after a crash",
+        f"a.jsonl, line {LONG_LINES + 1} holds NUL bytes, like a file after a crash",
     ),
     "NUL in a compressed line": (
         "a.jsonl.gz",
         gzip.compress(LONG + bytes(9)),
-        f"a.jsonl.gz, the line at byte {len(LONG)} (unpacked) holds NUL bytes",
+        f"a.jsonl.gz, line {LONG_LINES + 1} holds NUL bytes",
     ),
 }
 
@@ -293,11 +294,11 @@ FOLDERS = {
     "compressed text beside data": (["a.jsonl", "b.GZ"], ["b.GZ"], ["a.jsonl"], {"text beside other data": ["b.GZ"]}),
     "JSON beside data": (["a.jsonl", "b.json"], ["b.json"], ["a.jsonl"], {"JSON beside other data": ["b.json"]}),
     "JSON beside text": (["a.json", "b.md"], ["b.md"], ["a.json"], {"no data, judging by the name": ["b.md"]}),
-    "CSV beside data": (["a.jsonl", "b.CSV"], ["b.CSV"], ["a.jsonl"], {"CSV or TSV, which is not read": ["b.CSV"]}),
+    "CSV beside data": (["a.jsonl", "b.CSV"], ["b.CSV"], ["a.jsonl"], {"CSV and TSV are not supported": ["b.CSV"]}),
     "archive beside text": (["a.txt", "b.tar.gz"], ["b.tar.gz"], ["a.txt"],
-                            {"an archive, which is not read": ["b.tar.gz"]}),
+                            {"archives are not supported": ["b.tar.gz"]}),
     "incomplete download": (["a.jsonl", "b.jsonl.part"], ["b.jsonl.part"], ["a.jsonl"],
-                            {".jsonl data in another form, or incomplete": ["b.jsonl.part"]}),
+                            {"its name has more after .jsonl, so it may be incomplete": ["b.jsonl.part"]}),
     "text alone": (["LICENSE", "README.md", "a.txt", "main.py"], [], ["LICENSE", "README.md", "a.txt", "main.py"], {}),
     "images beside text": (["a.md", "demo.png"], [], ["a.md"], {"no data, judging by the name": ["demo.png"]}),
     "splits of lines": (["test.jsonl.gz", "train.jsonl.gz"], [], ["train.jsonl.gz"], {"split test": ["test.jsonl.gz"]}),
@@ -351,7 +352,7 @@ def test_a_build_that_would_leave_data_out_does_nothing_unless_told_to(tmp_path,
     folder = put(tmp_path / "in", {"a.jsonl": PLAIN, "b.csv": b"a,b\n"})
     assert command(tmp_path / "out", folder) == 78
     said = capsys.readouterr().err
-    assert f"{folder}/b.csv (CSV or TSV, which is not read)" in said
+    assert f"{folder}/b.csv (CSV and TSV are not supported)" in said
     assert "--allow-left-out" in said
     assert not (tmp_path / "out").exists()
     assert command(tmp_path / "out", "--allow-left-out", folder) == 0
@@ -363,7 +364,7 @@ def test_a_file_that_is_named_itself_is_refused_by_the_same_rules(tmp_path, caps
     folder = put(tmp_path / "in", {"README.md": b"text", "a.tar": tar("0.txt"), "a.jsonl.lz4": b"?"})
     for name in ("a.tar", "a.jsonl.lz4"):
         assert command(tmp_path / "out", folder / name) == 78
-        assert "which is not read)" in capsys.readouterr().err or name == "a.jsonl.lz4"
+        assert "archives are not supported)" in capsys.readouterr().err or name == "a.jsonl.lz4"
     assert command(tmp_path / "out", folder / "README.md") == 0
     os.mkfifo(folder / "pipe")
     assert command(tmp_path / "out", folder / "pipe") == 78
@@ -393,7 +394,7 @@ def test_loops_of_links_end(tmp_path):
     (tmp_path / "other" / "back").symlink_to("../in")
     said = []
     assert len(find([str(folder)], allow_left_out=True, say=said.append)) == 3
-    assert f"left out: 2 (a link to a folder that it lies in): {folder}/self, {folder}/sub/up" in said
+    assert f"left out: 2 (a link to a folder that contains it): {folder}/self, {folder}/sub/up" in said
     (tmp_path / "other" / "back").unlink()
     assert len(find([str(folder)])) == 3
 
@@ -402,7 +403,7 @@ def test_a_link_out_of_the_folder_and_above_it_is_refused(tmp_path):
     folder = put(tmp_path / "in", {"a.jsonl": PLAIN})
     put(tmp_path, {"b.jsonl": LINE})
     (folder / "up").symlink_to("..")
-    with pytest.raises(InvalidInput, match=r"in/up \(a link to a folder that it lies in\)"):
+    with pytest.raises(InvalidInput, match=r"in/up \(a link to a folder that contains it\)"):
         find([str(folder)])
 
 
@@ -461,7 +462,7 @@ def test_patterns_mean_the_same_everywhere(s3, tmp_path, pattern, taken):
         found = find([place], pattern, say=said.append)
         assert [source.location.removeprefix(f"{place}/") for source in found] == taken
         assert f"left out: {7 - len(taken)} (not matched by --pattern)" in " ".join(said)
-        with pytest.raises(InvalidInput, match="CSV or TSV, which is not read"):
+        with pytest.raises(InvalidInput, match="CSV and TSV are not supported"):
             find([place], "*")
 
 
@@ -500,7 +501,7 @@ def test_a_folder_that_can_not_be_read_is_refused(tmp_path):
 def test_evaluation_data_that_would_be_left_out_are_refused(tmp_path, capsys):
     put(tmp_path, {"a.jsonl": PLAIN, "eval/a.jsonl.zst": zstandard(LINES[3]), "eval/b.csv": b"a,b"})
     assert command(tmp_path / "out", "--against", tmp_path / "eval", tmp_path / "a.jsonl") == 78
-    assert "eval/b.csv (CSV or TSV, which is not read). Nothing was built: name the files" in capsys.readouterr().err
+    assert "eval/b.csv (CSV and TSV are not supported). Nothing was built: name the files" in capsys.readouterr().err
     assert command(tmp_path / "out", "--against", tmp_path / "eval" / "a.jsonl.zst", tmp_path / "a.jsonl") == 0
     said = capsys.readouterr()
     assert "--against: taken: 1 file (1 .jsonl.zst)" in said.err

@@ -1,5 +1,7 @@
-"""`trainingjob.State` without torch: arrays of numpy and of the standard library, in one process and in several that
-agree in a way of their own."""
+"""Test `trainingjob.State` without torch.
+
+Arrays are of numpy and of the standard library, in one process and in several that communicate in their own way.
+"""
 
 import asyncio
 import json
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.timeout(LIMIT)
 
 @pytest.fixture(scope="module")
 def without_torch(tmp_path_factory) -> str:
-    """A search path on which there is no torch, and no numpy for scripts that are not to have it."""
+    """Return a search path without torch, and without numpy for scripts that must not have it."""
     folder = tmp_path_factory.mktemp("without")
     (folder / "torch.py").write_text("raise ImportError('there is no torch')\n")
     return os.pathsep.join([str(folder), SEARCH_PATH])
@@ -128,9 +130,12 @@ def test_worlds_of_any_size_train_as_one(tmp_path, without_torch, undisturbed, l
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ("differs", "kept.weights is not the same on all ranks"),
-        ("part", "kept.momentum is said to be a box of [12] at [12] of an array of [23], which it is not within"),
-        ("gather", "gather() has to return what each of the 2 ranks gave, in their order: it returned 1 answers"),
+        ("differs", "kept.weights differs between ranks"),
+        ("part", "kept.momentum is declared as a box of [12] at [12] of an array of [23], which is too small"),
+        (
+            "gather",
+            "gather() must return one answer from each of the 2 ranks, in the order of ranks: it returned 1 answers",
+        ),
     ],
 )
 def test_what_can_not_be_kept_is_said(tmp_path, without_torch, wrong, sentence):
@@ -141,7 +146,7 @@ def test_what_can_not_be_kept_is_said(tmp_path, without_torch, wrong, sentence):
 def test_several_processes_have_to_say_how_they_agree(tmp_path, without_torch):
     script = "import trainingjob; trainingjob.State(kept={})"
     for _, error in run(tmp_path, without_torch, 2, "-c", script, code=1):
-        assert "2 processes keep one state, and nothing says how they agree" in error
+        assert "2 processes share one state, but have no way to communicate" in error
 
 
 def safe_at(step: int):

@@ -86,7 +86,7 @@ def test_another_batch_goes_on_behind_what_was_consumed(folders):
 @pytest.mark.parametrize(
     ("token_bytes", "changed", "sentence"),
     [
-        (1, {}, "consumed sequences of the digest of data"),
+        (1, {}, "read its data with the digest of data"),
         (2, {"seed": 9}, "consumed sequences of the seed 0, and .* is read with the seed 9"),
         (2, {"length": 12}, "consumed sequences of the length 24, and .* is read with the length 12"),
     ],
@@ -116,7 +116,7 @@ def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypat
     assert again.samples == 8
     assert torch.equal(next(again), next(data))
     other = trainingjob.data(folders[2], length=LENGTH, batch=4, seed=1)
-    with pytest.raises(InvalidInput, match="is read with the seed 1"):
+    with pytest.raises(InvalidInput, match="is now opened with the seed 1"):
         trainingjob.State(model=model, data=other).restore()
 
 
@@ -126,8 +126,8 @@ def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypat
         ({"uri": "/nowhere"}, "/nowhere does not exist: build the data there"),
         ({"uri": os.path.dirname(__file__)}, "has no manifest.json: build the data there"),
         ({"uri": "ftp://host/data"}, "ftp://host/data can't be used: its scheme must be"),
-        ({"length": 10**6}, "as long as one sequence of 1000000 tokens"),
-        ({"batch": 4, "size": 5}, "a batch of 4 sequences can't be shared by 5 ranks"),
+        ({"length": 10**6}, "as many tokens as one sequence"),
+        ({"batch": 4, "size": 5}, "a batch of 4 sequences is too small for 5 ranks"),
         ({"rank": 2, "size": 2}, "there is no rank 2 of 2"),
     ],
 )

@@ -23,7 +23,7 @@ WHOLE = [text for text in SNIPPETS if text.startswith("import ")]
 STATE = ["hf_accelerate_state.py", "hf_trainer_state.py", "lightning_state.py", "loader_state.py"]
 TOKENS = "s3://bucket/tokens"
 FIRST = "tests/train/scripts/test_docs.py::test_a_script_runs_and_goes_on_where_it_ended"
-LAW = "tests/train/scripts/test_frameworks.py::test_it_goes_on_from_memory_in_any_world[accelerate]"
+LAW = "tests/train/scripts/test_loops.py::test_killed_and_started_again[frameworks:accelerated]"
 LIMIT = 400
 pytestmark = pytest.mark.timeout(LIMIT)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from builders.train.replicas import running
+from builders.train.replicas import IMPORTED, running
 from concertina_agent.workers.environment import worker_environment
 from concertina_protocol import Assign, Member, Restore
 
@@ -47,7 +47,7 @@ dist.destroy_process_group()
 
 def test_a_script_for_srun_or_mpirun_finds_its_ranks(folder):
     async def body() -> None:
-        async with running(folder, 2, ["--", sys.executable, "-c", ONLY_SLURM_OR_MPI], workers=2) as job:
+        async with running(folder, 2, ["--", sys.executable, "-c", ONLY_SLURM_OR_MPI], workers=2, **IMPORTED) as job:
             await job.begin(1, job[0], job[1])
             async with asyncio.timeout(200):
                 while not all(

@@ -1,5 +1,8 @@
-"""Scripts on `trainingjob.data` under real agents: killed and resized at random, each consumes the samples that an
-uninterrupted run consumes, step for step and in their order, with its losses, and says how many."""
+"""Test scripts on `trainingjob.data` under real agents.
+
+The scripts are killed and resized at random. In each step they must consume the samples of an uninterrupted run in the
+same order, with the same losses, and report how many.
+"""
 
 import asyncio
 import json
@@ -51,7 +54,7 @@ class Step:
 
 
 def recorded(folder: Path) -> dict[int, Step]:
-    """The kept timeline: of each step what the last round that trained it says."""
+    """Return the timeline that was kept: for each step, the record of the last round that trained it."""
     lines: dict[tuple[int, int], dict[int, dict]] = {}
     for path in folder.glob("*.jsonl"):
         for line in path.read_text().splitlines():

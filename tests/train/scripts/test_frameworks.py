@@ -1,5 +1,7 @@
-"""Frameworks whose loops are their own keep their state by what `trainingjob` has for each: they go on at the step, the
-batch and the random numbers where they were, in worlds of any size."""
+"""Test frameworks that have their own training loops, with the support of `trainingjob` for each.
+
+They continue at the step, the batch and the random numbers of the saved state, in worlds of any size.
+"""
 
 import asyncio
 import os
@@ -16,6 +18,7 @@ import pytest
 
 import concertina_protocol as p
 from builders.programs import PROGRAMS, SEARCH_PATH
+from builders.train import forked
 from builders.train.replicas import UID, newest_complete, running, trained
 
 SCRIPT = PROGRAMS / "with_framework.py"
@@ -23,7 +26,9 @@ LIMIT = 600.0
 pytestmark = pytest.mark.timeout(LIMIT)
 HERE = "tests/train/scripts/test_frameworks.py::"
 ALONE = f"{HERE}test_a_world_that_goes_on_trains_as_one_that_was_never_stopped"
-AGENTS = f"{HERE}test_it_goes_on_from_memory_in_any_world[accelerate]"
+AGENTS = (
+    "tests/train/scripts/test_loops.py::test_a_planned_end_waits_for_the_next_optimizer_step[frameworks:accelerated-7]"
+)
 
 
 class Step(NamedTuple):
@@ -47,12 +52,25 @@ def read(*texts: str) -> Step:
     return seen
 
 
-def run(folder: Path, world: int, framework: str, *more: str) -> str:
-    """In a folder, with no job."""
+@pytest.fixture
+def run(parents):
+    """Run a script in a folder, with no job."""
+
+    def ran(folder: Path, world: int, framework: str, *more: str) -> str:
+        if world > 1:
+            return under_torchrun(folder, world, framework, *more)
+        done = forked.run(parents["loops.preload"], folder, world, SCRIPT, framework, *more)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return ran
+
+
+def under_torchrun(folder: Path, world: int, framework: str, *more: str) -> str:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     done = subprocess.run(
-        [sys.executable, *(launcher if world > 1 else []), str(SCRIPT), framework, *more],
+        [sys.executable, *torchrun, str(SCRIPT), framework, *more],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -80,7 +98,7 @@ LONG = [pytest.param(way, marks=pytest.mark.long(law=f"{ALONE}[{QUICK[0]}]")) fo
 
 
 @pytest.mark.parametrize("way", [*QUICK, *LONG])
-def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(tmp_path, way):
+def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(run, tmp_path, way):
     """Bit for bit: data, dropout, schedulers, validations."""
     framework, options, world, stop = WAYS[way]
     arguments = [framework, "--steps", "14", *options]
@@ -97,7 +115,7 @@ def test_a_world_that_goes_on_trains_as_one_that_was_never_stopped(tmp_path, way
 
 @pytest.mark.long(law=f"{ALONE}[{QUICK[0]}]")
 @pytest.mark.parametrize("framework", ["lightning", "accelerate"])
-def test_no_item_is_trained_twice_where_the_batch_grows_with_the_world(tmp_path, framework):
+def test_no_item_is_trained_twice_where_the_batch_grows_with_the_world(run, tmp_path, framework):
     first = run(tmp_path, 2, framework, "--each", "4", "--steps", "30", "--stop", "11")
     second = run(tmp_path, 3, framework, "--each", "4", "--steps", "30")
     assert begun(second) in ({(3, 11)}, {(3, 10)})  # as above
@@ -108,14 +126,14 @@ def test_no_item_is_trained_twice_where_the_batch_grows_with_the_world(tmp_path,
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The same training with no job: by one process, where its items then come in the same order."""
+    """Train the same without a job, in one process, and return the items in order."""
     known: dict[str, Step] = {}
 
     def of(framework: str) -> Step:
         if framework not in known:
             world = 2 if framework == "accelerate" else 1
             arguments = [framework, "--steps", "60", "--always-ddp"]
-            known[framework] = read(run(tmp_path_factory.mktemp(framework), world, *arguments))
+            known[framework] = read(under_torchrun(tmp_path_factory.mktemp(framework), world, *arguments))
         return known[framework]
 
     return of
@@ -125,10 +143,8 @@ def safe_at(step: int):
     return lambda report: report.progress is not None and (report.progress.snapshot_step or 0) >= step
 
 
-OTHERS = [pytest.param(each, marks=pytest.mark.long(law=AGENTS)) for each in ("lightning", "transformers")]
-
-
-@pytest.mark.parametrize("framework", ["accelerate", *OTHERS])
+@pytest.mark.long(law=AGENTS)
+@pytest.mark.parametrize("framework", ["accelerate", "lightning", "transformers"])
 def test_it_goes_on_from_memory_in_any_world(folder, framework, undisturbed):
     """Two; one of them is killed; one goes on; three end it."""
     arguments = [sys.executable, str(SCRIPT), framework, "--steps", "60", "--pause", "0.1", "--always-ddp"]

@@ -87,17 +87,20 @@ def test_a_line_gives_the_same_plainly_and_warm(name, place):
 
 
 UNLIKE = {
-    "isolated": ("true; exec python -I script.py", "no Python of the command, CPython 3.9 or newer, reads PYTHONPATH"),
-    "a session of its own": ("setsid -w python script.py", "it has a session of its own"),
+    "isolated": (
+        "true; exec python -I script.py",
+        "the command starts no Python that can be used: CPython 3.9 or newer that reads PYTHONPATH",
+    ),
+    "its own session": ("setsid -w python script.py", "it is in its own session"),
     "without its path": (
         'P=$PYTHONPATH; PYTHONPATH= python -c \'import sys; sys.path.append(sys.argv.pop().split(":")[-1]); '
         "import script' $P",
-        "no Python of the command, CPython 3.9 or newer, reads PYTHONPATH",
+        "the command starts no Python that can be used: CPython 3.9 or newer that reads PYTHONPATH",
     ),
     "privileges": ("setpriv --no-new-privs python script.py", "its NoNewPrivs in /proc/PID/status differs"),
     "another path each time": (
         "D=$(mktemp -d); PYTHONPATH=$PYTHONPATH:$D python script.py",
-        "its sys.path differs from the warm process's",
+        "its sys.path differs from that of the warm process",
     ),
 }
 
@@ -105,10 +108,10 @@ UNLIKE = {
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name == "a session of its own" else [pytest.mark.long(law=UNLIKE_LAW)])
+        pytest.param(name, marks=[] if name == "its own session" else [pytest.mark.long(law=UNLIKE_LAW)])
         for UNLIKE_LAW in [
             "tests/train/scripts/test_launch_lines.py"
-            "::test_a_line_that_can_not_be_taken_over_starts_plainly_and_says_why[a session of its own]"
+            "::test_a_line_that_can_not_be_taken_over_starts_plainly_and_says_why[its own session]"
         ]
         for name in UNLIKE
     ],

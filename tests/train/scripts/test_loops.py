@@ -1,7 +1,10 @@
-"""A table of small scripts as users write them. Each is killed in the middle, all ranks at once, and started again in a
-world of the same size and in one of another. Restored, it holds what was saved, to the bit. In the same world it ends
-as an uninterrupted run does, or it is refused by name; in another world a case says what differs, and the rest is
-equal."""
+"""Test a table of small scripts as users write them.
+
+All ranks of a script are killed in the middle. The script then starts again in a world of the same size and in one of
+another size. What it restores must be equal to what was saved, to the bit. In the same world it must end like an
+uninterrupted run, or be refused by name. In another world, the case names the differences, and everything else must be
+equal.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -26,7 +29,6 @@ from builders.train.killed_cases import (
     check_refused,
     killed_and_started_again,
 )
-from builders.train.node import Parent
 from concertina_protocol import BAD_INPUTS
 
 pytestmark = pytest.mark.timeout(200)
@@ -49,7 +51,7 @@ def framework(script: str, **more: Any) -> Case:
 
 
 def loader(script: str, **more: Any) -> Case:
-    """A StatefulDataLoader knows its place once its loop has begun."""
+    """Return the case of a script with a StatefulDataLoader, which has a position only after its loop has begun."""
     # Not killed at the end of a pass: in another world torchdata's loader raises StopIteration then.
     return Case(script, package="torchdata", not_compared=("*loader.*",), other=POSITIONS, **more)
 
@@ -178,12 +180,12 @@ CASES = [
         others=ALONE,
         same=Refused(r"kept\.codes"),
     ),
-    Case("refused:two_states", same=Refused("has a State already"), other=Refused("has a State already")),
+    Case("refused:two_states", same=Refused("already has a State"), other=Refused("already has a State")),
     Case(
         "refused:two_states_in_two_folders",
         sibling="refused:two_states",
-        same=Refused("has a State already"),
-        other=Refused("has a State already"),
+        same=Refused("already has a State"),
+        other=Refused("already has a State"),
     ),
     Case("refused:object_added", same=Refused("scheduler"), other=Refused("scheduler")),
     Case("refused:object_left_out", same=Refused("scheduler"), other=Refused("scheduler")),
@@ -195,7 +197,9 @@ CASES = [
     ),
     Case("refused:another_type", first=1, others=ALONE, same=Refused(r"model\.0")),
     Case("refused:another_optimizer", same=Refused("optimizer"), other=Refused("optimizer")),
-    Case("refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that steps"), kill=11),
+    Case(
+        "refused:other_optimizer_steps", first=1, others=ALONE, same=Refused("optimizer that makes the steps"), kill=11
+    ),
     Case("refused:parameters_differ", same=Refused(r"model\.weight"), other=Refused(r"model\.weight")),
     Case("refused:moments_differ", same=Refused(r"optimizer.*exp_avg"), other=Refused(r"optimizer.*exp_avg")),
     Case("refused:unsaveable_value", first=1, others=ALONE, same=Refused(r"kept\.function")),
@@ -228,29 +232,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def parents() -> Iterator[Parents]:
-    made = Parents()
-    yield made
-    made.close()
-
-
-class Parents:
-    """Processes that scripts are forked from, by what they have imported."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Parent] = {}
-
-    def __getitem__(self, preload: str) -> Parent:
-        if preload not in self._made:
-            self._made[preload] = Parent(preload)
-        return self._made[preload]
-
-    def close(self) -> None:
-        for parent in self._made.values():
-            parent.close()
-
-
 PLACES = [*os.environ.get("CONCERTINA_FRAMEWORKS", "").split(os.pathsep), *sys.path]
 """Folders with packages, some of which are too large to be in the lock: notebook/scripts.md says with which."""
 
@@ -266,7 +247,7 @@ def with_package(case: Case) -> Case:
 
 
 def law(script: str) -> pytest.MarkDecorator:
-    """The gate's test of this script holds the same."""
+    """Return a mark that names the test of the gate which shows the same for this script."""
     case = next(case for case in CASES if case.script == script)
     assert not case.sibling
     return pytest.mark.long(law=f"tests/train/scripts/test_loops.py::test_killed_and_started_again[{case.id}]")
@@ -350,7 +331,7 @@ def test_a_kill_within_the_grace_goes_back_to_the_last_optimizer_step(folder, pa
     ("script", "match"),
     [
         ("subclasses:opaque_moments", r"optimizer.*Opaque"),
-        ("refused:two_states", "has a State already"),
+        ("refused:two_states", "already has a State"),
         ("refused:unsaveable_value", r"kept\.function"),
     ],
 )

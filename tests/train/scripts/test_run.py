@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import concertina_protocol as p
-from builders.train.replicas import UID, Job, Replica, newest_complete, running, trained
+from builders.train.replicas import IMPORTED, UID, Job, Replica, newest_complete, running, trained
 from builders.train.stateful import check_losses, command
 
 pytestmark = pytest.mark.timeout(600)
@@ -45,7 +45,7 @@ def test_a_script_keeps_its_process(folder, undisturbed):
     """A rank is killed: the others go on where they were, and no more than one step is lost."""
 
     async def body() -> None:
-        async with running(folder, 3, command("ddp", "--run", "--pause", "0.05")) as job:
+        async with running(folder, 3, command("ddp", "--run", "--pause", "0.05"), **IMPORTED) as job:
             await job.begin(1, job[0], job[1], job[2])
             await job.until(job[0], safe_at(5), "no snapshot")
             first, killed, last = pids(job[0], job[1], job[2])

@@ -1,5 +1,8 @@
-"""`trainingjob.State` in scripts under real agents: killed, made smaller and larger again, they go on from node memory,
-a peer's copy or durable storage, and train as if nothing had happened."""
+"""Test `trainingjob.State` in scripts under real agents.
+
+The scripts are killed and resized. They continue from node memory, from a peer's copy or from durable storage, and
+train like an uninterrupted run.
+"""
 
 import asyncio
 import hashlib
@@ -15,12 +18,15 @@ import pytest
 import concertina_protocol as p
 from builders.programs import PROGRAMS
 from builders.train.published import flip_a_byte
-from builders.train.replicas import UID, newest_complete, running, trained
+from builders.train.replicas import IMPORTED, UID, newest_complete, running, trained
 from builders.train.stateful import NEAR, SCRIPT, check_losses, command, losses
 from concertina_state.checkpoints.catalogue import verify
 from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
 
 LIMIT = 400.0
+OTHER_STORE = pytest.mark.long(
+    law="tests/train/scripts/test_state.py::test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it[s3]"
+)
 pytestmark = pytest.mark.timeout(LIMIT)
 
 
@@ -48,7 +54,7 @@ def safe_at(step: int):
 )
 def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
     async def body() -> None:
-        async with running(folder, 3, command(kind)) as job:
+        async with running(folder, 3, command(kind), **IMPORTED) as job:
             await job.begin(1, job[0], job[1], job[2])
             report = await job.until(job[0], safe_at(5), "no snapshot")
             assert report.keeps_state
@@ -88,12 +94,15 @@ def test_a_script_goes_on_from_memory_in_any_world(folder, kind, undisturbed):
     asyncio.run(body())
 
 
+@pytest.mark.parametrize(
+    "storage_uri", ["s3", *(pytest.param(kind, marks=OTHER_STORE) for kind in ("file", "az", "gs"))], indirect=True
+)
 def test_what_no_memory_holds_comes_back_from_storage_and_the_end_is_in_it(folder, storage_uri, undisturbed):
     spec = json.dumps({"uri": storage_uri, "everySteps": 10, "everySeconds": 600, "keep": 3})
     arguments = command("fsdp2", "--steps", "125", "--pause", "0.02")
 
     async def body() -> None:
-        async with running(folder, 2, arguments, CONCERTINA_CHECKPOINT=spec, **credentials()) as job:
+        async with running(folder, 2, arguments, CONCERTINA_CHECKPOINT=spec, **IMPORTED, **credentials()) as job:
             await job.begin(1, job[0], job[1])
             await job.until(job[0], durable_at(20), "no checkpoint")
             for replica in (job[0], job[1]):
@@ -168,7 +177,7 @@ def test_a_script_that_does_not_wait_for_its_last_snapshot_ends_with_the_one_bef
     unwaited = ["--", sys.executable, str(PROGRAMS / "unwaited.py")]
 
     async def body() -> None:
-        async with running(folder, 2, unwaited, CONCERTINA_CHECKPOINT=spec) as job:
+        async with running(folder, 2, unwaited, CONCERTINA_CHECKPOINT=spec, **IMPORTED) as job:
             await job.begin(1, job[0], job[1])
             report = await job.until(job[0], lambda r: r.state == "succeeded", "never done")
             last = int(re.search(r"snapshot of step (\d+)", job[0].log())[1])

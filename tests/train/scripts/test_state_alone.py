@@ -1,4 +1,7 @@
-"""`trainingjob.State` where there is no job: in a folder, under torchrun, by each way of cutting a model."""
+"""`trainingjob.State` where there is no job: in a folder, by each way of cutting a model.
+
+The gate runs most scripts in forks of a process that has imported torch. Under torchrun, test_docs.py runs a script.
+"""
 
 import os
 import re
@@ -10,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from builders.programs import PROGRAMS, SEARCH_PATH
+from builders.train import forked
 
 SCRIPT = PROGRAMS / "stateful.py"
 pytestmark = pytest.mark.timeout(400)
 
 
-def run(folder: Path, world: int, *command: str) -> subprocess.CompletedProcess[str]:
+def under_torchrun(folder: Path, world: int, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": SEARCH_PATH, "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     return subprocess.run(
@@ -25,8 +29,8 @@ def run(folder: Path, world: int, *command: str) -> subprocess.CompletedProcess[
 
 
 def trained(folder: Path, world: int, kind: str, steps: int) -> tuple[set[int], dict[int, float]]:
-    """Steps that ranks began at, and losses by step."""
-    done = run(folder, world, str(SCRIPT), kind, "--steps", str(steps), "--pause", "0")
+    """Return the steps at which ranks began, and the losses by step."""
+    done = under_torchrun(folder, world, str(SCRIPT), kind, "--steps", str(steps), "--pause", "0")
     assert done.returncode == 0, done.stderr
     begun = {int(step) for step in re.findall(r"starts at step (\d+)", done.stdout)}
     return begun, {int(step): float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", done.stdout)}
@@ -48,10 +52,16 @@ def test_four_then_two_then_four_train_as_one(tmp_path, kind):
     assert rounds == ["round-3"], "older rounds are not needed any more"
 
 
-def script(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "script.py"
-    path.write_text("import torch, torch.distributed as dist, trainingjob\n" + textwrap.dedent(text))
-    return str(path)
+@pytest.fixture
+def run(parents):
+    """Run a script in a folder, in a fork for each rank."""
+
+    def ran(folder: Path, world: int, text: str) -> subprocess.CompletedProcess[str]:
+        path = folder / "script.py"
+        path.write_text("import torch, torch.distributed as dist, trainingjob\n" + textwrap.dedent(text))
+        return forked.run(parents["loops.preload"], folder, world, path)
+
+    return ran
 
 
 ALL = """
@@ -75,13 +85,13 @@ ALL = """
 """
 
 
-def test_all_that_it_keeps_comes_back_in_one_process(tmp_path):
+def test_all_that_it_keeps_comes_back_in_one_process(run, tmp_path):
     """Buffers, tied weights, groups of their own rate, schedulers, arrays, everybody's random numbers."""
     seeded = "import random, numpy; random.seed(3); numpy.random.seed(3); torch.manual_seed(1)\n" + textwrap.dedent(ALL)
-    first, second = (run(tmp_path, 1, script(tmp_path, seeded)) for _ in range(2))
+    first, second = (run(tmp_path, 1, seeded) for _ in range(2))
     (tmp_path / "whole").mkdir()
     longer = seeded.replace("start + 4", "start + 8")
-    whole = run(tmp_path / "whole", 1, script(tmp_path / "whole", longer))
+    whole = run(tmp_path / "whole", 1, longer)
     assert whole.returncode == 0, whole.stderr
     assert (first.stderr, second.stderr) == ("", "")
     assert first.stdout + second.stdout == whole.stdout
@@ -137,8 +147,8 @@ FLAT = """
 """
 
 
-def test_what_fsdp1_keeps_beside_tensors_comes_back(tmp_path):
-    done = run(tmp_path, 2, script(tmp_path, FLAT))
+def test_what_fsdp1_keeps_beside_tensors_comes_back(run, tmp_path):
+    done = run(tmp_path, 2, FLAT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["3 3"] * 8
 
@@ -149,15 +159,15 @@ def test_what_fsdp1_keeps_beside_tensors_comes_back(tmp_path):
         ("trainingjob.State(model=3)", "model is a int, which has no state"),
         (
             "class Engine(torch.nn.Module): __module__ = 'deepspeed.runtime.engine'\ntrainingjob.State(model=Engine())",
-            "model is DeepSpeed's, which cuts states in its own way",
+            "model is an engine of DeepSpeed, which shards states in its own way",
         ),
         (
             "trainingjob.State(model=torch.nn.Linear(1, 1), gather=lambda data: [data])",
-            "model is torch's: its ranks agree by torch.distributed, so leave out State(gather=...)",
+            "model is an object of torch: its ranks communicate through torch.distributed, so leave out State",
         ),
         (
             "trainingjob.State(kept={'a': torch.zeros(2)}, gather=lambda data: [data]).commit(0)",
-            "kept.a holds a tensor of torch's: its ranks agree by torch.distributed",
+            "kept.a contains a tensor of torch: its ranks communicate through torch.distributed",
         ),
         ("trainingjob.State(random={})", "random is what random numbers are called"),
         (
@@ -176,13 +186,13 @@ def test_what_fsdp1_keeps_beside_tensors_comes_back(tmp_path):
         ),
     ],
 )
-def test_what_can_not_be_kept_is_said(tmp_path, text, sentence):
-    done = run(tmp_path, 1, script(tmp_path, text))
+def test_what_can_not_be_kept_is_said(run, tmp_path, text, sentence):
+    done = run(tmp_path, 1, text)
     assert done.returncode != 0
     assert sentence in done.stderr
 
 
-def test_snapshots_do_not_become_rarer_as_a_run_goes_on(tmp_path):
+def test_snapshots_do_not_become_rarer_as_a_run_goes_on(run, tmp_path):
     text = """
         from pathlib import Path
         model = torch.nn.Linear(512, 512)
@@ -198,12 +208,12 @@ def test_snapshots_do_not_become_rarer_as_a_run_goes_on(tmp_path):
                 halves.append(len(seen))
         print("HALVES", *halves)
     """
-    done = run(tmp_path, 1, script(tmp_path, text))
+    done = run(tmp_path, 1, text)
     first, both = map(int, re.search(r"HALVES (\d+) (\d+)", done.stdout).groups())
     assert both - first > first / 3 > 1, (first, both)
 
 
-def test_what_was_restored_has_room_for_its_first_snapshot_before_the_first_commit(folder):
+def test_what_was_restored_has_room_for_its_first_snapshot_before_the_first_commit(run, folder):
     text = """
         import time
         from pathlib import Path
@@ -222,23 +232,22 @@ def test_what_was_restored_has_room_for_its_first_snapshot_before_the_first_comm
         if step:
             print("AHEAD", ahead == [(slots / "slot-0").stat().st_ino])
     """
-    path = script(folder, text)
     for _ in range(2):
-        done = run(folder, 1, path)
+        done = run(folder, 1, text)
         assert done.returncode == 0, done.stderr
     assert "AHEAD True" in done.stdout
 
 
 @pytest.mark.parametrize("kept", ["model=torch.nn.Linear(2, 2)", "kept={'a': torch.rand(2)}"])
-def test_what_differs_from_rank_to_rank_is_no_copy(tmp_path, kept):
+def test_what_differs_from_rank_to_rank_is_no_copy(run, tmp_path, kept):
     text = f"""
         dist.init_process_group("gloo")
         torch.manual_seed(dist.get_rank())
         trainingjob.State({kept}).commit(0)
     """
-    done = run(tmp_path, 2, script(tmp_path, text))
+    done = run(tmp_path, 2, text)
     assert done.returncode != 0
-    assert "is not the same on all ranks, and no DTensor that says how it is cut" in done.stderr
+    assert "differs between ranks, and is not marked as sharded" in done.stderr
 
 
 PARTS = """
@@ -260,8 +269,8 @@ PARTS = """
 """
 
 
-def test_parts_and_arrays_that_are_not_torchs_are_cut_anew(tmp_path):
+def test_parts_and_arrays_that_are_not_torchs_are_cut_anew(run, tmp_path):
     """In another world, and beside torch.distributed."""
     for number, world in enumerate((2, 3)):
-        done = run(tmp_path, world, script(tmp_path, PARTS))
+        done = run(tmp_path, world, PARTS)
         assert done.stdout.count(f"from {4 * number}\n") == world, done.stderr

@@ -20,6 +20,7 @@ SCRIPT = ["--", sys.executable, str(PROGRAMS / "unmodified.py")]
 SHELL = ["--", "sh", "-c", f"if true; then {shlex.join(SCRIPT[1:])}; fi"]
 PLAIN, WARM = ({"CONCERTINA_WARM_START": json.dumps({"enabled": warm})} for warm in (False, True))
 pytestmark = pytest.mark.timeout(600)
+COUNTED = "tests/train/scripts/test_steps.py::test_an_unmodified_script_has_steps_and_counts_anew_after_a_restart[warm]"
 
 
 def test_steps_of_loops_as_people_write_them(folder):
@@ -44,8 +45,11 @@ def test_steps_of_loops_as_people_write_them(folder):
 
 @pytest.mark.parametrize(
     ("command", "environment"),
-    [(SCRIPT, PLAIN), (SCRIPT, WARM), (SHELL, WARM)],
-    ids=["plain", "warm", "behind a condition of a shell"],
+    [
+        pytest.param(SCRIPT, PLAIN, id="plain", marks=pytest.mark.long(law=COUNTED)),
+        pytest.param(SCRIPT, WARM, id="warm"),
+        pytest.param(SHELL, WARM, id="behind a condition of a shell", marks=pytest.mark.long(law=COUNTED)),
+    ],
 )
 def test_an_unmodified_script_has_steps_and_counts_anew_after_a_restart(folder, command, environment):
     async def body():

@@ -1,6 +1,8 @@
-"""Scripts as their projects' users write them, unmodified, under the agents: killed, made smaller and larger again,
-each continues from its own checkpoint, alone and as forks of a parent that has imported the framework. What is asserted
-of the training is what the scripts themselves print."""
+"""Test unmodified scripts of other projects under the agents.
+
+The scripts are killed and resized. Each continues from its own checkpoint, both as a plain process and as a fork of a
+parent that has imported the framework. The checks of the training use only what the scripts print.
+"""
 
 import asyncio
 import json
@@ -50,7 +52,7 @@ def starts(replica: Replica) -> list[tuple[int, int, int]]:
 
 
 def saved(*replicas: Replica) -> int:
-    """The last step that anybody says to have saved; -1 before."""
+    """Return the last step that any process reports as saved, or -1."""
     said = [re.findall(r"saved step (\d+)", replica.log()) for replica in replicas]
     return max((int(step) for steps in said for step in steps), default=-1)
 
@@ -71,7 +73,10 @@ async def wait(job: Job, what: str, holds) -> None:
 
 
 def learned(replica: Replica) -> list[dict]:
-    """What its agent has said of each parent that had imported what the script does, in this agent's life."""
+    """Return what the agent has reported about each parent that had imported the script's modules.
+
+    Only the present process of the agent counts.
+    """
     events = replica.events()
     begun = max(place for place, event in enumerate(events) if event["event"] == "agent_started")
     return [event for event in events[begun:] if event["event"] == "script_parent" and event["learned"]]
@@ -99,7 +104,7 @@ async def lose_a_worker(job: Job, warm: bool) -> None:
 
 
 async def go_on_with_two(job: Job, warm: bool) -> None:
-    """The other two go on, with another coordinator; then they are told to stop."""
+    """Continue with the other two replicas and another coordinator, and then stop them."""
     before = saved(job[0])
     await job.begin(2, job[1], job[0])
     await wait(job, "a checkpoint of two", lambda: saved(job[1]) > before)

@@ -156,6 +156,7 @@ def place(tmp_path: Path) -> Path:
 MORE = ("threads of torch", "threads of torch, as it says before", "what a package has seeded stays seeded")
 """Each starts three processes that import torch, beside those of others that do."""
 LAW = "tests/train/scripts/test_warm_start.py::test_a_script_is_run_as_if_started_plainly"
+OTHER_PYTHON = "tests/train/scripts/test_warm_start.py::test_the_users_python_may_be_another_than_the_agents"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,16 @@ def test_libraries_have_as_many_threads_as_the_worker_says(number, place):
 
 
 @pytest.mark.skipif(not other_pythons(), reason="no other Python from 3.9 on is installed by pyenv")
-@pytest.mark.parametrize("name", ["what a script knows of itself", "an exception", "three ways of multiprocessing"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "what a script knows of itself",
+        *(
+            pytest.param(name, marks=pytest.mark.long(law=f"{OTHER_PYTHON}[what a script knows of itself]"))
+            for name in ("an exception", "three ways of multiprocessing")
+        ),
+    ],
+)
 def test_the_users_python_may_be_another_than_the_agents(name, place):
     written(place, SCRIPTS[name].replace(", sys.orig_argv[1:]", ""))  # which 3.9 does not know
     for python in other_pythons():
@@ -235,7 +245,7 @@ def test_what_is_printed_is_buffered_as_ever(unbuffered, place):
 
 
 BOUNDS = {
-    "memory": ("HELD = b'x' * (100 << 20)", {"memory": 256 << 20}, "its imports take more than 64 MiB of memory"),
+    "memory": ("HELD = b'x' * (100 << 20)", {"memory": 256 << 20}, "its imports need more than 64 MiB of memory"),
     "time": (
         "import time; HELD = time.sleep(0 if os.environ.get('RANK') else 600)",
         {"seconds": 5},

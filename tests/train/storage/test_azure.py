@@ -24,7 +24,11 @@ def account(azure, monkeypatch):
     [
         ("az://nowhere/x", {}, "The container nowhere does not exist at http://127.0.0.1"),
         ("az://train/x", {"AZURE_STORAGE_ACCOUNT_KEY": "d3Jvbmc="}, "refused the credentials for az://train/x"),
-        ("az://train/x", {"AZURE_ENDPOINT": "nowhere"}, "AZURE_ENDPOINT is 'nowhere', which is no http:// or https://"),
+        (
+            "az://train/x",
+            {"AZURE_ENDPOINT": "nowhere"},
+            "AZURE_ENDPOINT is 'nowhere', which is not an http:// or https://",
+        ),
         ("az://train/x", {}, "az://train/x has no LATEST"),
     ],
 )

@@ -1,5 +1,8 @@
-"""gs:// beyond what all stores are tried for (`storage_uri`): faults that Google's own testbench makes, what refusals
-say, and every command. Against that testbench, where there is a checkout of it."""
+"""Test gs:// beyond the tests of all stores (`storage_uri`).
+
+The tests cover faults that Google's testbench injects, the texts of refusals, and every command. They need a checkout
+of that testbench.
+"""
 
 import base64
 import contextlib
@@ -23,7 +26,7 @@ CONTENT = random.Random(1).randbytes(PIECE + 12345)
 
 @contextlib.contextmanager
 def spoilt(url, method, *faults):
-    """The next requests of this method have these faults, and each is met."""
+    """Inject these faults into the next requests of this method, and check that each one occurred."""
     test = gcs_testbench.spoil(url, {f"storage.objects.{method}": [*faults]})
     try:
         yield
@@ -102,9 +105,9 @@ def test_every_command_on_checkpoints(google, tmp_path, trainer, monkeypatch):
     runs = {
         ("list", uri): "LATEST",
         ("show", uri): "round-1/step-3",
-        ("verify", uri): "is whole",
+        ("verify", uri): "is undamaged",
         ("copy", uri, copy): "is a verified copy of",
-        ("verify", copy): "is whole",
+        ("verify", copy): "is undamaged",
         ("prune", uri, "--keep", "1", "--yes"): "step-2",
     }
     for arguments, said in runs.items():

@@ -98,7 +98,7 @@ def test_a_part_that_is_not_whole_is_damage_not_a_store_that_is_away(line, store
         folder.delete([key])
     else:
         folder.put(key, folder.get(key)[: part.file.size // 2])
-    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are not there"):
+    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ are missing"):
         part.read([(part.file.size - 100, part.file.size)])
 
 
@@ -131,7 +131,7 @@ def test_a_store_behind_a_ca_of_its_own(s3, monkeypatch, tmp_path):
     context.load_cert_chain(pair.certificate, pair.key)
     with hostile.proxy(s3.endpoint, context) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        with pytest.raises(StorageError, match="name the PEM file of its CA by AWS_CA_BUNDLE"):
+        with pytest.raises(StorageError, match="set AWS_CA_BUNDLE or SSL_CERT_FILE to the PEM file of its CA"):
             ObjectPrefix("s3://train/tls", timedelta(seconds=1)).get("LATEST")
         for variable in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
             monkeypatch.setenv(variable, str(authority.pair.certificate))

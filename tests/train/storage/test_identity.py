@@ -20,7 +20,7 @@ def service(tmp_path_factory):
 
 @pytest.fixture
 def pod(service, monkeypatch):
-    """The environment of a pod with an identity and no keys."""
+    """Return the environment of a pod with an identity and without keys."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in service.environment.items():
@@ -66,14 +66,14 @@ def test_an_identity_that_is_refused(pod, service, monkeypatch, spoil, sentence)
     said = str(refused.value)
     assert said.startswith("The identity of this process was refused for s3://train/x (read key): ")
     assert sentence in said
-    assert f"Check that the role exists and trusts the service account, and that the token in {pod} is a fresh" in said
+    assert f"Check that the role exists and trusts the service account, and that the token in {pod} has not exp" in said
 
 
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
         ("AWS_ENDPOINT_URL_STS", "https://127.0.0.1:9", "the token service can't be reached for s3://train/x"),
-        ("AWS_CA_BUNDLE", "", "the token service shows a certificate that nothing here vouches for"),
+        ("AWS_CA_BUNDLE", "", "the token service has a certificate that is not trusted here"),
     ],
 )
 def test_a_token_service_that_is_away_or_not_trusted(pod, monkeypatch, name, value, sentence):

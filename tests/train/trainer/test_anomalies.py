@@ -78,7 +78,7 @@ def test_a_rollback_goes_to_the_checkpoint_before_and_leaves_out_what_led_there(
     said = CliRunner().invoke(app, ["show", job.checkpoint["uri"]]).output
     [(begin, end)] = fault.skipped
     assert f"samples {begin} to {end - 1}" in said
-    assert f"round 1 beyond step {fault.step} were rolled back before" in said
+    assert f"training was rolled back in round 1 beyond step {fault.step}" in said
 
 
 @pytest.mark.long(

@@ -30,7 +30,7 @@ def test_a_slow_rank_has_less_of_each_batch_and_the_loss_is_the_same(folder, par
         assert set(outcomes[-1].codes.values()) == {0}, outcomes[-1].output
     even, found = outcomes
     assert "balance:" not in even.output
-    shares = [tuple(map(int, pair)) for pair in re.findall(r"balance: .* rank are (\d+) (\d+);", found.output)]
+    shares = [tuple(map(int, pair)) for pair in re.findall(r"balance: .* by rank: (\d+) (\d+);", found.output)]
     assert shares, found.output
     assert all(sum(pair) == BATCH and pair[1] < BATCH // 2 for pair in shares), shares
     computed = {name: slow_sequences(outcome) for name, outcome in (("even", even), ("balanced", found))}

@@ -11,7 +11,7 @@ STEP = 4
 
 @pytest.fixture(scope="module")
 def drained(folder_of_module, parent, trainer):
-    """Returns a job that has a snapshot of step STEP, and what to resume from."""
+    """Return a job that has a snapshot of step STEP, and the snapshot to resume from."""
     job = node.Job(folder_of_module, parent, trainer)
     outcome = job.run(2, script=node.Script(drain=(STEP - 1, False)))
     assert set(outcome.codes.values()) == {0}, outcome.output
@@ -19,7 +19,7 @@ def drained(folder_of_module, parent, trainer):
 
 
 def resumed(drained, change, world=2):
-    """The outcome of a round that resumes with these fields changed."""
+    """Return the outcome of a round that resumes with these fields changed."""
     job, restore = drained
     trainer = {**job.trainer, **change, "model": {**job.trainer["model"], **change.get("model", {})}}
     job.trainer, before = trainer, job.trainer
@@ -47,7 +47,7 @@ def test_another_model_or_order_of_data_is_refused_for_good(drained, change, sai
     for fault in outcome.faults.values():
         assert fault.reason == FailureReason.INVALID_INPUT
         assert said in fault.message
-        assert "Set it back to resume, or start a new run under another checkpoint.uri" in fault.message
+        assert "Set the fields back to resume, or start a new run under another checkpoint.uri" in fault.message
 
 
 def test_another_schedule_and_batch_are_taken_and_told(drained):

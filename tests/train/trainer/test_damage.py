@@ -22,7 +22,7 @@ BATCH = 7
 
 
 def durable_of(job: node.Job, restore: Restore, drain_at: int) -> Durable:
-    """The checkpoint that a round ends with which is drained at that step."""
+    """Return the checkpoint of a round that ends with a drain at this step."""
     outcome = job.run(2, restore, node.Script(drain=(drain_at, True)))
     assert set(outcome.codes.values()) == {0}, outcome.output
     return outcome.durable[-1]

@@ -70,9 +70,9 @@ def test_a_damaged_shard_is_refused(files, tmp_path):
         (lambda out: shutil.rmtree(out), "does not exist"),
         (lambda out: (out / "manifest.json").unlink(), "has no manifest.json"),
         (lambda out: (out / "manifest.json").write_text("{"), "is not a data manifest"),
-        (lambda out: change(out, lambda m: m["shards"].pop()), "it was changed after it was built"),
+        (lambda out: change(out, lambda m: m["shards"].pop()), "the manifest was changed after the build"),
         (lambda out: change(out, lambda m: m.update(format=1)), "has format 1"),
-        (lambda out: (out / "shard-000001.bin").unlink(), "is missing though the manifest names it"),
+        (lambda out: (out / "shard-000001.bin").unlink(), "is missing, but the manifest names it"),
     ],
 )
 def test_what_is_wrong_is_said(files, tmp_path, damage, said):
@@ -108,7 +108,7 @@ def test_other_data_than_the_snapshot_s_is_refused(folder, parent, trainer, file
     outcome = job.run(1, job.newest())
     assert outcome.codes == {0: 78}
     assert outcome.faults[0].reason == "DataChanged"
-    assert "positions in one mean nothing in the other" in outcome.faults[0].message
+    assert "training can only continue with the same data" in outcome.faults[0].message
 
 
 def test_another_model_than_the_snapshot_s_is_refused(folder, parent, trainer):
@@ -132,7 +132,7 @@ def test_a_loss_that_is_not_finite_ends_the_round_and_is_not_kept(folder, parent
     outcome = job.run(1)
     assert outcome.codes == {0: 1}
     assert outcome.faults[0].reason == "LossNotFinite"
-    [bad] = re.findall(r"step (\d+) \(.*\): the loss is .*; nothing of that step is kept", outcome.output)
+    [bad] = re.findall(r"step (\d+) \(.*\): the loss is .*; the results of that step are discarded", outcome.output)
     assert int(bad) == outcome.progress[-1].step + 1
     assert job.newest().step < int(bad)  # by one, unless the peer was late with the copy that comes before
 

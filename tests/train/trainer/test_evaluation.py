@@ -93,7 +93,7 @@ def test_a_drain_leaves_an_evaluation_and_who_goes_on_makes_up_for_it(folder, pa
         left = job.run(2, restore, script)
         assert evaluations(left) == {}
         assert left.done == dict.fromkeys((0, 1), Done("drained", 4)), left.output
-        assert "step 4: the evaluation is left for a drain, after 1 of 3 batches" in left.output
+        assert "step 4: the evaluation stopped for a drain, after 1 of 3 batches" in left.output
         losses |= left.losses
         restore = job.newest()
         assert (restore.id.round, restore.step) == (job.number, 4)

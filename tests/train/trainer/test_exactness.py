@@ -1,5 +1,8 @@
-"""The same seed in any history: interrupted five times, in worlds of 4, 3, 1, 2 and 4 workers, against one worker that
-nothing happens to. With `determinism: Bitwise` every loss and the final weights are the same bits."""
+"""Test that a run has the same results for any history of interruptions.
+
+A run is interrupted five times, in worlds of 4, 3, 1, 2 and 4 workers, and compared with one worker without
+interruptions. With `determinism: Bitwise`, every loss and the final weights have the same bits.
+"""
 
 import pytest
 import torch
@@ -19,7 +22,10 @@ def uninterrupted(folder, parent, trainer, world=1):
 
 
 def interrupted(folder, parent, trainer, bound=0.0, stays=False):
-    """The job, its losses by step, and the positions consumed by then; a step trained again has the same loss."""
+    """Return the job, its losses by step, and the positions consumed by then.
+
+    A step that was trained again must have the same loss.
+    """
     job = node.Job(folder, parent, trainer, stays=stays)
     restore, losses, positions = node.FRESH, {}, {}
     for i, (world, step) in enumerate((*HISTORY, (2, None))):

@@ -1,5 +1,8 @@
-"""Experts dealt out to ranks: loss, every gradient, loads and biases are those of one process that computes every
-expert for every token; and a run that is killed goes on at another degree."""
+"""Test experts that are divided among ranks.
+
+Loss, gradients, loads and biases are those of one process that computes every expert for every token. A run that is
+killed continues with another degree.
+"""
 
 import json
 
@@ -59,7 +62,7 @@ CASES = [
 
 
 def with_experts(trainer, **changed):
-    """`changed`: of the model."""
+    """Return a configuration with experts. `changed` has changes of the model."""
     return {**trainer, "model": {**trainer["model"], "experts": EXPERTS, **changed}}
 
 

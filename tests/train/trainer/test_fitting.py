@@ -55,7 +55,7 @@ def test_a_job_keeps_the_settings_that_fit_its_first_devices(folder, parent, abs
 
 
 def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, parent, trainer):
-    model = {"layers": 24, "dim": 64, "heads": 2, "kvHeads": 1, "sequenceLength": 512}
+    model = {"layers": 4, "dim": 64, "heads": 2, "kvHeads": 1, "sequenceLength": 2048}
     memory = {"activations": "Keep"}
     job = node.Job(folder, parent, {**trainer, "model": model, "memory": memory, "globalBatchSize": 64,
                                     "microBatchSize": 64})  # fmt: skip
@@ -65,10 +65,10 @@ def test_a_job_that_cannot_fit_is_refused_with_what_would_make_it_fit(folder, pa
     assert set(outcome.codes.values()) == {78}
     assert {fault.reason for fault in outcome.faults.values()} == {"DoesNotFit"}
     message = outcome.faults[0].message
-    assert "needs 2.6 GiB on a device with microBatchSize 64, memory.activations Keep" in message
-    assert "does not fit into the 1.0 GiB of the smallest device, with 1 ranks" in message
-    assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.7 GiB)" in message
-    assert "raise elastic.minReplicas to at least 4 GPUs (0.6 GiB)" in message
+    assert "needs 2.0 GiB on a device with microBatchSize 64, memory.activations Keep" in message
+    assert "but there are only 1.0 GiB of the smallest device, with 1 ranks" in message
+    assert "set microBatchSize 16, memory.activations Keep, memory.reshardAfterForward Never (0.5 GiB)" in message
+    assert "raise elastic.minReplicas to at least 4 GPUs (0.5 GiB)" in message
 
 
 def test_a_described_model_that_cannot_fit_is_refused_too(folder, parent, trainer):

@@ -94,8 +94,11 @@ def case(layout, tied, gate, dtype=torch.float64):
     ],
 )
 def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout, tied, dtype):
-    """In float64, which shows what float32 hides: a factor of 1 + 1e-6, a sum that went through float32. In float32
-    once, which takes other ways in places (FSDP divides otherwise, experts are multiplied together)."""
+    """Compare gradients in float64, and once in float32.
+
+    Float64 shows errors that float32 hides, such as a factor of 1 + 1e-6 or a sum in float32. Float32 uses other code
+    in places: FSDP divides differently, and experts are multiplied together.
+    """
     world, parallelism = LAYOUTS[layout]
     model = {**trainer["model"], "layers": 5, "heads": 4, "kvHeads": 2, "tieEmbeddings": tied}
     changed = {**trainer, "model": model}
@@ -203,8 +206,11 @@ def packed_data(tmp_path_factory):
 
 @pytest.mark.parametrize(("documents", "world"), [("Masked", 1), ("Packed", 2), ("Bucketed", 2)])
 def test_documents_don_t_see_each_other(parent, trainer, packed_data, tmp_path, documents, world):
-    """The gradient is that of each document computed alone, over the tokens that are really there. In float32, as the
-    tables of rotary positions are: alone, a document begins at another row of them."""
+    """Compare the gradient with that of each document alone, over its real tokens.
+
+    The comparison is in float32, like the tables of rotary positions. Alone, a document begins at another row of these
+    tables.
+    """
     changed = {**trainer, "data": {"uri": packed_data, "documents": documents}}
     config = TrainerConfig.model_validate(changed)
     reader = Reader(config.data, 32, config.seed)

@@ -21,37 +21,37 @@ GROWTH_KIB = 8 << 10
 
 
 def test_survivors_keep_their_process(folder, trainer):
-    """A worker is killed, then a replica; the other workers go on in the process in which they began."""
+    """A worker is killed, then the other replica; a worker that survives goes on in the process in which it began."""
     environment = {
         "CONCERTINA_TRAINER": json.dumps({**trainer, "steps": 60}),
         "CONCERTINA_CACHE": os.environ["CONCERTINA_CACHE"],
     }
 
     async def body(job):
-        await job.begin(1, job[0], job[1], job[2])
+        await job.begin(1, job[0], job[1])
         await job.until(job[0], trained(10))
         before = [replica.worker_pids() for replica in job.replicas.values()]
         os.kill(before[1][1], 9)
         report = await job.until(job[0], lambda r: any(not f.secondary for f in r.failures))
         assert [f.reason for f in report.failures if not f.secondary] == ["WorkerSignaled"]
 
-        prepared = await job.prepare(2, job[0], job[1], job[2])
+        prepared = await job.prepare(2, job[0], job[1])
         restore = newest_complete(prepared)
         await job.assign(job.assignment(prepared, restore))
         await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r))
         second = [replica.worker_pids() for replica in job.replicas.values()]
-        assert (second[0], second[2]) == (before[0], before[2])
+        assert second[0] == before[0]
         assert second[1] != before[1]
 
         job[0].kill()
-        prepared = await job.prepare(3, job[2], job[1])
+        prepared = await job.prepare(3, job[1])
         await job.assign(job.assignment(prepared, newest_complete(prepared)))
-        report = await job.until(job[2], lambda r: r.state == "succeeded", "never succeeded")
-        assert (job[2].worker_pids()[0], job[1].worker_pids()[1]) == (before[2][2], second[1][1])
+        report = await job.until(job[1], lambda r: r.state == "succeeded", "never succeeded")
+        assert job[1].worker_pids()[0] == second[1][1]
         assert report.progress.position == 60 * 7
 
     async def main():
-        async with running(folder, 3, ["--bundled"], **environment) as job:
+        async with running(folder, 2, ["--bundled"], **environment) as job:
             try:
                 await body(job)
             finally:
@@ -71,7 +71,7 @@ def used(pid: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     "rounds",
     [
-        20,
+        12,
         pytest.param(
             200, marks=pytest.mark.long(law="tests/train/trainer/test_in_process.py::test_rounds_leave_nothing_behind")
         ),

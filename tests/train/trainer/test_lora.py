@@ -1,20 +1,28 @@
 """Adapters: frozen weights stay as they are in every layout, and adapters are trained as on one process."""
 
+import json
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from builders.train import node, states
 from builders.train.course import HALF, Course
 from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.format.shardfile import FrozenWeights
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import LoraConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.export import export
+from concertina_trainer.format import hf_names
+from concertina_trainer.format.adapters import is_adapter
+from concertina_trainer.format.hf_config import config_json
+from concertina_trainer.format.hf_families import FAMILIES
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.lora import LoraLinear, freeze
 
-LORA = {"rank": 3, "alpha": 12.0}
+LORA = {"rank": 3, "alpha": 12.0, "frozenDtype": "Float32"}
 LAYOUTS = {
     "fsdp x tensor": (4, {"tensor": 2}),
     "pipeline x tensor": (4, {"pipeline": 2, "tensor": 2}),
@@ -90,7 +98,56 @@ def test_a_model_is_tuned_and_exported_with_its_adapters_added(parent, trainer, 
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=1e-4, atol=1e-4)
 
 
+def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer, folder, tmp_path):
+    """A survivor keeps them; every layout reads the same ones, and other ones are refused."""
+    base = tmp_path / "base"
+    model = {**trainer["model"], "heads": 4, "kvHeads": 2, "lora": {"rank": 3, "alpha": 12.0}}
+    tuned = {**trainer, "steps": 12, "model": model}
+    config = TrainerConfig.model_validate(tuned)
+    torch.manual_seed(5)
+    model = LlamaForCausalLM(LlamaConfig(**config_json(config.model)))
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.9, 1.1)
+    model.to(torch.bfloat16).save_pretrained(base, max_shard_size="40KB")
+    options = {"uri": f"file://{tmp_path}/alone", "initFrom": f"file://{base}"}
+    alone = node.Job(folder / "alone", parent, tuned, options).run(1)
+    assert set(alone.codes.values()) == {0}, alone.output
+
+    job = node.Job(folder / "tuned", parent, tuned, {**options, "uri": f"file://{tmp_path}/tuned"}, stays=True)
+    first = job.run(1, script=node.Script(drain=(4, False)))
+    assert all(is_adapter(name) or name.startswith("optimizer.") for name in states.whole(job))
+    away = base.rename(tmp_path / "away")
+    second = job.run(1, job.newest(), node.Script(drain=(8, False)))
+    assert second.losses, second.output
+    assert second.pids == first.pids
+    away.rename(base)
+    job.environment = {"CONCERTINA_PARALLELISM": json.dumps({"tensor": 2, "shard": 1})}
+    third = job.run(4, job.newest())
+    assert set(third.codes.values()) == {0}, third.output
+    assert first.losses | second.losses | third.losses == pytest.approx(alone.losses, rel=1e-5)
+
+    checkpoint = StoredCheckpoint(third.durable[-1].uri)
+    frozen = StoredCheckpoint(alone.durable[-1].uri).manifest.frozen
+    assert checkpoint.manifest.frozen == frozen == FrozenWeights(base.as_uri(), frozen.digest)
+    export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).state_dict()
+    adapters = states.of_checkpoint(checkpoint.uri)
+    for name, weight in AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).state_dict().items():
+        [own] = hf_names.ours(name, FAMILIES["llama"])
+        a, b = (adapters.get(f"model.{own.name.removesuffix('.weight')}.lora_{end}") for end in "ab")
+        torch.testing.assert_close(exported[name], weight if a is None else weight + 4 * b @ a)
+
+    changed = next(base.glob("*.safetensors"))
+    weights = load_file(changed)
+    next(iter(weights.values())).view(-1)[0] += 1
+    save_file(weights, changed, {"format": "pt"})
+    again = {"uri": f"file://{tmp_path}/again", "resumeFrom": checkpoint.uri}
+    refused = node.Job(folder / "again", parent, {**tuned, "steps": 13}, again).run(1)
+    assert f"were trained with weights of digest {frozen.digest}" in refused.faults[0].message
+
+
 def loss_at_first(parent, trainer, folder, tmp_path, before):
-    """The first loss of all weights' training from there: adapters add nothing yet."""
+    """Return the first loss of full training from these weights. At that step, adapters add nothing yet."""
     options = {"uri": f"file://{tmp_path}/all", "initFrom": before.uri}
     return node.Job(folder / "all", parent, {**trainer, "steps": 1}, options).run(1).losses[1]

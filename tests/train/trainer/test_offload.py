@@ -82,8 +82,10 @@ def test_the_bits_are_the_same(folder, parent, wide, case):
 
 
 def test_a_state_moves_to_the_host_and_back(folder, parent, wide):
-    """Killed, and gone on from node memory; stopped, and gone on from storage: with the bits of a run that nothing
-    happens to."""
+    """Kill a run that continues from node memory, and stop it so that it continues from storage.
+
+    The results have the bits of an uninterrupted run.
+    """
     plain = wide(steps=20)
     whole = node.Job(folder / "a", parent, plain)
     expected = whole.run(2).losses

@@ -29,7 +29,7 @@ def programs(monkeypatch):
 
 @pytest.fixture(scope="module")
 def of_tokens(trainer):
-    """A model of tests/programs/workers/own.py."""
+    """Return the configuration of a model of tests/programs/workers/own.py."""
     return lambda name="spec", **options: {
         **trainer, "model": {"entrypoint": f"workers.own:{name}", "options": options, "sequenceLength": 32}
     }  # fmt: skip
@@ -47,7 +47,7 @@ def features(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_frames(trainer, features):
-    """The example's model."""
+    """Return the configuration of the example's model."""
     model = {"entrypoint": "audio_model:spec", "options": {"dim": 24, "blocks": 2}, "sequenceLength": 32}
     return {**trainer, "data": {"uri": str(features)}, "model": model}
 
@@ -60,7 +60,7 @@ def filled(model, config):
 
 
 def plain_tokens(config):
-    """A model, and its mean loss of a whole batch."""
+    """Return a model, and its mean loss of a whole batch."""
     from workers.own import Model, logits
 
     reader = Reader(config.data, 32, config.seed)
@@ -215,14 +215,14 @@ def test_frozen_weights_stay_and_have_no_moments(folder, parent, of_tokens):
 
 
 REFUSED = "tests/train/trainer/test_own_model.py::test_what_is_refused_ends_the_round_with_a_sentence[mean]"
-WEIGHTS = "not the sum of each prediction's loss times its weight"
+WEIGHTS = "the sum of each prediction's loss times its weight"
 MISTAKES = {
     "mean": WEIGHTS,
     "regularised": WEIGHTS,
     "raises": "raised KeyError",
     "counting": "writes into its buffers",
-    "no_scalar": "is no scalar tensor",
-    "uncovered": "gives a NoneType for temperature",
+    "no_scalar": "must be a scalar tensor",
+    "uncovered": "returns a NoneType for temperature",
 }
 
 

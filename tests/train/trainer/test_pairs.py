@@ -1,5 +1,8 @@
-"""Five steps in one layout, then five in another: losses, samples and weights are those of plain training on one
-process. In float64, so that a state that lost a bit on the way would be seen."""
+"""Test five steps in one layout, then five in another.
+
+Losses, samples and weights are those of plain training in one process. Float64 makes a loss of single bits in the saved
+state visible.
+"""
 
 import pytest
 
@@ -95,17 +98,13 @@ def test_qwen_3_goes_on_in_another_layout(qwen3):
     qwen3.run(4, qwen3.leg("fsdp x tensor"), qwen3.leg("fsdp x pipeline", "fsdp x tensor"))
 
 
-def test_qwen_3_with_experts_goes_on_in_another_layout(qwen3_moe):
-    qwen3_moe.run(4, qwen3_moe.leg("fsdp"), qwen3_moe.leg("experts x fsdp", "fsdp"))
-
-
 @pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_qwen_3_goes_on_in_another_layout")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_qwen_3_goes_on_in_every_layout(qwen3, halves_of_qwen3, layout):
     qwen3.ends(layout)
 
 
-@pytest.mark.long(law="tests/train/trainer/test_pairs.py::test_qwen_3_with_experts_goes_on_in_another_layout")
+@pytest.mark.long(law="tests/train/trainer/test_experts.py::test_killed_it_goes_on_in_another_layout")
 @pytest.mark.parametrize("layout", OF_EXPERTS)
 def test_qwen_3_with_experts_goes_on_in_every_layout(qwen3_moe, halves_of_qwen3_moe, layout):
     qwen3_moe.ends(layout)

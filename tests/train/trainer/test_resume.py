@@ -16,7 +16,7 @@ def check(losses, reference):
 
 @pytest.fixture(scope="module")
 def reference(folder_of_module, parent, trainer):
-    """The losses of a run of one worker that nothing happens to."""
+    """Return the losses of a run of one worker without interruptions."""
     outcome = node.Job(folder_of_module, parent, trainer).run(world=1)
     assert outcome.codes == {0: 0}, outcome.output
     assert list(outcome.losses) == list(range(1, 13))

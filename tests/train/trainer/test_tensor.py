@@ -1,5 +1,7 @@
-"""A block over a tensor group computes what the same block computes as the papers write it down, with the collectives
-in plain sight, and as one process does."""
+"""Test a block that is divided over a tensor group.
+
+It computes the same as a block in which the collectives are written out as in the papers, and as one process.
+"""
 
 import pytest
 import torch

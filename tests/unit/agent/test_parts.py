@@ -113,7 +113,7 @@ def write(path, data: bytes, checksum: int):
 def test_a_copy_counts_once_it_is_whole_and_alternates_its_slot(tmp_path):
     snapshots = SnapshotFiles(tmp_path)
     first = snapshots.copy_slot(ID, 1)
-    with pytest.raises(Damaged, match="did not arrive whole"):
+    with pytest.raises(Damaged, match="did not arrive completely"):
         write(first, b"abc", 1)
     assert snapshots.scan() == ()
     assert not first.exists(), "what can't be used takes memory"

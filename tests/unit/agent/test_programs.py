@@ -53,7 +53,7 @@ def test_a_command_that_is_only_python_is_the_program_that_its_interpreter_descr
 
 def test_what_is_no_description_is_refused() -> None:
     for report in ({}, described(line=None), described(environment=[])):
-        with pytest.raises(ValueError, match="no description of an interpreter"):
+        with pytest.raises(ValueError, match="not the description of an interpreter"):
             reported(report)
 
 
@@ -69,7 +69,7 @@ def test_a_kept_program_has_what_differs_from_the_variables_of_all_workers() -> 
 
 @pytest.mark.parametrize("line", ["", "[]", "{}", '{"program": null}', '{"program": {"line": ["python"]}}'])
 def test_what_is_no_program_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="no program"):
+    with pytest.raises(ValueError, match="not the description of a program"):
         from_json(line, {})
 
 

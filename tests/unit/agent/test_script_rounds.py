@@ -327,7 +327,7 @@ def test_a_library_that_keeps_a_world_is_seen(monkeypatch: pytest.MonkeyPatch, s
 
 def test_run_comes_first_and_once(agent: Agent) -> None:
     def main() -> None:
-        with pytest.raises(RuntimeError, match="called a second time"):
+        with pytest.raises(RuntimeError, match="called twice"):
             trainingjob.run(lambda: None)
 
     agent.run(main)

@@ -68,7 +68,7 @@ def test_where_checkpoints_belong(tmp_path, monkeypatch):
     assert trainingjob.checkpoint_dir() == tmp_path / "a run"
     assert trainingjob.checkpoint_dir().is_dir()
     monkeypatch.setenv("CONCERTINA_CHECKPOINT", json.dumps({"uri": "s3://bucket/run"}))
-    with pytest.raises(ValueError, match="s3://bucket/run, which is no folder"):
+    with pytest.raises(ValueError, match="s3://bucket/run, which is not a folder"):
         trainingjob.checkpoint_dir()
 
 

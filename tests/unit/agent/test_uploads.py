@@ -51,7 +51,7 @@ def test_an_upload_that_was_given_up_ends_and_says_nothing_about_storage(tmp_pat
             assert await theirs.receive() == w.Ship(first.id, 0, first.path)
             uploads.abandon(e.KillWorkers(2))
             uploads.ship(second)
-            theirs.send(w.Shipped(first.id, 0, "its snapshot was given up"))
+            theirs.send(w.Shipped(first.id, 0, "its snapshot was discarded"))
             assert await theirs.receive() == w.Ship(second.id, 0, second.path)
             assert events == [e.StorageSeen(READY.storage)]
 

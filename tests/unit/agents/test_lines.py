@@ -103,7 +103,7 @@ def test_a_line_beyond_the_limit_is_refused_by_name(tmp_path: Path) -> None:
                 tracemalloc.stop()
             task.cancel()
             assert lost[0].end is StreamEnd.NOT_UNDERSTOOD
-            assert lost[0].sentence.endswith(f"a line over the limit of {limits.most_bytes} bytes")
+            assert lost[0].sentence.endswith(f"a line exceeds the limit of {limits.most_bytes} bytes")
             assert peak_bytes < 3 << 20
 
     asyncio.run(scenario())

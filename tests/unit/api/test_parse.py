@@ -95,7 +95,7 @@ CONTAINER = "template.spec.containers.0"
         (
             "parallelism",
             {"pipeline": 9},
-            "spec.parallelism.pipeline: pipeline has more stages than trainer.model.layers",
+            "spec.parallelism.pipeline: pipeline needs at least one layer of trainer.model.layers for each stage",
         ),
         (
             "warmStart",

@@ -95,7 +95,9 @@ def test_lines_of_a_side_that_is_a_version_apart_are_understood(apart: int) -> N
 
 def test_lines_further_apart_are_refused_with_both_versions() -> None:
     for apart in (-2, 2):
-        with pytest.raises(ProtocolError, match=f"version {protocol.VERSION + apart}, this side speaks"):
+        with pytest.raises(
+            ProtocolError, match=f"version {protocol.VERSION + apart} is not supported: this side has version"
+        ):
             protocol.decode(line(protocol.Ping("u"), protocol.VERSION + apart))
 
 

@@ -25,10 +25,10 @@ def shown(step: int) -> dict[str, str]:
 def test_what_was_trained_since_its_parent() -> None:
     fields_shown = shown(2001)
     assert fields_shown["Rounds"] == "round 1: steps 2001 to 2001, samples 16000 to 16007, 4 ranks, setting s1"
-    assert fields_shown["Samples"] == "16,000 to 16,008, as the script counts them"
+    assert fields_shown["Samples"] == "16,000 to 16,008, as counted by the script"
 
 
 def test_a_run_that_was_over_and_is_saved_again_by_another_job_has_no_steps_of_its_own() -> None:
     fields_shown = shown(PARENT)
-    assert (fields_shown["Rounds"], fields_shown["Samples"]) == ("none has trained it further", "none")
+    assert (fields_shown["Rounds"], fields_shown["Samples"]) == ("no steps since the parent checkpoint", "none")
     assert fields_shown["Trained from"] == "step 2000 in s3://b/a/u1/round-1/step-2000"

@@ -52,7 +52,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def written(folder: Path, **changes: Any) -> Path:
-    """A manifest, which is YAML too."""
+    """Write a manifest in JSON, which is also YAML."""
     spec = {name: value for name, value in {**SPEC, **changes}.items() if value is not None}
     metadata = {"name": "planned"}
     manifest = {"apiVersion": "concertina.dev/v1beta1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
@@ -124,7 +124,11 @@ def test_a_picture(file: Path, tmp_path: Path) -> None:
         ({"trainer": None, "template": OWN_COMMAND}, (), "runs its own command, which `concertina plan` can't plan"),
         ({"parallelism": {"tensor": 3}}, (), "tensor is 3: the nearest that fit: 2 and 4"),
         ({"parallelism": {"pipeline": 5}}, (), "pipeline is 5: the nearest that fit: 4"),
-        ({"workersPerReplica": 1}, ("--replicas", 3), "no whole number of blocks of 2: the nearest that fit: 2 and 4"),
+        (
+            {"workersPerReplica": 1},
+            ("--replicas", 3),
+            "not a multiple of the block of 2 workers: the nearest that fit: 2 and 4",
+        ),
         ({"parallelism": {"shard": 16}}, (), "it must be a multiple of 8"),
         (
             {},
@@ -164,11 +168,11 @@ def test_a_described_model_is_planned_as_its_config_says(tmp_path: Path) -> None
     assert "tensor is 3: the nearest that fit: 2 and 4" in done.stderr
     (tmp_path / "config.json").unlink()
     done = plan(written(tmp_path, trainer=described))
-    assert f"trainer.model.from can't be planned: {tmp_path} holds no config.json" in done.stderr
+    assert f"trainer.model.from can't be planned: {tmp_path} has no config.json" in done.stderr
 
 
 def environment(folder: Path, lock: str) -> list[str]:
-    """A Python that finds what requirements/LOCK.txt pins, as far as it is installed here, and concertina."""
+    """Return a Python with concertina and those packages of requirements/LOCK.txt that are installed here."""
     venv.create(folder, symlinks=True)
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "concertina.pth").write_text(f"{ROOT / 'operator'}\n{ROOT / 'trainer_image'}\n")
@@ -271,7 +275,7 @@ def audio(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def features(tmp_path: Path) -> str:
-    """A data set's manifest, which is all that is read."""
+    """Write the manifest of a data set. Nothing else of the data set is read."""
     frames = FrameFacts(20, 2, 8)
     facts = TokenizerFacts("frames", "digest", 0)
     folder = tmp_path / "features"
@@ -320,7 +324,7 @@ def test_a_model_of_one_s_own_in_words(audio: None, tmp_path: Path) -> None:
         pytest.param(
             {**OWN, "entrypoint": "no_such_package:spec"}, ("--vocab-size", 8), "can't be imported "
             "(ModuleNotFoundError: No module named 'no_such_package'): `concertina plan` runs it, so install its "
-            "package, put that on PYTHONPATH, or plan in its image (--python 'docker run", id="package",
+            "package, add its folder to PYTHONPATH, or plan in its image (--python 'docker run", id="package",
         ),
         pytest.param(MODEL, ("--width", 20), "--vocab-size and --width are for a model of your own", id="decoder"),
     ],

@@ -85,7 +85,7 @@ class ApiServer:
 
 @contextlib.asynccontextmanager
 async def acting(folder: Path, server: ApiServer, namespaces: str) -> AsyncIterator[operator.Operator]:
-    """An operator of these namespaces, that runs."""
+    """Run an operator of these namespaces."""
     settings = from_environment(ENVIRONMENT | {"CONCERTINA_WATCH_NAMESPACES": namespaces})
     keys = master_keys.MasterKeys({}, {"id": b"k" * 32})
     stop = asyncio.Event()

@@ -1,5 +1,7 @@
-"""Check that the reference has every metric, the agents' too, under names that Prometheus leaves as they are. A
-request for the operator's metrics is answered, or told that a token is missing."""
+"""Check that the reference has every metric, also of the agents, under names that Prometheus does not change.
+
+A request for the operator's metrics is answered, or refused if a token is missing.
+"""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ SHIPPED, REFUSED = "checkpoint_shards_shipped_total", "checkpoint_storage_failur
 CASES = {
     Problem.LOW_MFU: Case(
         TRAINS | {"mfu_ratio": "0.123x300"},
-        "n/j: 12.3% of the devices' peak arithmetic is used",
+        "n/j: training uses only 12.3% of the devices' peak arithmetic",
         (
             TRAINS | {"mfu_ratio": "0.2x300"},
             TRAINS | {"mfu_ratio": "0.4x100 0.1x19"},
@@ -62,22 +62,22 @@ CASES = {
     ),
     Problem.EXPOSED_COMMUNICATION: Case(
         spent(communication=24),
-        "n/j: 40% of the time of training waits for collectives",
+        "n/j: 40% of the training time is spent waiting for collectives",
         (spent(communication=14), spent(communication=24) | {'phase{phase="Suspended"}': "1x300"}),
     ),
     Problem.INPUT_BOTTLENECK: Case(
         spent(input=12),
-        "n/j: 20% of the time of training waits for data",
+        "n/j: 20% of the training time is spent waiting for data",
         (spent(input=5), spent(input=2, waiting=35), spent(input=20, waiting=35), spent(input=20, recovery=35)),
     ),
     Problem.STRAGGLER: Case(
         spent(straggler=15),
-        "n/j: 25% of the time of training waits for the slowest rank",
+        "n/j: 25% of the training time is spent waiting for the slowest rank",
         (spent(straggler=5),),
     ),
     Problem.SLOW_CHECKPOINT: Case(
         spent(checkpoint=6),
-        "n/j: 10% of the time of training waits for snapshots and checkpoints",
+        "n/j: 10% of the training time is spent waiting for snapshots and checkpoints",
         (spent(checkpoint=2.5),),
     ),
     Problem.CHECKPOINT_OLD: Case(
@@ -94,7 +94,7 @@ CASES = {
     ),
     Problem.STORAGE_REFUSES: Case(
         {'stalled{reason="StorageUnavailable"}': "1x300"},
-        "n/j: durable storage takes nothing",
+        "n/j: durable storage accepts no checkpoints",
         (
             {'stalled{reason="DataUnavailable"}': "1x300"},
             {'stalled{reason="StorageUnavailable"}': "_x117 1x200"},
@@ -105,12 +105,12 @@ CASES = {
     ),
     Problem.FREQUENT_FAILURES: Case(
         spent(recovery=6, replayed=9),
-        "n/j: 25% of the time goes to recovery and to steps trained again",
+        "n/j: 25% of the time is spent on recovery and repeated steps",
         (spent(recovery=2, replayed=3), spent(waiting=30), spent(unknown=58, recovery=2)),
     ),
     Problem.RESTARTS_NEARLY_USED: Case(
         {"restarts_remaining": "10x100 1x200", f'{FAILURES}{{reason="OutOfMemory"}}': "9x300"},
-        "n/j: 1 more failures are borne, then the job fails",
+        "n/j: the job fails after 1 more failures",
         (
             {"restarts_remaining": "2x300", f'{FAILURES}{{reason="OutOfMemory"}}': "8x300"},
             {"restarts_remaining": "1x300"},
@@ -119,7 +119,7 @@ CASES = {
     ),
     Problem.WORLD_BELOW_MINIMUM: Case(
         {"ready_replicas": "4x100 1x200", "min_replicas": "2x300"},
-        "n/j: 1 replicas train, fewer than its minimum",
+        "n/j: only 1 replicas train, fewer than its minimum",
         (
             {"ready_replicas": "2x300", "min_replicas": "2x300"},
             {"ready_replicas": "4x115 0x4 4x200", "min_replicas": "2x300"},
@@ -128,7 +128,7 @@ CASES = {
     ),
     Problem.LOSS_NAN: Case(
         {'training_loss{replica="j-0-1"}': f"2.5x100 {'NaN ' * 60}"},
-        "n/j: the loss is no number",
+        "n/j: the loss is not a number",
         ({'training_loss{replica="j-0-1"}': "2.5x300"}, {f'{FAILURES}{{reason="LossSpike"}}': "1x300"}),
         fires_too=({f'{FAILURES}{{reason="LossNotFinite"}}': "1x300"},),
     ),
@@ -141,37 +141,37 @@ CASES = {
     ),
     Problem.DATA_DIGEST_MISMATCH: Case(
         {'stalled{reason="DataChanged"}': "1x300", 'phase{phase="Failed"}': "1x300"},
-        "n/j: its data are not those that the saved state was trained on",
+        "n/j: the data differ from those that the saved state was trained on",
         ({'stalled{reason="InvalidInput"}': "1x300"},),
         fires_too=({f'{FAILURES}{{reason="DataChanged"}}': "1x300"},),
     ),
     Problem.CORRUPT_STATE: Case(
         {f'{FAILURES}{{reason="SilentCorruption"}}': "0x100 2x200"},
-        "n/j: bytes have changed since they were written",
+        "n/j: stored bytes are damaged",
         ({f'{FAILURES}{{reason="NodeLost"}}': "2x300"},),
         fires_too=({'stalled{reason="Damaged"}': "1x300"},),
     ),
     Problem.MEMORY_GROWS: Case(
         {MEMORY: "1073741824+17895697x300"},  # One GiB, and another one within the hour.
-        "n/j: memory of the workers in j-0-1 grows, to 3GiB",
+        "n/j: the memory of the workers in j-0-1 grows, now 3GiB",
         ({MEMORY: "3000000000x300"}, {MEMORY: "1000000000+100000000x70 8000000000x230"}, {MEMORY: "1e9+1e5x300"}),
         labels={"namespace": "n", "trainingjob": "j", "replica": "j-0-1"},
     ),
     Problem.OPERATOR_ISOLATED: Case(
         {"operator_isolated": "0x100 1x200"},
-        "The operator hears too few agents to trust its own side",
+        "The operator can't reach most agents",
         ({"operator_isolated": "0x300"}, {"operator_isolated": "0x119 1x200"}),
         labels={},
     ),
     Problem.OPERATOR_DOWN: Case(
         {"leader": "0x300"},
-        "No operator acts, or Prometheus reaches none",
+        "No operator is active, or Prometheus can't reach any",
         ({"leader": "1x300"}, {"leader": "1x117 0x200"}),
         labels={},
     ),
     Problem.TRACKER_UNREACHABLE: Case(
         {"tracker_unreachable": "0x60 1x240"},
-        "n/j: its tracker takes nothing",
+        "n/j: the tracker accepts no records",
         ({"tracker_unreachable": "0x300"}, {"tracker_unreachable": "0x115 1x200"}),
     ),
     Problem.JOB_FAILED: Case(
@@ -185,7 +185,7 @@ CASES = {
     ),
     Problem.JOB_STALLED: Case(
         {'stalled{reason="PodRefused"}': "1x300", 'phase{phase="Stalled"}': "1x300"},
-        "n/j waits for a person: PodRefused",
+        "n/j needs a person: PodRefused",
         (
             {'stalled{reason="StorageUnavailable"}': "1x300", 'phase{phase="Training"}': "1x300"},
             {'stalled{reason="ReachedMaxRestarts"}': "1x300", 'phase{phase="Failed"}': "1x300"},

@@ -58,7 +58,7 @@ def test_endless_lines_are_refused_and_the_peer_is_known():
         assert end.peer_pid == os.getpid()
         sending = asyncio.to_thread(theirs.sendall, b"x" * (2 * MAX_LINE + (1 << 20)))
         task = asyncio.ensure_future(sending)
-        with pytest.raises(ProtocolError, match="over the limit"):
+        with pytest.raises(ProtocolError, match="exceeds the limit"):
             await end.receive()
         end.release()
         with pytest.raises(OSError, match=r"[Pp]ipe|reset"):

@@ -83,7 +83,7 @@ def report(**fields: object) -> Report:
 def test_a_change_of_another_report_is_refused() -> None:
     stranger = {"x": MemberState("x", "i", 1, "c", State.RUNNING)}
     for other in (report(round=2), report(instance="j"), report(members=stranger)):
-        with pytest.raises(ProtocolError, match="a change of another report"):
+        with pytest.raises(ProtocolError, match="a change that does not follow the previous report"):
             protocol.changed(report(), ReportChange(other))
 
 

@@ -135,7 +135,7 @@ def test_what_is_strange_is_refused_by_name(name: str) -> None:
 
 def test_a_pair_of_one_is_refused() -> None:
     """plan() unpacks pairs."""
-    with pytest.raises(ProtocolError, match="1 entries where there must be 2"):
+    with pytest.raises(ProtocolError, match="there are 1 entries, but 2 are needed"):
         from_json(protocol.Rollback, {"step": 1, "skipped": [[1, 2], [3]]})
     assert from_json(protocol.Rollback, {"step": 1, "skipped": [[1, 2, 3]]}).skipped == ((1, 2),), "of a newer side"
 

@@ -237,8 +237,13 @@ def test_every_help_works_on_the_base_install(cli: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "extra"),
-    [("checkpoint list file:///x", "storage"), ("reproduce file:///x --step 1", "storage"), ("data show /x", "data")],
-    ids=["checkpoint", "reproduce", "data"],
+    [
+        ("checkpoint list file:///x", "storage"),
+        ("reproduce file:///x --step 1", "storage"),
+        ("data show /x", "data"),
+        ("generate file:///x --prompt a", "data,torch"),
+    ],
+    ids=["checkpoint", "reproduce", "data", "generate"],
 )
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(cli: Path, arguments: str, extra: str) -> None:
     done = subprocess.run(

@@ -69,9 +69,7 @@ def test_what_all_ranks_hold_is_saved_once_and_read_whole(shapes, world):
 
 @pytest.mark.parametrize(("offsets", "shape"), [([3], [4]), ([0, 0], [4]), ([-1], [4]), ([], [])])
 def test_a_part_that_lies_beyond_its_array_is_refused(offsets, shape):
-    with pytest.raises(
-        InvalidInput, match=r"w is said to be a box of .* which it is not within: correct its ArrayShard"
-    ):
+    with pytest.raises(InvalidInput, match=r"w is declared as a box of .* which is too small: correct its ArrayShard"):
         BufferCatalogue({"w": ArrayShard(buffer(np.zeros(2, np.float32)), offsets, shape)}, {}, 0, 1)
 
 

@@ -25,7 +25,8 @@ def test_a_damaged_checkpoint_names_the_newest_other_one_and_how_to_use_it(tmp_p
     with pytest.raises(DamagedInput) as damaged:
         StoredCheckpoint(newest.as_uri())
     assert instead_of(damaged.value) == (
-        " The newest other one is of step 40. To continue from it, create the job again with checkpoint.resumeFrom: "
+        " The newest other checkpoint is from step 40. To continue from it, create the job again with "
+        "checkpoint.resumeFrom: "
         f"{older.as_uri()} and another, empty folder in checkpoint.uri."
     )
     (older / "manifest.json").unlink()

@@ -106,7 +106,7 @@ def test_a_script_that_begins_at_another_epoch_is_refused():
 
 def test_other_data_are_refused():
     _, saved = epochs(Loaders(), loader(), end=1, stop_after=4)
-    with pytest.raises(InvalidInput, match=r"loader 0 of State.batches\(\) has 23 items, and 24 when it was saved"):
+    with pytest.raises(InvalidInput, match=r"loader 0 of State.batches\(\) has 23 items, but had 24 when it was saved"):
         again(saved).batches(loader(items=23))
 
 
@@ -115,12 +115,12 @@ def test_a_loader_without_a_sampler_is_refused():
         def __iter__(self):
             return iter(range(4))
 
-    with pytest.raises(InvalidInput, match=r"whose order can't be followed.*torchdata.StatefulDataLoader"):
+    with pytest.raises(InvalidInput, match=r"whose order is not known.*torchdata.StatefulDataLoader"):
         Loaders().batches(DataLoader(Stream()))
 
 
 def test_restore_comes_before_the_first_batches():
     loaders = Loaders()
     loaders.batches(loader())
-    with pytest.raises(InvalidInput, match=r"restore\(\) comes before the first State.batches\(\)"):
+    with pytest.raises(InvalidInput, match=r"restore\(\) must be called before the first State.batches\(\)"):
         loaders.load_state_dict({"passes": []})

@@ -49,11 +49,11 @@ def test_sizes_that_are_not_known_yet_allow_every_layout() -> None:
         ({"determinism": "Bitwise"}, {"shard": 2}, "trainer.determinism: ", "remove parallelism"),
         (FREED, ZERO_BUBBLE, "trainer.memory.reshardAfterForward: ", "choose another parallelism.schedule"),
         ({}, {**ZERO_BUBBLE, "tensor": 2, "async_tensor": True}, "parallelism.asyncTensor: ", "or remove asyncTensor"),
-        ({}, {"expert": 2}, "parallelism.expert: expert deals experts out", "expert is 2: the nearest that fit: 1"),
+        ({}, {"expert": 2}, "parallelism.expert: expert divides the experts", "expert is 2: the nearest that fit: 1"),
         (SIX_EXPERTS, {"expert": 4}, "parallelism.expert: ", "expert is 4: the nearest that fit: 3 and 6"),
         (SIX_EXPERTS, {"expert": 2, "shard": 3}, "parallelism.expert: ", "expert is 2: the nearest that fit: 1 and 3"),
         (NARROW_SHARED, {"tensor": 16}, "parallelism.tensor: ", "tensor is 16: the nearest that fit: 8"),
-        (OWN_MODEL, {"tensor": 2}, "parallelism.tensor: tensor cuts the decoder", "the nearest that fit: 1"),
+        (OWN_MODEL, {"tensor": 2}, "parallelism.tensor: tensor divides the bundled decoder", "the nearest that fit: 1"),
         (OWN_MODEL, {"context": 4}, "parallelism.context: ", "context is 4: the nearest that fit: 1"),
     ],
 )  # fmt: skip
@@ -71,13 +71,15 @@ def test_experts_are_dealt_out_within_groups_before_other_sequences_workers() ->
     assert ParallelismConfig(**given).expert_shards == 3
     assert ParallelismConfig(**given).block == 12
     (sentence,) = problems(config(**SIX_EXPERTS), world=6, **given)
-    assert sentence.endswith("blocks of 12: the nearest that fit: 12")
+    assert sentence.endswith("the block of 12 workers: the nearest that fit: 12")
 
 
 def test_a_world_of_half_a_block_is_refused_with_the_nearest_sizes() -> None:
     assert problems(config(), world=8, tensor=2, shard=2) == ()
     (sentence,) = problems(config(), world=6, tensor=2, shard=2)
-    assert sentence == "parallelism: 6 workers are no whole number of blocks of 4: the nearest that fit: 4 and 8"
+    assert (
+        sentence == "parallelism: 6 workers are not a multiple of the block of 4 workers: the nearest that fit: 4 and 8"
+    )
     assert problems(config(), world=3, tensor=4)[0].endswith("fit: 4")
 
 

@@ -68,7 +68,7 @@ class AgentState:
 
     @property
     def state(self) -> OwnState:
-        """State of this agent's own part in its round, such as running or failed (see `states`)."""
+        """State of this agent in its round, such as running or failed, without the other members (see `states`)."""
         r = self.round
         if r is None:
             if self.preparation is None:
@@ -103,10 +103,11 @@ class AgentState:
         return OwnState.DRAINING if r.drain is not None else OwnState.RUNNING
 
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
-        """Return whether the end of this round need not wait for a checkpoint in storage any longer.
+        """Return whether the end of this round no longer has to wait for a checkpoint in storage.
 
-        That is the case if storage has the checkpoint that this end requires. After a drain, it is also the case if a
-        member is gone before it has uploaded its shards: the checkpoint can then never be complete.
+        If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, the wait is
+        also over if a member is gone before it has uploaded its shards, because the checkpoint can then never be
+        complete.
         """
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
         if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
@@ -154,10 +155,10 @@ class AgentState:
         )
 
     def beat(self) -> p.MemberState:
-        """Return the heartbeat that this agent, if it is the coordinator, sends to its members.
+        """Return the heartbeat that this agent, as the coordinator, sends to its members.
 
-        It is equal to `member_state`, with one exception: the states succeeded and drained are sent only if they apply
-        to the whole round.
+        The heartbeat is equal to `member_state`, with one exception: the states succeeded and drained are sent only if
+        they apply to the whole round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):
@@ -236,10 +237,10 @@ class AgentState:
         return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Return whether this agent may be the only one that still has a certain state.
+        """Return whether this agent may be the only one left that has a certain state.
 
-        Termination notices often come in groups. So until the coordinator has reported the other departing members, the
-        result is True.
+        Termination notices often come in groups. Until the coordinator has reported which other members depart, the
+        result is therefore True.
         """
         names = [member.replica for member in r.assign.members]
         leaving, durable = set(self.leaving()), r.drain is not None and r.drain.order.durable

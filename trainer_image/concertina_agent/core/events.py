@@ -109,7 +109,7 @@ class WorkerExited:
     they were printed before.
     """
     out_of_memory: bool = False
-    """Whether the kernel killed a process of this container for lack of memory since the worker started."""
+    """True if the kernel killed a process of this container for lack of memory since the worker started."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,10 @@ class MemberGone:
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorJoined:
-    """Event on a member: the coordinator has accepted its Join. This happens again after the stream was broken."""
+    """Event on a member: the coordinator has accepted its Join.
+
+    The event occurs again each time a broken stream is replaced.
+    """
 
     round: int
     claim: str
@@ -207,7 +210,7 @@ class StorageSeen:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """Event: the tracking tool has begun to accept records, or no longer accepts them."""
+    """Event: the tracking tool has started or stopped accepting records."""
 
     trouble: str
     """Sentence about why the tracking tool does not accept records, or "" if it does."""
@@ -215,7 +218,7 @@ class TrackingSeen:
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """Event: the preparation for warm starts is over. Workers can start at once, or never if `error` is set."""
+    """Event: the preparation for warm starts has ended. Workers can start at once, or never if `error` is set."""
 
     error: str = ""
 
@@ -388,7 +391,10 @@ class CopyFrom:
 
 @dataclasses.dataclass(frozen=True)
 class DropSnapshots:
-    """Effect: delete these snapshots, and all shards that were fetched from peers. No worker needs them any more."""
+    """Effect: delete these snapshots, and all shards that were fetched from peers.
+
+    No worker needs these files any more.
+    """
 
     ids: tuple[p.SnapshotId, ...]
 
@@ -427,7 +433,7 @@ class Ship:
     shard: int
     path: str
     is_slot: bool = False
-    """Whether `path` is the file of the slot itself. Otherwise, it is a hard link that a worker has made for the
+    """True if `path` is the file of the slot itself. Otherwise, it is a hard link that a worker has made for the
     upload."""
 
 
@@ -454,7 +460,7 @@ class Undo:
 
 @dataclasses.dataclass(frozen=True)
 class CollectStacks:
-    """Effect: write the whole stacks of this agent's workers to the log, then emit StacksCollected."""
+    """Effect: write the complete stacks of this agent's workers to the log, then emit StacksCollected."""
 
     round: int
 

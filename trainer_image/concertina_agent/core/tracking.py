@@ -22,11 +22,11 @@ from concertina_protocol.tracking import tracking_records as t
 
 @dataclasses.dataclass
 class RoundRecord:
-    """Which facts about one round have already been recorded for the tracking tool."""
+    """Facts about one round that have already been recorded for the tracking tool."""
 
     round: int
     restored: bool = False
-    """Whether the beginning of the round's training has been recorded."""
+    """True if the beginning of the round's training has been recorded."""
     step: int = -1
     """Newest step whose progress was handled."""
     waiting: Optional[t.StepDone] = None
@@ -132,7 +132,12 @@ def _notes(coordinator: Coordinator, round_record: RoundRecord, at: float) -> li
     ):
         if replica not in round_record.notices:
             records.append(
-                _note(round_record, at, t.NoteKind.NOTICE, f"{replica} was told to leave within {grace:g} s.")
+                _note(
+                    round_record,
+                    at,
+                    t.NoteKind.NOTICE,
+                    f"{replica} received a termination notice and must leave within {grace:g} s.",
+                )
             )
             round_record.notices.add(replica)
     return records

@@ -101,9 +101,9 @@ class UploadState:
         self._unshipped = {waiting for waiting in self._unshipped if waiting[0].step > durable.step}
 
     def seen(self, storage: Storage, round: int) -> bool:
-        """Record a new state of storage, and return whether anything has changed.
+        """Record the state of storage after a check, and return whether anything has changed.
 
-        If the new state is an error, the checkpoint that LATEST was last seen to name is kept.
+        If the check has failed, the checkpoint that LATEST was last seen to name is kept.
         """
         if storage.state == StorageHealth.ERROR and storage.latest is None:
             previous = self.storage or storage

@@ -1,6 +1,6 @@
 """Driver of the files in the agent's volume, which are snapshots and the highest round seen.
 
-It carries out the effects on them that the state machine returns.
+The driver carries out those effects of the state machine that concern files.
 """
 
 from __future__ import annotations

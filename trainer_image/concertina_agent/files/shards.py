@@ -118,7 +118,7 @@ def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], in
             while filled < len(chunk):  # TLS delivers at most 16 KiB at a time
                 count = read_into(chunk[filled:])
                 if not count:
-                    raise Damaged(f"shard {header.shard} broke off")
+                    raise Damaged(f"shard {header.shard} was cut off")
                 filled += count
             checksum = zlib.crc32(chunk, checksum)
             while chunk:
@@ -137,7 +137,7 @@ def commit(path: Path, header: p.ShardHeader, checksums: Iterable[int]) -> Shard
         part = part_of(header.size, number, header.parts)
         checksum = followed_by(checksum, part_checksum, part.stop - part.start)
     if checksum != header.checksum:
-        raise Damaged(f"shard {header.shard} of step {header.id.step} did not arrive whole")
+        raise Damaged(f"shard {header.shard} of step {header.id.step} did not arrive completely")
     write_sidecar(path, Sidecar(header.id, header.shard, header.size, header.checksum))
     return Shard(path, header.id, header.shard, header.size, header.checksum)
 

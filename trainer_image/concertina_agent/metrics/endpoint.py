@@ -110,21 +110,21 @@ class Endpoint:
         first, *fields = head.decode("latin-1").split("\r\n")
         words = first.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return _response("400 Bad Request", "this is no request of HTTP/1.1\n")
+            return _response("400 Bad Request", "this is not an HTTP/1.1 request⏎")
         method, target, _ = words
         if target.partition("?")[0] != PATH:
-            return _response("404 Not Found", f"the metrics of this pod are at {PATH}\n")
+            return _response("404 Not Found", f"the metrics of this pod are at {PATH}⏎")
         if method not in ("GET", "HEAD"):
-            return _response("405 Method Not Allowed", "only GET and HEAD\n", "Allow: GET, HEAD")
+            return _response("405 Method Not Allowed", "only GET and HEAD are supported⏎", "Allow: GET, HEAD")
         if self._expected is not None and not self._is_authorized(fields):
             return _response("401 Unauthorized", self._missing_token_message(), "WWW-Authenticate: Bearer")
         try:
             body = await self._text()
         except asyncio.TimeoutError:
-            return _response("503 Service Unavailable", "the agent is too busy to say what it knows\n")
+            return _response("503 Service Unavailable", "the agent is too busy to answer: try again⏎")
         except Exception as error:  # other requests are still answered, and training continues
             log_event("metrics_failed", error=f"{type(error).__name__}: {error}")
-            return _response("500 Internal Server Error", "the agent's log says what is wrong\n")
+            return _response("500 Internal Server Error", "an internal error occurred: see the agent's log⏎")
         answer = _response("200 OK", body, f"Content-Type: {CONTENT_TYPE}")
         return answer if method == "GET" else answer[: len(answer) - len(body)]
 
@@ -136,10 +136,8 @@ class Endpoint:
 
     def _missing_token_message(self) -> str:
         if self._expected == b"Bearer ":
-            return (
-                "a token is asked for, and this pod has none: the Secret that should hold it is not in its namespace\n"
-            )
-        return "the metrics of this pod ask for their token: Authorization: Bearer TOKEN\n"
+            return "metrics need a token, but this pod has none: the Secret with the token is not in its namespace⏎"
+        return "the metrics of this pod need a token: send the header Authorization: Bearer TOKEN⏎"
 
 
 def _response(status: str, body: Union[bytes, str], *fields: str) -> bytes:

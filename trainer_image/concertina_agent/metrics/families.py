@@ -63,27 +63,29 @@ STEP = _gauge(
 )
 STEPS = _gauge("concertina_training_steps", "Steps of the whole run, if known.")
 SAMPLES = _gauge("concertina_training_samples", "Samples consumed since the run began.")
-RUN_TOKENS = _gauge("concertina_training_run_tokens", "Tokens trained on since the run began, each counted once.")
+RUN_TOKENS = _gauge(
+    "concertina_training_run_tokens", "Tokens trained on since the run began. Replayed tokens count once."
+)
 TOKENS = _counter(
     "concertina_training_tokens",
-    "Tokens of the reported steps, replayed steps included, without the first step of each round.",
+    "Tokens of the reported steps, including replayed steps, without the first step of each round.",
 )
 TOKENS_PER_SECOND = _gauge("concertina_training_tokens_per_second", "Tokens trained on per second by all workers.")
 LOSS = _gauge(
     "concertina_training_loss",
-    "Mean loss of the last step's tokens. NaN once it is not finite, and absent if none was reported.",
+    "Mean loss of the tokens of the last step. NaN if it is not finite; absent if the worker reports no loss.",
 )
 VALIDATION_LOSS = _gauge("concertina_training_validation_loss", "Last validation loss in this round.")
 VALIDATION_STEP = _gauge("concertina_training_validation_step", "Step after which the validation loss was measured.")
 LEARNING_RATE = _gauge("concertina_training_learning_rate", "Learning rate of the last step.")
 GRADIENT_NORM = _gauge("concertina_training_gradient_norm", "Gradient norm of the last step.")
 METRIC = _gauge(
-    "concertina_training_metric", "Other values that the worker reports, by name, with at most 32 names.", "name"
+    "concertina_training_metric", "Other values that the worker reports, by name, for at most 32 names.", "name"
 )
 MFU = _gauge(
     "concertina_training_mfu_ratio",
-    "Share of the devices' peak arithmetic that training uses, from 0 to 1, with causal attention "
-    "counted (docs/accounting.md).",
+    "Share of the devices' peak arithmetic that training uses, from 0 to 1. Causal attention is counted "
+    "(docs/accounting.md).",
 )
 STEP_SECONDS = _family(
     "concertina_training_step_seconds",
@@ -92,13 +94,13 @@ STEP_SECONDS = _family(
 )
 PART_SECONDS = _counter(
     "concertina_training_step_part_seconds",
-    "Seconds of these steps by part, on rank 0. The rest of a step is a wait for other ranks.",
+    "Seconds of these steps by part, on rank 0. The remaining time of a step is a wait for other ranks.",
     "part",
 )
 BUSY_SECONDS = _counter(
     "concertina_training_busy_seconds",
-    "Seconds of steps not spent waiting for other ranks: of rank 0 (coordinator), of the median "
-    "rank, of the slowest rank.",
+    "Seconds of steps in which a rank did not wait for other ranks: of rank 0 (coordinator), of the median "
+    "rank and of the slowest rank.",
     "of",
 )
 DATA_WAIT_SECONDS = _counter("concertina_training_data_wait_seconds", "Seconds that training waited for data.")

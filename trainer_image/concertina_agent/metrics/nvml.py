@@ -189,7 +189,7 @@ class Nvml:
     def _must(self, function: str, *arguments: Any) -> None:
         code = self._call(function, *arguments)
         if code != _SUCCESS:
-            raise NvmlError(f"NVML does not work: {function} answers {code}")
+            raise NvmlError(f"NVML does not work: {function} returned the error code {code}")
 
     def _call(self, function: str, *arguments: Any) -> int:
         """Call a function of NVML and return its code, or -1 if the library is too old to have the function."""

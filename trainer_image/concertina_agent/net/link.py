@@ -1,8 +1,8 @@
 """Streams between the coordinator and its members, at both ends.
 
 A broken connection does not prove that the process at the other end has died (decision "A reset connection does not
-prove a failure"). So the member joins the coordinator again, and the coordinator sends a request to the member's agent.
-If a process has died, its node refuses new connections at once.
+prove a failure"). The member therefore joins the coordinator again, and the coordinator sends a request to the member's
+agent. If the process has died, its node refuses new connections at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error after which a member does not repeat its Join, because the coordinator is in a later round."""
+    """Error that the coordinator is in a later round, so that a member stops repeating its Join."""
 
 
 async def follow_coordinator(
@@ -215,7 +215,7 @@ class MemberStreams:
             """
             if (state.replica, state.instance) != (join.replica, join.instance):
                 raise ProtocolError(
-                    f"{join.replica} ({join.instance}) may not speak for {state.replica} ({state.instance})"
+                    f"{join.replica} ({join.instance}) may not act for {state.replica} ({state.instance})"
                 )
             self._emit(e.MemberMessage(state))
 
@@ -226,7 +226,7 @@ class MemberStreams:
                 await _listen(wire, on_message, (p.MemberState,))
         except ProtocolError as error:
             if self._forget(join, wire):
-                self._emit(dataclasses.replace(gone, detail=f"said what it may not: {error}"))
+                self._emit(dataclasses.replace(gone, detail=f"sent a message that is not allowed: {error}"))
             raise
         wire.close()
         if self._forget(join, wire) and await self._is_lost(join) and join.replica not in self._wires:

@@ -54,7 +54,7 @@ class ShardHolder(Protocol):
 
 
 class Learns(Protocol):
-    """Interface to the part of the agent that finds out which modules the user's script imports."""
+    """Interface to the part of the agent that exchanges the names of modules which the user's script imports."""
 
     def answer(self) -> p.Message: ...
 
@@ -173,7 +173,7 @@ class NetworkDriver:
                 if to.replica == self._settings.replica:
                     own = p.decode(line)
                     if not isinstance(own, (p.Prepare, p.Assign, p.Release)):
-                        raise p.ProtocolError(f"a {type(own).__name__} is not passed on")
+                        raise p.ProtocolError(f"a {type(own).__name__} is never forwarded")
                     answer = p.encode(await self.answer(own))
                 else:
                     answer = await self._connections.ask(to.address, line, RELAY_SECONDS)

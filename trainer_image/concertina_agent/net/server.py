@@ -198,13 +198,13 @@ class AgentServer:
         try:
             while (call := await wire.receive()) is not None:
                 if not isinstance(call, CALLS):
-                    raise ProtocolError(f"a {type(call).__name__} can't come on the connection of a Watch")
+                    raise ProtocolError(f"a {type(call).__name__} is not allowed on the connection of a Watch")
                 await self._route(call, wire)(call, wire)
         finally:
             stream.cancel()
 
     def _forbidden(self, role: str, message: Optional[p.Message]) -> str:
-        return f"{role or 'a stranger'} may not send {type(message).__name__} to an agent of job {self._uid}"
+        return f"{role or 'an unknown peer'} may not send {type(message).__name__} to an agent of job {self._uid}"
 
     async def _answer(self, message: Answered, wire: Connection) -> None:
         await wire.send(await self._handler.answer(message))

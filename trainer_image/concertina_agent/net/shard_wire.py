@@ -172,7 +172,7 @@ class ShardWire:
                 return None
             self._unread += record[:count]
             if len(self._unread) > p.MAX_LINE:
-                raise ProtocolError(f"a line over the limit of {p.MAX_LINE} bytes")
+                raise ProtocolError(f"a line exceeds the limit of {p.MAX_LINE} bytes")
         line, _, self._unread = self._unread.partition(b"\n")
         return p.decode(line)
 
@@ -255,7 +255,7 @@ async def accept(connection: socket.socket, context: ssl.SSLContext, threads: co
             data = await asyncio.get_running_loop().sock_recv(connection, len(PREFACE) - len(received))
             received = received + data if data else b"?"
         if received != PREFACE:
-            raise ConnectionError("neither TLS nor a connection for shards")
+            raise ConnectionError("this is neither TLS nor a connection for shards")
         return await _secure(connection, threads, context, server_side=True)
     except BaseException:
         connection.close()

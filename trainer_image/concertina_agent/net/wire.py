@@ -31,7 +31,7 @@ def _checked_address(address: str) -> Iterator[None]:
     except OSError:  # the error for a bad certificate is also a ValueError
         raise
     except (ValueError, OverflowError) as error:
-        raise ConnectionError(f"{address:.100} is no address") from error
+        raise ConnectionError(f"{address!r:.100} is not an address") from error
 
 
 class Connector:

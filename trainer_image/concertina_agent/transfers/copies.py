@@ -248,7 +248,7 @@ class Peers:
         if shard is None:
             return await wire.send(_not_here(message.id, message.shard))
         if message.part and not 0 < message.part < message.parts:
-            return await wire.send(p.Refused(f"there is no part {message.part} of {message.parts}", 0, ""))
+            return await wire.send(p.Refused(f"part {message.part} of {message.parts} does not exist", 0, ""))
         self._sending += 1
         try:
             await self._send_shard(
@@ -319,7 +319,7 @@ def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
     if isinstance(answer, p.ShardHeader) and 1 <= answer.parts <= parts:
         return answer
     if isinstance(answer, p.ShardHeader):
-        raise Damaged(f"{answer.parts} parts were sent of {parts}")
+        raise Damaged(f"{answer.parts} parts were sent instead of {parts}")
     raise Damaged(answer.reason if isinstance(answer, p.Refused) else "the connection was closed")
 
 
@@ -357,9 +357,9 @@ def expected(assign: p.Assign, replica: str, even: bool) -> range:
 
 
 def _not_here(id: p.SnapshotId, number: int) -> p.Refused:
-    return p.Refused(f"shard {number} of round {id.round}, step {id.step} is not held here", 0, "")
+    return p.Refused(f"shard {number} of round {id.round}, step {id.step} is not stored here", 0, "")
 
 
 def _nowhere(id: p.SnapshotId, number: int, reasons: list[str]) -> str:
-    tried = "; ".join(reasons) or "no member holds it"
-    return f"Shard {number} of the snapshot of round {id.round}, step {id.step} can't be had: {tried}."
+    tried = "; ".join(reasons) or "no member has it"
+    return f"Shard {number} of the snapshot of round {id.round}, step {id.step} can't be fetched: {tried}."

@@ -42,7 +42,7 @@ class ModuleLearning:
 
     def answer(self) -> p.Message:
         learned = self._warm.learned if self._warm is not None else None
-        return learned or p.Refused("nothing is learned here yet", 0, "")
+        return learned or p.Refused("no imports have been recorded here yet", 0, "")
 
     def hear_of(self, address: str) -> None:
         """Ask another agent which modules the script imports, if this agent does not know any yet.

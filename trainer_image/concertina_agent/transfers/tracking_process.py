@@ -89,7 +89,9 @@ class TrackingDriver:
             deaths = 0 if code == 0 else deaths + 1
             if code:
                 log_event("tracking_ended", code=code)
-                self._error = self._error or f"The process that ships to the tracker ended with {code}."
+                self._error = self._error or (
+                    f"The process that sends records to the tracker ended with exit code {code}."
+                )
             await asyncio.sleep(BACKOFF[min(deaths, len(BACKOFF) - 1)])
 
     async def watch(self) -> None:
@@ -131,7 +133,7 @@ class TrackingDriver:
         if not trouble and self.behind and time.monotonic() - self._heard_at > SILENCE_SECONDS:
             trouble = f"The tracker has not answered for {SILENCE_SECONDS:g} s."
         if trouble and self._dropped:
-            trouble = f"{trouble} {self._dropped} records were given up, the spool being full."
+            trouble = f"{trouble} {self._dropped} records were discarded because the spool is full."
         if trouble != self._reported_error:
             self._reported_error = trouble
             log_event("tracking", behind=self.behind, error=trouble)

@@ -53,11 +53,11 @@ class UploadDriver:
         self._living: Optional[tuple[str, ...]] = None
         """Other existing jobs as in the last Assign, or None before the first Assign."""
         self._owned = False
-        """Whether this job is known to own the folder of checkpoints. Once known, this is not checked again."""
+        """True if this job is known to own the folder of checkpoints. Once known, this is not checked again."""
         self._failing = False
-        """Whether the last request failed, and no later one has succeeded."""
+        """True if the last request failed, and no later one has succeeded."""
         self._part_goes_first = False
-        """Whether an upload is sent before the next publication.
+        """True if an upload is sent before the next publication.
 
         This is set when a publication has failed. A publication may fail again and again, and must not prevent uploads.
         """

@@ -44,7 +44,7 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def ends(pid: int) -> bool:
-    """Return whether a process runs no more user code: it is gone, or each of its threads has begun to exit.
+    """Return whether a process runs no more user code, because it is gone or each of its threads has begun to exit.
 
     The process is reaped later, when its memory and that of a GPU are freed. See proc_pid_stat(5), flags.
     """

@@ -233,6 +233,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     server = Forkserver(socket.socket(fileno=options.control))
+    gc.disable()  # It takes a fifth of the time of torch's imports, and frees little.
     try:
         for module in options.preload:
             importlib.import_module(module)
@@ -242,9 +243,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 1
     gc.collect()
     gc.freeze()
+    gc.enable()
     server.send({"warm": True})
     forked = server.serve()
-    return 0 if forked is None else _work(forked)
+    return _leave(0) if forked is None else _work(forked)  # An ordinary exit takes a second to take torch apart.
 
 
 def _work(forked: Forked) -> NoReturn:

@@ -154,7 +154,7 @@ def _inherited_files() -> list[int]:
 
 
 def _stand_in(agent: socket.socket, pid: int, group: int, files: Iterable[int]) -> NoReturn:
-    """Stand in for the process that runs the script: forward signals to it, and end in the same way when it ends."""
+    """Act for the process that runs the script: forward signals to it, and end in the same way when it ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     # A signal to this process's group reaches the script directly, because the script is in the same group.
     with contextlib.suppress(OSError):

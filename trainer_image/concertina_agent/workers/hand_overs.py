@@ -33,7 +33,7 @@ class Start:
 
     process: Process
     record: bool
-    """Whether imports are recorded. Only one worker of a replica records them, because all workers run the same
+    """True if imports are recorded. Only one worker of a replica records them, because all workers run the same
     script."""
     started_at: float
     """Time of the start, by the event loop's clock."""
@@ -45,7 +45,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Answer to a Python interpreter of a worker's command: run your script yourself."""
+    """Answer to a Python interpreter of a worker's command that it must run its script itself."""
 
     record: str = ""
     """File into which the interpreter records imports, or ""."""
@@ -97,7 +97,7 @@ class HandOvers:
             listening.listen(64)
             listening.setblocking(False)
         except OSError as error:
-            return f"{self.path} can't be made: {error.strerror}"
+            return f"{self.path} can't be created: {error.strerror}"
         self._listening = listening
         asyncio.get_running_loop().add_reader(listening, self._accept, listening)
         return ""
@@ -189,7 +189,7 @@ class HandOvers:
 
 
 def _on_packet(connection: socket.socket, taken: Taken) -> None:
-    """Handle a packet from an interpreter that stands in for its script.
+    """Handle a packet from an interpreter that waits while a fork runs its script.
 
     The packet says that the fork has refused to take over the script. An empty packet means that the interpreter was
     killed.

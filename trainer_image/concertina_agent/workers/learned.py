@@ -38,13 +38,15 @@ class Imported:
 
 
 class Recorder:
-    """Import finder that records each module that a script searches for. It is the first finder, and never finds one.
+    """Import finder that records each module that a script searches for.
 
-    The script may search for a module that does not exist. When the next module is searched for, it is known whether
-    the previous one was imported. If it was not imported, the recorder adds a line to the file by which the earlier
-    record becomes invalid. From then on, that module is recorded only after it has been imported. Modules that the file
-    already contains are not recorded again. Both rules keep the file from growing at each step or each start, because
-    after each growth, the recorded modules are imported again in a parent process.
+    The recorder is the first finder, and never finds a module. A script may search for a module that does not exist. So
+    at each search, the recorder checks whether the module of the previous search was imported. If not, the recorder
+    adds a line to the file that makes the record of that module invalid. From then on, the module is recorded only
+    after it has been imported.
+
+    Modules that the file already contains are not recorded again. The file therefore does not grow at each step or each
+    start. Growth is costly, because a parent process then imports the recorded modules again.
     """
 
     def __init__(self, path: str) -> None:

@@ -59,7 +59,7 @@ class LocalWorker:
     steps: StepFile
     local_rank: int
     over: asyncio.Event
-    """Whether the round of this worker is over."""
+    """True if the round of this worker is over."""
     channel: Optional[AgentEnd] = None
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """Messages to the worker, until it has opened its channel."""
@@ -67,11 +67,11 @@ class LocalWorker:
     alone: str = ""
     """Clause that says how the worker trains in a world of its own (see `worlds`)."""
     stays: bool = False
-    """Whether the process can leave its round and enter the next one."""
+    """True if the process can leave its round and enter the next one."""
     in_round: bool = True
-    """Whether the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
+    """True if the process is in its round. From Left to the next Hello it is not, and its messages are dropped."""
     has_left: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-    """Whether the process has left `round`. Until then its end is the end of a worker of the round."""
+    """True if the process has left `round`. Until then its end is the end of a worker of the round."""
 
     @property
     def running(self) -> bool:
@@ -179,13 +179,14 @@ class LocalWorkers:
             await within(GONE_SECONDS, self._reaped())
         except asyncio.TimeoutError:
             raise StartError(
-                f"processes that were killed have not ended for {GONE_SECONDS:.0f} s; the driver of a device may hang"
+                f"processes that were killed have not ended for {GONE_SECONDS:.0f} s: the driver of a device may hang"
             ) from None
 
     async def _until_warm(self) -> bool:
-        """Wait until workers can be started. Return False if the workers have to end before that.
+        """Wait until workers can be started. Return False if the workers must end before that.
 
-        Importing modules in the warm process can take seconds, and those modules are then no longer needed.
+        The wait can take seconds, while the warm process imports modules. Workers that must end no longer need these
+        modules.
         """
         ends = asyncio.ensure_future(self._must_end.wait())
         futures: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), ends}
@@ -202,7 +203,10 @@ class LocalWorkers:
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """Start a worker, or make a process of the last round enter this one. Return False to be called again."""
+        """Start a worker, or make a process of the last round enter this one.
+
+        Return False if the caller must call this method again.
+        """
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
@@ -361,7 +365,9 @@ class LocalWorkers:
         )
         for worker, lines in zip(workers, stacks_by_worker):
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
-            sys.stderr.write(f"[rank {worker.rank}] the round stands still; stacks, innermost frame first:\n{text}\n")
+            sys.stderr.write(
+                f"[rank {worker.rank}] the round makes no progress. Stacks, innermost frame first:⏎{text}⏎"
+            )
         sys.stderr.flush()
         bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, stacks_by_worker)}
         self._emit(e.StacksCollected(round, bounded))
@@ -382,11 +388,10 @@ class LocalWorkers:
     async def halt(self) -> tuple[Replaced, ...]:
         """End the current round. Return why workers were killed that could have stayed for the next round.
 
-        The call returns when all workers have left the round or have written their last byte.
-
         Worker processes that can stay have LEAVE_SECONDS to leave the round. All other processes of the round get
-        SIGKILL. A process with a GPU then takes a quarter of a second to end. Only the next processes of this replica
-        wait for that (decision "Only the next worker waits for a killed worker").
+        SIGKILL. The call returns when all workers have left the round or have written their last byte. A killed process
+        with a GPU takes a quarter of a second longer to end. Only the next processes of this replica wait for that
+        (decision "Only the next worker waits for a killed worker").
         """
         async with self._ending:
             await self._stop_starting()

@@ -126,7 +126,7 @@ class StepCounter:
 
 
 class TorchFinder:
-    """Finder that finds nothing by itself, and registers the counter once torch's optimizers have been imported."""
+    """Import finder that only waits until torch's optimizers have been imported, and then registers the counter."""
 
     def __init__(self, counter: StepCounter) -> None:
         self._counter = counter

@@ -78,7 +78,7 @@ def from_json(line: str, base: Mapping[str, str]) -> Program:
         script, folder, directory = (str(fields[name]) for name in ("script", "folder", "directory"))
         return Program(command, words, script, folder, directory, environment)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"no program: {error!r}") from error
+        raise ValueError(f"not the description of a program: {error!r}") from error
 
 
 def of_command(command: PythonCommand, environment: Mapping[str, str]) -> Program:
@@ -103,7 +103,7 @@ def reported(report: Mapping[str, Any]) -> Program:
         folder = os.path.dirname(script) if script else directory
         return Program(line, len(line) - len(report["arguments"]), script, folder, directory, environment)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no description of an interpreter: {error!r}") from error
+        raise ValueError(f"not the description of an interpreter: {error!r}") from error
 
 
 def difference(interpreter: Mapping[str, Any], parent: Mapping[str, Any]) -> str:

@@ -61,7 +61,7 @@ WITH_VALUE = "XW"
 def parse(line: Sequence[str]) -> Union[PythonCommand, Unsuited]:
     """Return the parsed command line, or the reason why a worker can't be forked for it."""
     if not is_python(line[0]):
-        return Unsuited(f"it begins with {_short(line[0])}, which is no Python")
+        return Unsuited(f"it begins with {_short(line[0])}, which is not Python")
     index = 1
     while index < len(line):
         word = line[index]
@@ -80,11 +80,11 @@ def parse(line: Sequence[str]) -> Union[PythonCommand, Unsuited]:
             return Unsuited(why)
         if runs is not None:
             if word[-1] not in "mc" or index + 1 >= len(line):
-                return Unsuited(f"{_short(word)} is not followed by what to run")
+                return Unsuited(f"nothing to run follows {_short(word)}")
             return PythonCommand(tuple(line), runs, index)
         index += 2 if takes_next_word else 1
     if index >= len(line) or line[index] == "-":
-        return Unsuited("Python reads what to run from its input")
+        return Unsuited("Python reads the program from its input")
     return PythonCommand(tuple(line), Runs.FILE, index)
 
 
@@ -102,7 +102,7 @@ def _letters(word: str) -> tuple[Optional[Runs], bool, str]:
         if letter in "mc":
             return (Runs.MODULE if letter == "m" else Runs.CODE), False, ""
         if letter not in ALONE:
-            return None, False, f"Python's option -{letter} is not known here"
+            return None, False, f"Python's option -{letter} is not supported here"
     return None, False, ""
 
 

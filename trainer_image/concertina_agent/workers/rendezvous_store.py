@@ -34,4 +34,4 @@ def reserve(host: str) -> int:
             host_socket.close()
             any_socket.bind(("", port))
             return port
-    raise OSError(errno.EADDRINUSE, f"no free port on {host}")
+    raise OSError(errno.EADDRINUSE, f"there is no free port on {host}")

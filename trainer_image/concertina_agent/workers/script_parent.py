@@ -226,7 +226,7 @@ def _preload(config: ParentConfig, modules: Iterable[Imported], server: Forkserv
                     server.send({"leave_out": module.package, "why": why})
                     os._exit(0)
                 if _own_memory() > config.most_memory:
-                    server.send({"error": f"its imports take more than {config.most_memory >> 20} MiB of memory"})
+                    server.send({"error": f"its imports need more than {config.most_memory >> 20} MiB of memory"})
                     os._exit(0)
     finally:
         sys.path.remove(config.folder)
@@ -249,7 +249,7 @@ def _reason_to_leave_out(environment_reads: _EnvironmentReads, config: ParentCon
     """Return the reason why the module that was imported last must not be imported before a fork, or ""."""
     varying = environment_reads.names & {name.encode() for name in config.varying}
     if varying:
-        return f"it reads {min(varying).decode()} when it is imported"
+        return f"it reads the variable {min(varying).decode()} when it is imported"
     return unfit()
 
 
@@ -313,7 +313,7 @@ def _shadowed_module(folder: str, initial_modules: Iterable[str]) -> str:
         for entry in sorted(os.listdir(folder)):
             name = entry.partition(".")[0]
             if name in ours and (entry == name or entry == f"{name}.py"):
-                return f"{entry} beside the script has the name of a module of Python's own"
+                return f"{entry} beside the script has the name of a module of Python's standard library"
     return ""
 
 

@@ -99,7 +99,9 @@ def _kernel(pid: int) -> str:
     fields = dict(line.split(":", 1) for line in _read(f"/proc/{pid}/status").splitlines() if ":" in line)
     waits = _read(f"/proc/{pid}/wchan").strip("0")
     name, state, threads = (fields.get(field, "?").strip() for field in ("Name", "State", "Threads"))
-    state_line = f"process {pid} ({name}): state {state}, {threads} threads" if fields else f"process {pid}: gone"
+    state_line = (
+        f"process {pid} ({name}): state {state}, {threads} threads" if fields else f"process {pid}: it has ended"
+    )
     return f"{state_line}, waits in the kernel's {waits}" if waits else state_line
 
 
@@ -114,7 +116,7 @@ async def _by_signal(pid: int, path: str) -> list[str]:
         if (grown := _size(path)) != size:
             size, grew = grown, clock()
     if size == start:
-        return ["it does not answer the signal for its stacks"]
+        return ["it does not respond to the signal for its stacks"]
     return _read(path)[start:].splitlines()
 
 
@@ -139,7 +141,7 @@ async def _by_py_spy(program: str, pid: int, reaper: Reaper) -> tuple[list[str],
             code = await within(ANSWER_SECONDS, ended)
         except asyncio.TimeoutError:
             os.kill(child, signal.SIGKILL)
-            return ["py-spy does not answer"], False
+            return ["py-spy does not respond"], False
         lines = output.read(1 << 16).decode(errors="replace").splitlines()
     return (lines, True) if code == 0 else ([f"py-spy: {line}" for line in lines[:1]], False)
 

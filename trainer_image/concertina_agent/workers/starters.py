@@ -83,7 +83,7 @@ class CommandStarter:
         return start_command(self._command, environment, self._reaper, prefix)
 
     async def serve_store(self, listening: socket.socket) -> Process:
-        raise StartError("Worker 0 of a command of your own serves the store.")
+        raise StartError("Worker 0 of a custom command serves the store itself.")
 
     def look(self) -> None:
         if self.warm is not None:

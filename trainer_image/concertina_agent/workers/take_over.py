@@ -101,17 +101,17 @@ def _become(report: Mapping[str, Any]) -> None:
     status = _status(pid)
     _check(pid, status)
     if report["personality"] != read_text("/proc/self/personality"):
-        raise Unlike("its personality differs")
+        raise Unlike("its execution domain (personality) differs")
     for number in report["files"]:
         if number > 2 and os.path.lexists(f"/proc/self/fd/{number}"):
-            raise Unlike(f"the warm process has a file of its own at number {number}")
+            raise Unlike(f"the warm process uses the file descriptor {number} itself")
     try:
         os.setpgid(0, os.getpgid(pid))
         os.chdir(f"/proc/{pid}/cwd")
         os.umask(int(status["Umask"], 8))
         _take_limits(pid)
     except (OSError, ValueError) as error:
-        raise Unlike(f"its limits or its process group can't be taken over ({error})") from error
+        raise Unlike(f"its limits or its process group can't be set in the warm process ({error})") from error
     os.environ.clear()
     os.environ.update(report["environment"])
     sys.argv[1:] = report["arguments"]
@@ -136,7 +136,7 @@ def _check(pid: int, status: Mapping[str, str]) -> None:
     if _memory_policy(pid) != _memory_policy(os.getpid()):
         raise Unlike("its NUMA memory policy differs")
     if os.getsid(pid) != os.getsid(0):
-        raise Unlike("it has a session of its own")
+        raise Unlike("it is in its own session")
 
 
 def _take_limits(pid: int) -> None:

@@ -81,7 +81,7 @@ class ScriptParent(WorkerParent):
         self.failed: dict[str, str] = {}
         """Modules of spec's `preload` that could not be imported, with the reason for each."""
         self.held = False
-        """Whether this process was started as a probe, and has reached the hook before its script."""
+        """True if this process was started as a probe, and has reached the hook before its script."""
         self.lost = self.stale = False
 
     async def import_more(self, size: int) -> str:
@@ -171,7 +171,7 @@ class WarmProgram:
 
     @property
     def learning(self) -> bool:
-        """Whether the program's first worker still runs, so that its imports are still being recorded.
+        """True if the program's first worker still runs, so that its imports are still being recorded.
 
         Other workers of its round then do not wait for a warm process.
         """
@@ -179,7 +179,7 @@ class WarmProgram:
 
     @property
     def dispensable(self) -> bool:
-        """Whether the program needs no warm process, as far as is known."""
+        """True if the program needs no warm process, as far as is known."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property
@@ -309,7 +309,9 @@ class WarmProgram:
                 return None, error
             self._leave_out(parent)
         reasons = "; ".join(f"{package}: {why}" for package, why in self.left_out.items())
-        return None, f"{MOST_PARENTS} processes have imported what the script needs, and none was of use ({reasons})"
+        return None, (
+            f"{MOST_PARENTS} processes have imported the modules of the script, and none could be used ({reasons})"
+        )
 
     async def probe(self, options: int) -> str:
         """Find out whether an interpreter of the program can wait for the agent before it runs its script.
@@ -388,9 +390,12 @@ class WarmProgram:
     def unlike(self, parent: ScriptParent, report: Mapping[str, Any]) -> str:
         """Return why forks of a warm process cannot take over the script of an interpreter, or "" if they can."""
         if name := difference(report["interpreter"], parent.interpreter):
-            return f"its {name} differs from the warm process's"
+            return f"its {name} differs from that of the warm process"
         if name := differing_variable(report["environment"], parent.program.environment, parent.reads):
-            return f"its variable {name} differs from the warm process's, and is read before the script can change it"
+            return (
+                f"its variable {name} differs from that of the warm process, and is read before the "
+                "script can change it"
+            )
         return ""
 
     def _again(self, parent: ScriptParent, refused: ForkRefused) -> Union[Again, str]:

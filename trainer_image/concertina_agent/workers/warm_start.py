@@ -49,7 +49,10 @@ SILENT_SECONDS = 60.0
 
 They count if none of the command's Python interpreters has connected to the agent.
 """
-SILENT = "no Python of the command, CPython 3.9 or newer, reads PYTHONPATH and imports sitecustomize"
+SILENT = (
+    "the command starts no Python that can be used: CPython 3.9 or newer that reads PYTHONPATH "
+    "and imports sitecustomize"
+)
 
 
 class WarmStart:
@@ -81,7 +84,7 @@ class WarmStart:
 
     @property
     def imports_first(self) -> bool:
-        """Whether there are modules to import before workers are started for the first time.
+        """True if there are modules to import before workers are started for the first time.
 
         Until they are imported, the replica is not ready.
         """
@@ -91,7 +94,7 @@ class WarmStart:
 
     @property
     def has_learned(self) -> bool:
-        """Whether the modules of the script are known, from a worker of this replica or from another replica."""
+        """True if the modules of the script are known, from a worker of this replica or from another replica."""
         return any(warm.size > 0 for warm in self._programs.values())
 
     @property
@@ -150,7 +153,7 @@ class WarmStart:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            self._impossible = f"{self._folder} can't be made: {error.strerror}"
+            self._impossible = f"{self._folder} can't be created: {error.strerror}"
             return
         command = parse(self._line)
         if not isinstance(command, PythonCommand) and is_python(self._line[0]):
@@ -316,7 +319,7 @@ class WarmStart:
         process, parent = interpreter.start.process, warm.parent
         assert parent is not None
         if process.killed:
-            return "its worker is to end"
+            return "its worker must end"
         request = asyncio.ensure_future(warm.take_over(parent, interpreter, record))
         process.taking_over.add(request)
         try:

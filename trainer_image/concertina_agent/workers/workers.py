@@ -198,7 +198,7 @@ class WorkerParent:
         self._oom_kills = 0
         """Number of OOM kills in this container before the parent was started."""
         self.ending = False
-        """Whether the parent is expected to exit."""
+        """True if the parent is expected to exit."""
 
     @property
     def pid(self) -> int:
@@ -206,7 +206,7 @@ class WorkerParent:
 
     @property
     def idle(self) -> bool:
-        """Whether no worker that was forked from this process is running."""
+        """True if no worker that was forked from this process is running."""
         return not self._children and not self._answers
 
     def begin(
@@ -351,7 +351,7 @@ class WorkerParent:
             child.end(-signal.SIGKILL)
         self._children.clear()
         if not self.warm.done():
-            why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "its output says why"
+            why = OUT_OF_MEMORY if oom_kills() > self._oom_kills else "see its output"
             self._settle(f"The process that imports {self._imports} died: {why}.")
         elif not self.warm.result():
             self._on_loss()

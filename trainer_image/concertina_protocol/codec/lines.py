@@ -47,7 +47,7 @@ class JsonLines:
         frame = {**head, "kind": kind, "body": to_json(message)}
         line = json.dumps(frame, separators=(",", ":")).encode()
         if self.most is not None and len(line) >= self.most:
-            raise ProtocolError(f"a {kind} of {len(line)} bytes is over the limit of {self.most}")
+            raise ProtocolError(f"a {kind} of {len(line)} bytes exceeds the limit of {self.most}")
         return line + b"\n"
 
     def decode(self, line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Any:
@@ -67,6 +67,7 @@ class JsonLines:
             raise ProtocolError(f"not a message of {self.what}: {line[:80]!r}") from error
         if self.version is not None and version not in (self.version - 1, self.version, self.version + 1):
             raise ProtocolError(
-                f"protocol version {version!s:.20}, this side speaks {self.version}, and one more or less"
+                f"protocol version {version!s:.20} is not supported: this side has version {self.version} and "
+                "supports one version more or less"
             )
         return from_json(kind, cut(body))

@@ -163,7 +163,7 @@ def _tuple_reader(readers: tuple[Reader, ...]) -> Reader:
     def read(value: Any) -> Any:
         items = tuple(read_item(item) for read_item, item in zip(readers, value))
         if len(items) < len(readers):
-            raise ValueError(f"{len(items)} entries where there must be {len(readers)}")
+            raise ValueError(f"there are {len(items)} entries, but {len(readers)} are needed")
         return items
 
     return read
@@ -183,7 +183,7 @@ def _dataclass_reader(kind: type[Any]) -> Reader:
 def _exactly(kind: type[Any]) -> Reader:
     def read(value: Any) -> Any:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise TypeError(f"{value!r} is not {kind.__name__}")
+            raise TypeError(f"{value!r} is not of the type {kind.__name__}")
         return value
 
     return read

@@ -218,7 +218,7 @@ class Watch:
 
     uid: str
     changes: bool = False
-    """Whether the stream may continue with ReportChanges.
+    """True if the stream may continue with ReportChanges.
 
     A change that affects only numbers is then sent at most every `pace` seconds.
     """

@@ -72,7 +72,7 @@ class Durable:
     uri: str
     """URI of the checkpoint's own folder."""
     complete: bool = False
-    """Whether this is a checkpoint of the run's last step. If a job is created again and `LATEST` names such a
+    """True if this is a checkpoint of the run's last step. If a job is created again and `LATEST` names such a
     checkpoint, the job is complete at once."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     """Time at which the checkpoint became durable, in Unix seconds."""

@@ -44,7 +44,7 @@ def changed(before: Report, line: ReportChange) -> Report:
     """
     after = line.report
     if _identity(before) != _identity(after) or not after.members.keys() <= before.members.keys():
-        raise ProtocolError("a change of another report than the one before")
+        raise ProtocolError("a change that does not follow the previous report")
     members = {**before.members, **after.members} if after.members else before.members
     return dataclasses.replace(after, members=members)
 

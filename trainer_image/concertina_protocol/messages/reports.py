@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 from concertina_protocol.codec.typed_json import Absent, OpenEnum
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
-OUT_OF_MEMORY = "the container ran out of memory; raise resources.limits.memory of the container trainer"
+OUT_OF_MEMORY = "the container ran out of memory: raise resources.limits.memory of the container trainer"
 """Sentence that there was not enough memory. Agents use it for a worker, and the operator for the whole container."""
 
 MOST_LAST_LINES, LONGEST_LAST_LINE = 20, 400
@@ -76,11 +76,11 @@ class Failure:
     """Exit code of the worker that failed."""
     step: Annotated[Optional[int], Absent(-1)] = None
     permanent: bool = False
-    """Whether a retry cannot help. If so, the reason is one of BAD_INPUTS, and the worker exited with 78
+    """True if a retry cannot help. If so, the reason is one of BAD_INPUTS, and the worker exited with 78
     (EX_CONFIG)."""
     secondary: bool = False
     provoked: bool = False
-    """Whether the worker's last output is about a lost peer, and so not about an error of the script."""
+    """True if the worker's last output is about a lost peer, and so not about an error of the script."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     rollback: Optional[Rollback] = None
     """Rollback that this failure requires, or None.
@@ -222,7 +222,7 @@ class Part:
     id: SnapshotId
     shard: int
     complete: bool = False
-    """Whether the snapshot is of the run's last step."""
+    """True if the snapshot is of the run's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,7 +322,7 @@ class MemberState:
     heartbeats: tuple[Heartbeat, ...] = ()
     """Heartbeats of the running workers. The coordinator does not pass them on."""
     hung: bool = False
-    """Whether no rank makes progress. The coordinator sets this, and every member then collects the stacks of its
+    """True if no rank makes progress. The coordinator sets this, and every member then collects the stacks of its
     workers."""
     next_call: Optional[int] = None
     """Number of the first call of should_checkpoint() at which this member's workers can stop, or None.
@@ -340,7 +340,7 @@ class MemberState:
     Only the coordinator sets this.
     """
     world_mismatch: bool = False
-    """Whether each worker of this member trains in a world of its own.
+    """True if each worker of this member trains in a world of its own.
 
     This happens if the command starts a launcher such as torchrun.
     """
@@ -356,7 +356,7 @@ class Report:
     replica: str
     instance: str
     ready: bool
-    """Whether this agent can start workers at once, because it is prepared for a warm start."""
+    """True if this agent can start workers at once, because it is prepared for a warm start."""
     round: int
     claim: str
     """Claim of the highest round that this agent has seen. A claim is the operator's decision to begin a round."""
@@ -391,7 +391,7 @@ class Report:
     tracking: str = ""
     """Sentence about why the tool that tracks the run does not accept this replica's records, or ""."""
     keeps_state: bool = False
-    """Whether the workers save snapshots, as the bundled trainer and scripts with `trainingjob.State` do."""
+    """True if the workers save snapshots, as the bundled trainer and scripts with `trainingjob.State` do."""
     busy: Optional[Busy] = None
     """Summary of the seconds in which ranks do not wait for others.
 
@@ -401,7 +401,7 @@ class Report:
     """Clause that says how every worker of the round trains in a world of its own, or "". Only a coordinator sets
     this."""
     takes_calls: bool = False
-    """Whether the operator may send requests on the connection of this stream.
+    """True if the operator may send requests on the connection of this stream.
 
     The requests are Prepare, Assign, Release, Drain and Save. The agent answers them between the lines of the stream.
     """

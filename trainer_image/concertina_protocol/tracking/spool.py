@@ -60,7 +60,7 @@ class SpoolWriter:
             assert self._file is not None
             written = os.write(self._file, line)
             if written < len(line):
-                raise OSError("no space is left for it")
+                raise OSError("there is no space left for it")
             self._size += written
             self.next += 1
             self.failed = ""

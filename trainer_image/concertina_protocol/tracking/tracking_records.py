@@ -27,7 +27,7 @@ class RoundBegan:
     at: float
     """Time in Unix seconds at which the round began."""
     coordinates: bool
-    """Whether this replica coordinates the round, and so writes the records of the round.
+    """True if this replica coordinates the round, and so writes the records of the round.
 
     If not, the record only says that this replica's records of earlier rounds are complete.
     """

@@ -48,7 +48,7 @@ class AgentEnd:
                 return None
             self._arrived += data
             if len(self._arrived) > 2 * MAX_LINE:
-                raise ProtocolError(f"a line over the limit of {MAX_LINE} bytes")
+                raise ProtocolError(f"a line exceeds the limit of {MAX_LINE} bytes")
         await asyncio.sleep(0)  # a process that sends all the time must not block the event loop
         line, _, self._arrived = self._arrived.partition(b"\n")
         return decode(line)

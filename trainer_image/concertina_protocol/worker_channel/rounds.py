@@ -50,11 +50,11 @@ class RoundChannel:
         self._round: int | None = None
         """Number of the round that the main thread is in, or None between rounds."""
         self._over = False
-        """Whether the round has ended, after which none of its messages may be sent."""
+        """True if the round has ended, after which none of its messages may be sent."""
         self._last_left = -1
         """Number of the latest round that the agent has ended, or -1."""
         self.closed = False
-        """Whether the agent has closed its end of the channel."""
+        """True if the agent has closed its end of the channel."""
         threading.Thread(target=self._read, name="channel", daemon=True).start()
 
     # --- within a round
@@ -137,7 +137,7 @@ class RoundChannel:
 
     @property
     def over(self) -> bool:
-        """Whether the round has ended."""
+        """True if the round has ended."""
         return self._over
 
     def end_round(self) -> None:

@@ -29,7 +29,7 @@ class Probe:
     """
 
     owned: bool = False
-    """Whether an earlier check has found that this job owns the folder. The owner is then not checked again."""
+    """True if an earlier check has found that this job owns the folder. The owner is then not checked again."""
     living: Optional[Tuple[str, ...]] = None
     """Other existing jobs, as in `Assign.living`, or None.
 
@@ -44,7 +44,7 @@ class StorageState:
 
     storage: Storage
     owned: bool = False
-    """Whether this job owns the folder."""
+    """True if this job owns the folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Published:
     If `durable` is set, the checkpoint is published, and the sentence says why older checkpoints could not be deleted.
     """
     refused: bool = False
-    """Whether the checkpoint was refused, because a higher round or another job has written to the folder.
+    """True if the checkpoint was refused, because a higher round or another job has written to the folder.
 
     A retry cannot help.
     """

@@ -59,9 +59,9 @@ class Hello:
     rank: int
     pid: int
     traces: bool = False
-    """Whether the worker supports the message TraceSteps. A worker of an earlier version would fail on it."""
+    """True if the worker supports the message TraceSteps. A worker of an earlier version would fail on it."""
     stays: bool = False
-    """Whether the worker's process can continue in the next round. If so, it supports Leave and Enter."""
+    """True if the worker's process can continue in the next round. If so, it supports Leave and Enter."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ class WantDurable:
     shard: int
     path: str
     complete: bool = False
-    """Whether the shard is of the run's last step."""
+    """True if the shard is of the run's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Start:
     images: Tuple[str, ...] = ()
     """Images of the members' containers, as in Assign."""
     stays: bool = False
-    """Whether the worker's process continues in the next round, as its Hello offered.
+    """True if the worker's process continues in the next round, as its Hello offered.
 
     An agent of an earlier version does not set this. It waits until the process exits.
     """

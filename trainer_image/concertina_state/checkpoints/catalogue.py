@@ -52,7 +52,7 @@ def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKe
         return None, ""
     key = CheckpointKey(latest.uid, latest.round, latest.step)
     if key not in [manifest.place for manifest in whole]:
-        return None, f"{folder.uri}/{LATEST} names {key.folder}, which is not there or can't be used."
+        return None, f"{folder.uri}/{LATEST} names {key.folder}, which is missing or can't be used."
     return key, ""
 
 
@@ -94,8 +94,9 @@ def instead_of(damaged: InvalidInput) -> str:
         return f" {folder.uri} has no other finished checkpoint."
     newest = others[-1]
     return (
-        f" The newest other one is of step {newest.id.step}. To continue from it, create the job again with "
-        f"checkpoint.resumeFrom: {folder.uri}/{newest.place.folder} and another, empty folder in checkpoint.uri."
+        f" The newest other checkpoint is from step {newest.id.step}. To continue from it, create the job "
+        f"again with checkpoint.resumeFrom: {folder.uri}/{newest.place.folder} and another, empty folder in "
+        "checkpoint.uri."
     )
 
 
@@ -116,7 +117,7 @@ def _problem(shard: StoredShard, manifest: Manifest, advance: Advance) -> str:
     except (InvalidInput, StorageError) as error:
         return str(error)
     if value != shard.file.crc32:
-        return f"{shard.uri} is damaged: its crc32 is {value:08x} and the manifest says {shard.file.crc32:08x}."
+        return f"{shard.uri} is damaged: its crc32 is {value:08x}, but the manifest has {shard.file.crc32:08x}."
     if (metadata.id, metadata.position, metadata.data) != (manifest.id, manifest.position, manifest.data):
         return f"{shard.uri} belongs to step {metadata.id.step} of round {metadata.id.round}, not to this checkpoint."
     return ""
@@ -134,7 +135,7 @@ def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> st
     manifest = source.manifest
     key = manifest.place
     if source.uri == f"{target.uri}/{key.folder}":
-        raise InvalidInput(f"{source.uri} would be copied onto itself: name another folder.")
+        raise InvalidInput(f"{source.uri} is both source and destination: name another folder.")
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda shard: _copy_shard(shard, source.folder, target, key, advance), source.shards))
     text = to_json(manifest)
@@ -143,7 +144,7 @@ def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> st
     with opened(f"{target.uri}/{key.folder}") as copied:
         problems = verify(copied, advance)
     if problems:
-        raise InvalidInput(f"the copy is not what was copied: {problems[0]}")
+        raise InvalidInput(f"the copy differs from its source: {problems[0]}")
     if read_latest(target) is None:
         durable = Durable(manifest.uid, manifest.id.round, manifest.id.step, copied.uri, manifest.complete, manifest.at)
         with contextlib.suppress(Changed):  # another process has just created LATEST
@@ -182,7 +183,7 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
     read = read_all_of_latest(folder)
     latest = read.durable if read else None
     if read is None or latest is None:
-        raise InvalidInput(f"{folder.uri} has no {LATEST}: give the folder of a run, as checkpoint.uri names it.")
+        raise InvalidInput(f"{folder.uri} has no {LATEST}: name the folder of a run, which is its checkpoint.uri.")
     newest = CheckpointKey(latest.uid, latest.round, latest.step)
     new = {key for key in since(entries, LATEST) if key.uid != newest.uid}
     keys, whole = (listed_keys - new for listed_keys in found(entries))
@@ -218,7 +219,9 @@ def at_step(uri: str, step: int | None) -> StoredCheckpoint:
     if folder.get(NAME) is not None:
         checkpoint = StoredCheckpoint(folder.uri)
         if checkpoint.manifest.id.step != step:
-            raise InvalidInput(f"{uri} is a checkpoint of step {checkpoint.manifest.id.step}: give its run's folder.")
+            raise InvalidInput(
+                f"{uri} is a checkpoint of step {checkpoint.manifest.id.step}: name the folder of its run instead."
+            )
         return checkpoint
     whole, _ = finished(folder)
     void_keys = undone(folder, whole)
@@ -226,5 +229,5 @@ def at_step(uri: str, step: int | None) -> StoredCheckpoint:
     matching_keys = [manifest.place for manifest in usable if manifest.id.step == step]
     if not matching_keys:
         steps = ", ".join(str(number) for number in sorted({manifest.id.step for manifest in usable})[-20:]) or "none"
-        raise InvalidInput(f"{uri} has no checkpoint of step {step}. The last ones are of: {steps}.")
+        raise InvalidInput(f"{uri} has no checkpoint of step {step}. The newest checkpoints are of the steps {steps}.")
     return StoredCheckpoint(f"{folder.uri}/{matching_keys[-1].folder}")

@@ -1,8 +1,8 @@
 """The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
-`LATEST` never moves back to an earlier round or step of a job. It can move from a checkpoint of one job to a checkpoint
-of another job only if the other job was started from exactly the first checkpoint. So two running jobs can't share a
-folder (decision "Replacement of another job's LATEST").
+`LATEST` never moves back to an earlier round or step of a job. A job may replace another job's checkpoint in `LATEST`
+only if it was started from exactly that checkpoint. So two running jobs can't share a folder (decision "Replacement of
+another job's LATEST").
 
 `LATEST` also lists the states that a rollback has undone (see `rollback`). It never names such a state again, even if
 the state is published late.
@@ -94,7 +94,7 @@ def change_latest(folder: ObjectPrefix, change: Callable[[Latest | None], Latest
         with contextlib.suppress(Changed):
             folder.put_if(LATEST, to_json(replacement), version)
             return replacement
-    raise StorageError(f"{folder.uri}/LATEST changes all the time: is another job writing here?")
+    raise StorageError(f"{folder.uri}/LATEST changed in each of 10 attempts: check whether another job writes there.")
 
 
 def check_fence(ours: Durable, continued: Continued | None, latest: Latest | None) -> None:
@@ -104,7 +104,7 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
     continued from exactly that checkpoint.
 
     Raises:
-        Fenced: When it may not.
+        Fenced: When this job may not move `LATEST`.
     """
     check_round(ours, latest)
     current = latest.durable if latest else None
@@ -129,14 +129,14 @@ def check_round(ours: Durable, latest: Latest | None) -> None:
         return
     if undo := latest.voids(ours.uid, ours.round, ours.step):
         raise Fenced(
-            f"step {ours.step} of round {ours.round} was undone: training went back to step {undo.step}, and goes on "
-            "in a later round."
+            f"step {ours.step} of round {ours.round} is no longer valid: training went back to step "
+            f"{undo.step} and continues in a later round."
         )
     current = latest.durable
     if current is not None and current.uid == ours.uid and _identity(current) > _identity(ours):
         raise Fenced(
-            f"{LATEST} is already at round {current.round}, step {current.step} of this job: round {ours.round}, step "
-            f"{ours.step} is of an older world and is not taken."
+            f"{LATEST} is already at round {current.round}, step {current.step} of this job: the older "
+            f"round {ours.round}, step {ours.step} is refused."
         )
 
 
@@ -171,7 +171,7 @@ def _read_latest(folder: ObjectPrefix) -> tuple[Latest | None, UpdateVersion | N
         latest = parse_json(Latest, versioned[0])
     except ValueError as error:
         raise StorageError(
-            f"{folder.uri}/LATEST is damaged ({error}): correct it by hand or use another URI."
+            f"{folder.uri}/LATEST is damaged ({error}): correct the file by hand, or use another URI."
         ) from error
     return dataclasses.replace(latest, durable=latest.durable and _lying_in(folder, latest.durable)), versioned[1]
 

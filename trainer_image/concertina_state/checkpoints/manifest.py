@@ -21,7 +21,7 @@ from concertina_protocol.codec import typed_json
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
 from concertina_state.errors import DamagedInput, InvalidInput
-from concertina_state.format.shardfile import Continued, ShardMetadata
+from concertina_state.format.shardfile import Continued, FrozenWeights, ShardMetadata
 from concertina_state.lineage import Lineage
 
 VERSION = 1
@@ -128,6 +128,8 @@ class Manifest:
 
     Each range has a round and a step: the states of this and earlier rounds that are later than the step are invalid.
     """
+    frozen: Optional[FrozenWeights] = None
+    """Weights that belong to the state and are stored elsewhere, or None if the shards have all weights."""
     lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
     """Rounds, data and settings that led to the checkpoint."""
 
@@ -185,8 +187,8 @@ def parse(text: bytes, uri: str) -> Manifest:
         raise DamagedInput(f"{uri}/{NAME} is damaged ({error}): use an older checkpoint.", uri) from error
     if manifest.version > VERSION:
         raise InvalidInput(
-            f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one reads "
-            f"{VERSION}): use the version that wrote it, or a newer one."
+            f"{uri} was written by a newer concertina (manifest version {manifest.version!s:.20}, this one "
+            f"reads {VERSION}): use the version of concertina that wrote it, or a newer one."
         )
     return manifest
 
@@ -196,7 +198,7 @@ def to_json(value: Any) -> bytes:
 
 
 def here(uid: str, id: SnapshotId) -> str:
-    """Return the folder of the checkpoint that is made from a snapshot, relative to the run's URI."""
+    """Return the folder of the checkpoint that is made from a snapshot. The path is relative to the run's URI."""
     return CheckpointKey(uid, id.round, id.step).folder
 
 

@@ -126,7 +126,7 @@ def claim(folder: ObjectPrefix, job: Owner, living: Collection[str], take_over: 
             if verdict is Ownership.CREATE:
                 _check_conditional(folder, text)
             return
-    raise StorageError(f"{folder.uri}/{OWNER} changes all the time: do several jobs write here?")
+    raise StorageError(f"{folder.uri}/{OWNER} changes again and again: check whether several jobs write there.")
 
 
 def took_over_from(folder: ObjectPrefix, uid: str) -> str:
@@ -155,8 +155,8 @@ def _check_conditional(folder: ObjectPrefix, text: bytes) -> None:
         return
     folder.delete([OWNER])  # otherwise a second attempt would find an owner, and skip this check
     raise StoreRefused(
-        f"{folder.store_name} ignores conditional writes (If-None-Match), so two jobs in {folder.uri} would overwrite "
-        "each other's checkpoints: use a store that has them, or switch them on there."
+        f"{folder.store_name} ignores conditional writes (If-None-Match), so two jobs in {folder.uri} would "
+        "overwrite each other's checkpoints: use a store that supports them, or enable them there."
     )
 
 
@@ -176,6 +176,7 @@ def _refusal(folder: ObjectPrefix, owner: Owner | None, job: Owner) -> NotOwner:
     assert owner is not None
     why = "of another namespace" if owner.namespace != job.namespace else "which still exists"
     return NotOwner(
-        f"{folder.uri} belongs to the TrainingJob {owner.namespace}/{owner.name} (uid {owner.uid}), {why}: give this "
-        f"job another checkpoint.uri, or set checkpoint.takeOver: {owner.uid} once that job writes there no more."
+        f"{folder.uri} belongs to the TrainingJob {owner.namespace}/{owner.name} (uid {owner.uid}), {why}: "
+        f"give this job another checkpoint.uri, or set checkpoint.takeOver: {owner.uid} once that job no "
+        "longer writes there."
     )

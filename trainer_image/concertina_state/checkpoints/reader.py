@@ -130,10 +130,11 @@ class StoredShard:
                 missing = True
         if missing:
             self._check_not_deleted()
-        problem = "are not there" if missing else "do not have the checksum of the manifest"
+        problem = "are missing" if missing else "differ from the manifest's checksum"
         raise DamagedInput(
             f"{self.uri} is damaged: its bytes {begin} to {begin + sum(map(len, views))} {problem}, read "
-            f"{len(GRACE) + 1} times. Use an older checkpoint: `concertina checkpoint list` shows which there are.",
+            f"{len(GRACE) + 1} times. Use an older checkpoint: `concertina checkpoint list` shows the "
+            "others.",
             self._folder.uri,
         )
 
@@ -190,8 +191,8 @@ def _folder(uri: str) -> ObjectPrefix:
 
 def _gone(uri: str) -> StorageError:
     return StorageError(
-        f"{uri} has no {manifests.NAME}: it was never finished, or has been deleted to keep the newer ones. "
-        "`concertina checkpoint list` shows which there are; try again with one of those."
+        f"{uri} has no {manifests.NAME}: it was never finished, or was deleted because newer checkpoints "
+        "exist. Use one that `concertina checkpoint list` shows."
     )
 
 
@@ -211,8 +212,8 @@ def resolve(uri: str) -> str:
     latest = read_latest(folder)
     if latest is None:
         raise InvalidInput(
-            f"{uri} is no checkpoint (there is no {manifests.NAME}) and no run's folder (no LATEST, or one that names "
-            "nothing: training went back, and no checkpoint from before that is left)."
+            f"{uri} is neither a checkpoint (there is no {manifests.NAME}) nor the folder of a run (LATEST "
+            "is missing, or names no checkpoint because training went back and none from before is left)."
         )
     return f"{folder.uri}/{manifests.CheckpointKey(latest.uid, latest.round, latest.step).folder}"
 

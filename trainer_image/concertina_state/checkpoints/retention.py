@@ -73,7 +73,7 @@ def _age(latest: CheckpointKey, key: CheckpointKey) -> tuple[bool, int, int]:
 
 
 def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[CheckpointKey]:
-    """Yield the first checkpoint in each interval of `every` steps.
+    """Yield the checkpoints to keep forever: the first one in each interval of `every` steps.
 
     If a later round has trained the steps of a checkpoint again, the checkpoint is left out.
     """
@@ -104,7 +104,7 @@ def sweep(
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
-    """Return whether a key belongs to a checkpoint older than LATEST, which can't be finished any more."""
+    """Return whether a key belongs to a checkpoint that is older than LATEST, so that it can't be finished any more."""
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
 

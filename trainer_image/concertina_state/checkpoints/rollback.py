@@ -46,9 +46,9 @@ def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
 
 
 def go_back(uri: str, uid: str, *undone: Undone, damaged: Collection[str] = ()) -> Durable | None:
-    """Return the newest checkpoint that was never undone, or None if none is left.
+    """Return the newest checkpoint that no rollback has undone, or None if none is left.
 
-    The checkpoint is of this job, or else of the job that this job continued from. `damaged` has the URIs of
+    The checkpoint belongs to this job, or else to the job that this job continued from. `damaged` has the URIs of
     checkpoints to skip.
 
     Raises:
@@ -88,10 +88,10 @@ def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) 
 
 
 def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
-    """Return a checkpoint that the job can continue from, or None if all were undone.
+    """Return the checkpoint that the job continues from, or None if rollbacks have undone all checkpoints.
 
-    It is `durable`, which LATEST names. If `durable` was undone or is damaged, it is the newest usable checkpoint
-    before it.
+    `durable` is the checkpoint that LATEST names. If it was undone or is damaged, the result is the newest usable
+    checkpoint before it.
 
     Raises:
         DamagedInput: When no checkpoint is left, and some of them are damaged.
@@ -112,8 +112,8 @@ def none_left(damaged: Sequence[str]) -> DamagedInput:
     The error ends the run. Only a user may decide to start it again from step 0.
     """
     return DamagedInput(
-        f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Put one back from a backup, or start "
-        "a new run under another checkpoint.uri."
+        f"No checkpoint is left to continue from. Damaged: {', '.join(damaged)}. Restore one from a backup, "
+        "or start a new run under another checkpoint.uri."
     )
 
 

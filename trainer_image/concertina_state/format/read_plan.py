@@ -124,8 +124,8 @@ class ReadPlan:
         for chunk, box in self.lacking:
             ends = [offset + length for offset, length in zip(box.offsets, box.shape)]
             raise InvalidInput(
-                f"{chunk.name} is not wholly in {whence}: its elements from {list(box.offsets)} to {ends} are in no "
-                "shard. It was written by another model."
+                f"{chunk.name} is incomplete in {whence}: no shard contains its elements from "
+                f"{list(box.offsets)} to {ends}. Another model wrote it."
             )
 
     def of(self, target: Chunk) -> Sequence[ReadItem]:

@@ -75,6 +75,21 @@ class Trend:
 
 
 @dataclasses.dataclass(frozen=True)
+class FrozenWeights:
+    """Weights that training does not change. They are files in storage, and not a part of the state."""
+
+    uri: str
+    """File or folder of safetensors files."""
+    digest: str = ""
+    """Digest of the values of all frozen weights, which is the same in every layout. It is empty before they are read
+    for the first time."""
+
+
+MOST_URI = 1024
+"""Maximum length of the URI of frozen weights. It is counted after the URI has been encoded as JSON twice."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ShardMetadata:
     """Metadata of the state that a shard belongs to."""
 
@@ -91,8 +106,10 @@ class ShardMetadata:
     """Positions of the data that the run has skipped."""
     trend: Trend = Trend()
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
+    frozen: Optional[FrozenWeights] = None
+    """Weights that a restore reads in addition to the state, or None if the state has all weights."""
     waited_for: bool = False
-    """Whether a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
+    """True if a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,10 +128,10 @@ class Header:
 
 
 class Layout:
-    """Places of the chunks of a shard in its file.
+    """Position of each chunk in the file of a shard.
 
-    They are the same in all snapshots of a layout. From one snapshot to the next, only the metadata in the header
-    change.
+    All snapshots of the same arrays have the same layout. From one snapshot to the next, only the metadata in the
+    header change.
     """
 
     def __init__(self, chunks: Sequence[Chunk], trainer: str = "") -> None:
@@ -137,8 +154,9 @@ class Layout:
         continued = Continued("0" * 64, 2**62, 2**62)
         skipped = ((2**62, 2**62),) * MOST_RANGES
         trend = Trend(-sys.float_info.max, -sys.float_info.max, 2**62)
+        frozen = FrozenWeights("0" * MOST_URI, "0" * 64)
         longest = self._json(
-            ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST)
+            ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST, frozen)
         )
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
         self.size = self.data_begin + end
@@ -211,17 +229,17 @@ def _trainer_config(file_metadata: dict[str, Any]) -> str:
     """
     trainer = file_metadata.get("trainer", "")
     if not isinstance(trainer, str):
-        raise ValueError("its configuration is no text")
+        raise ValueError("its configuration is not text")
     return trainer
 
 
 def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
     chunk = Chunk(name, entry["dtype"], counts(begin), counts(entry["shape"]), counts(whole))
     if not len(chunk.offsets) == len(chunk.shape) == len(chunk.global_shape):
-        raise ValueError(f"{name:.100} has another number of dimensions than its place")
+        raise ValueError(f"{name:.100} and its position have different numbers of dimensions")
     for first, length, end in zip(chunk.offsets, chunk.shape, chunk.global_shape):
         if first + length > end:
-            raise ValueError(f"{name:.100} is beyond the tensor that it is of")
+            raise ValueError(f"{name:.100} lies outside the tensor to which it belongs")
     return chunk
 
 
@@ -232,7 +250,7 @@ def counts(value: Any) -> tuple[int, ...]:
         ValueError: When `value` is not a list of non-negative numbers.
     """
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**63 for item in value):
-        raise ValueError(f"{value!r} is no list of counts")
+        raise ValueError(f"{value!r} is not a list of counts")
     return tuple(value)
 
 

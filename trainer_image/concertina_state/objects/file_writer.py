@@ -22,7 +22,7 @@ _DRAFT = re.compile(r".+#[0-9]+")
 
 
 class FileWriter:
-    """Writer of a file that gets its name only when it is closed. By then, all its contents are on the disk.
+    """Writer of a file that gets its name when it is closed, after all its contents are on the disk.
 
     The name survives a power loss only after the folder has been synced too.
     """

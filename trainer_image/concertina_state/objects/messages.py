@@ -1,7 +1,7 @@
 """Error messages for failed requests to object stores.
 
-A message says what happened, why, and what to do. It also says whether the store refused the request, rather than being
-unreachable.
+A message says what happened, why, and what to do. A flag beside the message says whether the store refused the request;
+otherwise the store was unreachable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST = 300
 class StoreMessage(NamedTuple):
     message: str
     refused: bool
-    """Whether the store refused the request, or no request could be sent. In both cases, a retry is unlikely to help
+    """True if the store refused the request, or no request could be sent. In both cases, a retry is unlikely to help
     soon."""
 
 
@@ -54,21 +54,21 @@ CLOUD = (
     ),
     RefusalRule(
         ("Received redirect without LOCATION", "PermanentRedirect", "AuthorizationHeaderMalformed"),
-        "{where} has the {kind.holder} {holder} in another region: set {kind.region} to it ({doing}, {uri}).",
+        "{where} has the {kind.holder} {holder} in another region: set {kind.region} to that region ({doing}, {uri}).",
     ),
     RefusalRule(
         ("InvalidCertificate", "invalid peer certificate"),
-        "{where} shows a certificate that nothing here vouches for ({doing}, {uri}): name the PEM file of its CA by "
-        "AWS_CA_BUNDLE or SSL_CERT_FILE.",
+        "{where} has a certificate that is not trusted here ({doing}, {uri}): set AWS_CA_BUNDLE or "
+        "SSL_CERT_FILE to the PEM file of its CA.",
     ),
     RefusalRule(
         ("501 Not Implemented", "<Code>NotImplemented<"),
-        "{where} does not know conditional writes ({doing}, {uri}): use a store that does.",
+        "{where} does not support conditional writes ({doing}, {uri}): use a store that does.",
     ),
     RefusalRule(
         NO_CREDENTIALS,
         "No credentials for {uri} were found ({doing}): set {kind.keys} (for a job: in the Secret that "
-        "checkpoint.secretName names), or give the pod's service account an identity of the cloud.",
+        "checkpoint.secretName names), or give the pod's service account a cloud identity.",
     ),
 )
 TOKEN = "The identity of this process was refused for {uri} ({doing}): {reason}. Check {identity}."
@@ -103,19 +103,24 @@ def of_cloud(uri: str, kind: StoreKind, holder: str, doing: str, error: Exceptio
     return StoreMessage((AWAY if _any(UNREACHABLE, text) else ELSE).format(**facts), False)
 
 
-_KEYS = "set {kind.keys} to such as may read and write it (for a job: in the Secret that checkpoint.secretName names)"
+_KEYS = (
+    "set {kind.keys} to credentials that can read and write it (for a job: in the Secret that "
+    "checkpoint.secretName names)"
+)
 
 
 def of_files(uri: str, doing: str, error: Exception) -> StoreMessage:
     """Return the message for an error of the local file system."""
     text = str(error)
     if "No space left" in text:
-        return StoreMessage(f"There is no room left for {uri} ({doing.strip()}): make some, or correct the URI.", False)
+        return StoreMessage(
+            f"There is no room left for {uri} ({doing.strip()}): free space, or correct the URI.", False
+        )
     if isinstance(error, PermissionError) or _any(NOT_ALLOWED, text):
-        message = f"{uri} may not be written by this user ({doing.strip()}): correct its permissions or the URI."
+        message = f"This user can't write {uri} ({doing.strip()}): correct its permissions or the URI."
         return StoreMessage(message, True)
     if isinstance(error, FileNotFoundError):
-        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, reason="it is not there"), False)
+        return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, reason="it does not exist"), False)
     return StoreMessage(ELSE.format(doing=doing.strip(), uri=uri, reason=_reason(text)), False)
 
 

@@ -111,9 +111,9 @@ class ObjectPrefix:
         elif scheme in ("file", ""):
             self._directory = Path(path)
             if self._directory.exists() and not self._directory.is_dir():
-                raise StoreRefused(f"{self._directory} is a file where a folder is needed: correct the URI.")
+                raise StoreRefused(f"{self._directory} is a file, but a folder is needed: correct the URI.")
             if not create and not self._directory.is_dir():
-                raise NoFolder(f"The folder {self._directory} does not exist: make it, or correct the URI.")
+                raise NoFolder(f"The folder {self._directory} does not exist: create it, or correct the URI.")
             with self._as_messages(messages.OPEN):
                 self._store = LocalStore(self._directory, mkdir=create, automatic_cleanup=True)
         else:

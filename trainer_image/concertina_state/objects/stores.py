@@ -39,7 +39,7 @@ class WorkloadIdentity:
     """
 
     who: str = ""
-    check: str = "that the pod's service account has an identity that may use the store"
+    check: str = "that the pod's service account has an identity that can use the store"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _aws_identity() -> WorkloadIdentity:
     token, role = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"), os.environ.get("AWS_ROLE_ARN")
     if not token or not role or os.environ.get("AWS_ACCESS_KEY_ID"):
         return WorkloadIdentity()
-    check = f"that the role exists and trusts the service account, and that the token in {token} is a fresh one"
+    check = f"that the role exists and trusts the service account, and that the token in {token} has not expired"
     return WorkloadIdentity(f"the role {role}", check)
 
 
@@ -115,7 +115,7 @@ def _azure_identity() -> WorkloadIdentity:
     token, client = os.environ.get("AZURE_FEDERATED_TOKEN_FILE"), os.environ.get("AZURE_CLIENT_ID")
     if not token or not client or os.environ.get("AZURE_STORAGE_ACCOUNT_KEY"):
         return WorkloadIdentity()
-    check = f"that the client trusts the service account, and that the token in {token} is a fresh one"
+    check = f"that the client trusts the service account, and that the token in {token} has not expired"
     return WorkloadIdentity(f"the client {client}", check)
 
 
@@ -160,7 +160,7 @@ def open_store(scheme: str, holder: str, prefix: str | None, retry: RetryConfig)
         raise ValueError(f"it names no {kind.holder}")
     for name in kind.endpoints:  # check the URL here: on a malformed one, the client panics, which is not an Exception
         if not re.fullmatch(r"(https?://[^\s/]+(/\S*)?)?", os.environ.get(name, "")):
-            raise ValueError(f"{name} is {os.environ[name]!r}, which is no http:// or https:// URL")
+            raise ValueError(f"{name} is {os.environ[name]!r}, which is not an http:// or https:// URL")
     return kind.open(holder, prefix, client_options(), retry)
 
 

@@ -38,29 +38,29 @@ class AnomalyConfig(Section):
         default=8.0,
         ge=2.0,
         le=1000.0,
-        description="A jump is a loss so many standard deviations above the mean of those before. Raise it for a "
-        "noisy loss.",
+        description="A loss is a jump if it exceeds the mean of the previous losses by more than this many "
+        "standard deviations. Raise it for a noisy loss.",
     )
     rollback_steps: int = Field(
         default=100,
         ge=1,
         le=1000000,
-        description="Steps before the one that looks wrong which RollBack undoes at least.",
+        description="Least number of steps that RollBack undoes before the step that looks wrong.",
     )
 
     corruption_check_steps: int = Field(
         default=100,
         ge=0,
         le=1000000,
-        description="Steps between checks that the workers hold the same weights; where they differ, training goes "
-        "back to the last check. 0 never checks.",
+        description="Steps between checks that all workers hold the same weights. If the weights differ, "
+        "training goes back to the last check that passed. 0 turns the checks off.",
     )
 
     @property
     def reaches(self) -> tuple[int, ...]:
-        """Maximum numbers of steps that a rollback undoes: after silent corruption, and after a bad loss.
+        """Largest number of steps that a rollback can undo: one number for silent corruption, one for a bad loss.
 
-        For each number, a checkpoint is kept from which such a rollback can start.
+        For each number, the job keeps a checkpoint that is old enough to start such a rollback from.
         """
         rolls_back = AnomalyResponse.roll_back in (self.non_finite, self.spike)
         return tuple(filter(None, (self.corruption_check_steps, self.rollback_steps if rolls_back else 0)))

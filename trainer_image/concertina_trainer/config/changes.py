@@ -1,7 +1,7 @@
 """Changes of spec.trainer since a state was saved, and whether training can resume from the state. No torch.
 
-The names and shapes of tensors do not determine most of a model's arithmetic: how many heads share a row of weights,
-the base of the rotary positions, how experts are scored. They do not determine the order of the data either. So the
+The names and shapes of tensors do not show most of a model's arithmetic: how many heads share a row of weights, the
+base of the rotary positions, how experts are scored. Names and shapes do not show the order of the data either. So the
 configuration that is saved with the state is compared with the present one (decision "A resumed run keeps its model and
 its order of data").
 """
@@ -37,17 +37,17 @@ class Change:
 
 
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes that prevent training from resuming: in the model's arithmetic, and in the order of the data.
+    """Return the changes that prevent training from resuming, by field.
 
-    The sequence length and the seed belong to the order of the data: a sample's position is a number of sequences, and
-    the seed shuffles the sequences. The data sets, their mixture and `data.documents` are not compared here, because
-    they have a digest of their own.
+    They are changes of the model's arithmetic or of the order of the data. The sequence length and the seed decide the
+    order of the data: a sample's position is a number of sequences, and the seed shuffles the sequences. The data sets,
+    their mixture and `data.documents` are not compared here, because they have a digest of their own.
     """
     return list(_changes(_identity(saved), _identity(now)))
 
 
 def other_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes with which training can resume. The new values apply."""
+    """Return the changes that do not prevent training from resuming. Training uses the new values."""
     refused = {change.field for change in identity_changes(saved, now)}
     return [change for change in _changes(_settings(saved), _settings(now)) if change.field not in refused]
 

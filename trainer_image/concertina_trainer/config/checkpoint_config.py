@@ -28,16 +28,18 @@ class CheckpointConfig(BaseModel):
     uri: str = Field(
         min_length=1,
         max_length=1024,
-        description="Folder of this job's checkpoints: s3://bucket/folder, gs://bucket/folder, az://container/folder "
-        "or file:///folder. The job continues from the newest in it; no two live jobs share one.",
+        description="Folder of this job's checkpoints: s3://bucket/folder, gs://bucket/folder, "
+        "az://container/folder or file:///folder. The job continues from the newest checkpoint "
+        "in this folder. Two running jobs can't share a folder.",
     )
     every_steps: int | None = Field(
-        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: everySeconds alone decides."
+        default=None, ge=1, le=1000000000, description="Steps between checkpoints. Absent: only everySeconds applies."
     )
     every_seconds: Annotated[int, Field(ge=1, le=31536000)] | Literal["Auto"] = Field(
         default=600,
-        description="Most seconds between checkpoints, or Auto for what loses the least time by how long saves take "
-        "and how often replicas fail (status.checkpointInterval).",
+        description="Longest time between checkpoints, in seconds. Auto chooses the interval that loses "
+        "the least time, from the measured duration of saves and the rate of failures "
+        "(status.checkpointInterval).",
         json_schema_extra={
             "x-kubernetes-int-or-string": True,
             "x-kubernetes-validations": [
@@ -48,28 +50,30 @@ class CheckpointConfig(BaseModel):
             ],
         },
     )
-    keep: int = Field(default=5, ge=1, le=1000, description="How many of the newest checkpoints are kept.")
+    keep: int = Field(default=5, ge=1, le=1000, description="Number of newest checkpoints that are kept.")
     keep_every_steps: int | None = Field(
         default=None,
         ge=1,
         le=1000000000,
-        description="Interval, in steps, of checkpoints that are kept for good. Absent: only the newest are kept.",
+        description="Interval, in steps, of checkpoints that are kept forever. Absent: only the newest are kept.",
     )
     resume_from: str = Field(
         default="",
         max_length=1024,
-        description="Another run's checkpoint, or its folder for the newest one, to continue from with its state: "
-        "the same data and model. It matters only while there is no checkpoint under uri.",
+        description="Checkpoint of another run to continue from with its training state, or the folder of "
+        "that run for its newest checkpoint, or a folder of torch.distributed.checkpoint. This job needs the "
+        "same data and model. Ignored once there is a checkpoint under uri.",
     )
     init_from: str = Field(
         default="",
         max_length=1024,
-        description="Weights to begin with at step 0: another run's checkpoint or folder, or safetensors with "
-        "the names of a family of Hugging Face's models (docs/models.md). It matters only while there is no checkpoint "
-        "under uri.",
+        description="Weights to start from at step 0: the checkpoint or the folder of another run, a folder of "
+        "torch.distributed.checkpoint, or safetensors files of a supported Hugging Face model family "
+        "(docs/models.md). Ignored once there is a checkpoint under uri.",
     )
     on_damage: DamageResponse = Field(
         default=DamageResponse.STOP,
-        description="Response when the newest checkpoint under uri is damaged: Stop fails the job and names the "
-        "newest other one; UsePrevious continues from that one and trains the steps since again.",
+        description="Response when the newest checkpoint under uri is damaged: Stop fails the job and "
+        "names the newest undamaged checkpoint. UsePrevious continues from that checkpoint and "
+        "repeats the steps since then.",
     )

@@ -34,10 +34,15 @@ class MixtureSource(Section):
     """One of several data sets that are trained on together."""
 
     uri: str = Field(
-        min_length=1, max_length=1024, pattern=DATA_URI, description="Folder of manifest.json and its shards."
+        min_length=1,
+        max_length=1024,
+        pattern=DATA_URI,
+        description="Folder with manifest.json and the shards that it lists.",
     )
     weight: int = Field(
-        ge=1, le=1000, description="Its share of the sequences is this number over the sum of all weights."
+        ge=1,
+        le=1000,
+        description="This data set's share of the sequences is its weight divided by the sum of all weights.",
     )
 
 
@@ -50,29 +55,32 @@ class DataConfig(Section):
         max_length=1024,
         pattern=DATA_URI,
         description="Folder that `concertina data build` wrote: an absolute path, file:///folder, "
-        "s3://bucket/folder, gs://bucket/folder or az://container/folder. Absent: mixture names several.",
+        "s3://bucket/folder, gs://bucket/folder or az://container/folder. Absent: mixture "
+        "lists several data sets.",
     )
     mixture: Annotated[list[MixtureSource], Field(max_length=32)] = Field(
         default=[],
-        description="Several data sets that are trained on together, in exact proportions. One that is used up "
-        "starts again, in another order.",
+        description="Data sets that are trained on together, in exact proportions. A data set that has "
+        "been read to its end starts again in another order.",
     )
     documents: DocumentMode = Field(
         default=DocumentMode.joined,
-        description="How documents become sequences: Joined cuts through them, Masked too but keeps them from seeing "
-        "each other, Packed puts whole ones together, Bucketed gives each a sequence of its own. The "
-        "last two need `concertina data pack`.",
+        description="How documents become sequences. Joined concatenates documents and cuts them. Masked "
+        "also hides documents from each other. Packed puts whole documents together. Bucketed gives "
+        "each its own sequence. Packed and Bucketed need `concertina data pack`.",
     )
     balance: Balancing = Field(
         default=Balancing.even,
-        description="Even gives every worker the same part of a batch; Speed gives slower ones less, down to half. "
-        "Set Speed where nodes differ.",
+        description="How a batch is divided among workers. Even gives every worker the same number of "
+        "sequences. Speed gives slower workers fewer, down to half. Choose Speed if nodes "
+        "differ in speed.",
     )
     cache_size: str = Field(
         default="4Gi",
         max_length=24,
         pattern=SIZE,
-        description="Most bytes of training data from object stores that a node keeps on its disk, from 16Mi to 16Ti.",
+        description="Largest amount of training data from object stores that a node caches on its disk, "
+        "from 16Mi to 16Ti.",
     )
 
     @property
@@ -95,7 +103,7 @@ class DataConfig(Section):
             "uri",
             "has(self.uri) != (has(self.mixture) && size(self.mixture) > 0)",
             lambda data: (data.uri is None) == bool(data.mixture),
-            "give either uri, or mixture with one data set or more",
+            "set either uri or mixture; mixture needs at least one data set",
         ),
     )
 
@@ -107,11 +115,14 @@ class EvaluationConfig(Section):
     """
 
     every_steps: int = Field(
-        default=500, ge=1, le=1000000000, description="Steps between evaluations; the last step is evaluated too."
+        default=500,
+        ge=1,
+        le=1000000000,
+        description="Steps between evaluations. The last step is always followed by an evaluation.",
     )
     sequences: int = Field(
         default=512,
         ge=1,
         le=16777216,
-        description="How many of the sequences that were set aside are evaluated, always the same ones.",
+        description="Number of validation sequences that each evaluation reads. It always reads the same ones.",
     )

@@ -28,7 +28,7 @@ class MemoryChoice:
 
     @staticmethod
     def parsed(fields: Mapping[str, Any]) -> MemoryChoice:
-        """Return the choice with the fields that dataclasses.asdict has returned."""
+        """Return the choice whose fields are in a dict, as dataclasses.asdict returns it."""
         return MemoryChoice(
             int(fields["micro_batch_size"]),
             Activations(fields["activations"]),
@@ -50,7 +50,7 @@ class MemoryChoice:
         )
 
     def filled(self, config: TrainerConfig) -> TrainerConfig:
-        """Return the configuration, with these values in those fields of MemoryChoice that it does not set."""
+        """Return a copy of the configuration in which fields that it does not set have the values of this choice."""
         memory = config.memory.model_copy(
             update={
                 "activations": config.memory.activations or self.activations,
@@ -61,7 +61,7 @@ class MemoryChoice:
         return config.model_copy(update={"micro_batch_size": rows, "memory": memory})
 
     def chosen(self, config: TrainerConfig) -> dict[str, str]:
-        """Return the values of this choice for the fields that the configuration does not set, by path."""
+        """Return the values of this choice for those fields that the configuration does not set, by path."""
         values = {
             MICRO_BATCH_SIZE: str(self.micro_batch_size),
             ACTIVATIONS: self.activations.value,
@@ -87,6 +87,6 @@ def absent(config: TrainerConfig) -> tuple[str, ...]:
 
 
 def without(config: TrainerConfig) -> TrainerConfig:
-    """Return the configuration with none of the fields of MemoryChoice set."""
+    """Return a copy of the configuration in which no field of MemoryChoice is set."""
     memory = config.memory.model_copy(update={"activations": None, "reshard_after_forward": None})
     return config.model_copy(update={"micro_batch_size": None, "memory": memory})

@@ -16,15 +16,16 @@ class SnapshotConfig(Section):
         default=1,
         ge=1,
         le=1000000,
-        description="Fewest steps between snapshots, which are taken after multiples of this number. They are rarer if "
-        "overhead or the network asks for it. A failure loses the steps since the last snapshot.",
+        description="Fewest steps between snapshots. Snapshots are taken after multiples of this number, "
+        "and less often if overhead or the network requires it. A failure loses the steps "
+        "since the last snapshot.",
     )
     overhead: float = Field(
         default=0.01,
         ge=0.0001,
         le=100.0,
-        description="Share of the training time that snapshots may take. They become rarer if they take more "
-        "(status.snapshotInterval). Raise it to lose fewer steps in a failure.",
+        description="Share of the training time that snapshots may take. Snapshots are taken less often if "
+        "they exceed it (status.snapshotInterval). Raise it to lose fewer steps in a failure.",
     )
 
 
@@ -46,28 +47,30 @@ class Offload(enum.StrEnum):
 
 
 class MemoryConfig(Section):
-    """Settings that reduce the memory used on devices, and cost computation or communication.
+    """Settings that use less memory on devices, at the price of more computation or communication.
 
-    The results of training are the same with all settings.
+    The results of training do not depend on these settings.
     """
 
     activations: Activations | None = Field(
         default=None,
-        description="Activations that a block's backward finds: Keep everything; KeepProducts, the results of "
-        "matrix products and attention, the rest is computed again; Recompute all from the block's input. Absent: the "
-        "fastest that fits into the GPU's memory (docs/memory.md).",
+        description="Activations that are stored for the backward pass of a block. KeepProducts stores the "
+        "results of matrix products and attention, and recomputes the others. Recompute stores "
+        "only the block's input. Absent: the fastest that fits into the GPU's memory "
+        "(docs/memory.md).",
     )
     reshard_after_forward: Resharding | None = Field(
         default=None,
-        description="Whether a block's gathered weights are freed between forward and backward, and gradients cut "
-        "after each microbatch (Always: ZeRO-3; Never: ZeRO-2 with fewer gatherings, and whole gradients). Absent or "
-        "Auto: Never if that fits into the GPU's memory.",
+        description="Whether a block's gathered weights are freed between forward and backward. Always "
+        "frees them, and shards gradients after each microbatch (ZeRO-3). Never keeps weights "
+        "and whole gradients (ZeRO-2). Absent or Auto: Never if that fits into the GPU's "
+        "memory.",
     )
     offload: Offload | None = Field(
         default=None,
-        description="Data in the host's memory instead of the device's. State: weights, reduced gradients and the "
-        "optimizer's moments, which processors update; weights are copied to the device as they are gathered. Absent: "
-        "nothing.",
+        description="Data that are kept in host memory instead of device memory. State: weights, reduced "
+        "gradients and optimizer moments. CPUs then update the weights, and copy them to the "
+        "device when they are gathered. Absent: nothing is offloaded.",
     )
 
     @property

@@ -33,45 +33,53 @@ class ExpertsConfig(Section):
     A router sends each token to some of the experts. No token is dropped.
     """
 
-    count: int = Field(ge=2, le=1024, description="Experts of a layer that the router chooses from.")
-    active_per_token: int = Field(default=2, ge=1, le=64, description="How many of them compute each token.")
+    count: int = Field(ge=2, le=1024, description="Number of routed experts in a layer.")
+    active_per_token: int = Field(
+        default=2, ge=1, le=64, description="Number of experts that the router chooses for each token."
+    )
     hidden_dim: int | None = Field(
         default=None,
         ge=8,
         le=1048576,
         multiple_of=8,
-        description="Width of an expert. Absent: that of model.hiddenDim.",
+        description="Hidden width of an expert. Absent: model.hiddenDim.",
     )
     shared: int = Field(
         default=0,
         ge=0,
         le=64,
-        description="Experts beside those, which compute every token: one feed-forward layer as wide as all of them.",
+        description="Number of shared experts, which compute every token in addition to the routed ones. "
+        "They are one feed-forward layer with their combined width.",
     )
     first_dense: int = Field(
-        default=0, ge=0, le=511, description="So many of the first layers have a plain feed-forward instead."
+        default=0,
+        ge=0,
+        le=511,
+        description="Number of layers at the beginning of the model that have a "
+        "dense feed-forward layer instead of experts.",
     )
     scores: RouterScores = Field(
         default=RouterScores.softmax,
-        description="Function of the router's logits. A token's experts are weighed by theirs.",
+        description="Function that turns the router's logits into scores. The scores weight the outputs of "
+        "a token's experts.",
     )
     normalize_shares: bool = Field(
-        default=True, description="Whether the scores of a token's experts are made to add up to 1."
+        default=True, description="Whether the scores of a token's experts are normalized to add up to 1."
     )
     balance_loss: float = Field(
         default=0.01,
         ge=0.0,
         le=10.0,
-        description="Factor of the loss that pulls the router towards the same load on all experts, in each sequence. "
-        "The loss that is shown is without it. 0 is none.",
+        description="Factor of the auxiliary loss that balances the load of the experts, for each "
+        "sequence. The reported loss does not include it. 0 turns it off.",
     )
     bias_rate: float | None = Field(
         default=None,
         ge=0.0,
         le=1.0,
-        description="Change of an expert's routing bias in each step, which balances load without a loss term. The "
-        "bias rises for an expert below the mean load and falls for one above it. 0 leaves the biases as they are. "
-        "Absent: there are none.",
+        description="Change of an expert's routing bias in each step. The bias balances load without a "
+        "loss term: it rises for an expert below the mean load and falls for an expert above "
+        "it. 0 keeps the biases constant. Absent: there are no biases.",
     )
 
     RULES = (
@@ -79,7 +87,7 @@ class ExpertsConfig(Section):
             "activePerToken",
             "self.activePerToken <= self.count",
             lambda experts: experts.active_per_token <= experts.count,
-            "activePerToken must not be above count",
+            "activePerToken must not exceed count",
         ),
     )
 
@@ -96,21 +104,42 @@ class Projection(enum.StrEnum):
     down = "Down"
 
 
+class FrozenDtype(enum.StrEnum):
+    """Dtype in which frozen weights are kept in memory."""
+
+    bfloat16 = "BFloat16"
+    float32 = "Float32"
+
+
 class LoraConfig(Section):
     """Low-rank adapters (LoRA).
 
     All weights of the model are frozen. Two small matrices are trained for each adapted weight.
     """
 
-    rank: int = Field(default=16, ge=1, le=4096, description="Rows of the first matrix, columns of the second.")
+    rank: int = Field(
+        default=16,
+        ge=1,
+        le=4096,
+        description="Rank of the adapters: the number of rows of the first matrix and of columns of the second.",
+    )
     alpha: float = Field(
-        default=32.0, gt=0.0, le=1e6, description="Their product is added to the weight times alpha / rank."
+        default=32.0,
+        gt=0.0,
+        le=1e6,
+        description="Scale of the adapters. The product of the two matrices, "
+        "times alpha / rank, is added to the weight.",
     )
     targets: list[Projection] = Field(
         default=list(Projection),
         min_length=1,
         max_length=len(Projection),
-        description="Which matrices of each block have adapters.",
+        description="Matrices of each block that have adapters.",
+    )
+    frozen_dtype: FrozenDtype = Field(
+        default=FrozenDtype.bfloat16,
+        description="Dtype in which the frozen weights are kept in memory. BFloat16 takes half the memory, and rounds "
+        "weights that are stored as float32. It does not change the dtype of the computation.",
     )
 
     @property
@@ -133,11 +162,12 @@ class ModelConfig(Section):
         default=None,
         max_length=256,
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
-        description="A model of your own, as package.module:spec: a ModelSpec in the image of the container trainer "
-        "(docs/own-models.md). Only options and sequenceLength apply to it. Absent: the decoder.",
+        description="Your own model, as package.module:spec: a ModelSpec in the image of the container "
+        "trainer (docs/own-models.md). With it, only options and sequenceLength apply. Absent: "
+        "the bundled decoder.",
     )
     options: dict[str, Any] | None = Field(
-        default=None, description="Options of the model that entrypoint names: any fields."
+        default=None, description="Options of the model that entrypoint names, with any fields."
     )
 
     from_: str | None = Field(
@@ -146,14 +176,15 @@ class ModelConfig(Section):
         min_length=1,
         max_length=1024,
         pattern=r"^\S+$",
-        description="Folder with the config.json of a Hugging Face model: a path in the pods, or a URI. All other "
-        "fields are those of that model, except sequenceLength and lora. Weights are not read from there, but from "
-        "checkpoint.initFrom.",
+        description="Folder with the config.json of a Hugging Face model: a path in the pods, or a URI. "
+        "All other fields except sequenceLength and lora are read from it. Weights are not "
+        "read from this folder, but from checkpoint.initFrom.",
     )
     size: ModelSize | None = Field(
         default=None,
-        description="Named size of the decoder, with the figures of a published model (docs/memory.md). Beside it, a "
-        "job sets only vocabSize, sequenceLength, lora and how experts are balanced. Absent: the fields below.",
+        description="Named size of the decoder, with the dimensions of a published model (docs/memory.md). "
+        "With it, set only vocabSize, sequenceLength, lora and the balancing of experts. "
+        "Absent: the fields below.",
     )
     layers: int = Field(default=4, ge=1, le=512, description="Number of decoder blocks.")
     dim: int = Field(default=128, ge=8, le=65536, multiple_of=8, description="Width of the residual stream.")
@@ -162,14 +193,14 @@ class ModelConfig(Section):
         default=None,
         ge=1,
         le=1024,
-        description="Key and value heads; heads must be a multiple of their number. Absent: as many as heads.",
+        description="Number of key and value heads. heads must be a multiple of it. Absent: the same as heads.",
     )
     head_dim: int | None = Field(
         default=None,
         ge=2,
         le=4096,
         multiple_of=2,
-        description="Width of an attention head. Absent: dim / heads, which must then be even.",
+        description="Width of an attention head. Absent: dim / heads, which must be even.",
     )
     hidden_dim: int | None = Field(
         default=None,
@@ -181,14 +212,15 @@ class ModelConfig(Section):
         default=256,
         ge=2,
         le=4194304,
-        description="Number of different tokens. Absent: that of size, or else 256, which is enough for bytes.",
+        description="Number of different tokens. Absent: the vocabulary of size, or 256 without size, "
+        "which is enough for bytes.",
         json_schema_extra=_no_default,
     )
     sequence_length: int = Field(
         default=256,
         ge=2,
         le=1048576,
-        description="Tokens, or frames, of a sequence. Absent: that of size, or else 256.",
+        description="Length of a sequence, in tokens or frames. Absent: the length that size has, or 256 without size.",
         json_schema_extra=_no_default,
     )
     tie_embeddings: bool = Field(default=True, description="Whether the output layer shares the embedding's weights.")
@@ -197,69 +229,74 @@ class ModelConfig(Section):
         default=None, description="Scaling of the rotary position frequencies. Absent: they are not scaled."
     )
     rotary_share: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="Share of each head that is rotated, from its beginning."
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="Share of each head's elements that is rotated, from the beginning of the head.",
     )
     rotary_pairs: RotaryPairs = Field(
         default=RotaryPairs.halves,
-        description="Elements that are rotated together: Halves pairs those of the first half of a head with those of "
-        "the second, Adjacent each with its neighbor.",
+        description="Elements that are rotated together. Halves pairs the first half of a head with the "
+        "second. Adjacent pairs each element with its neighbor.",
     )
     window: WindowConfig | None = Field(
         default=None,
-        description="Window of tokens that a token attends to (Mistral, Gemma). Absent: all tokens before it.",
+        description="Number of tokens that a token attends to (Mistral, Gemma). Absent: all previous tokens.",
     )
     qkv_bias: bool = Field(default=False, description="Whether a bias is added to queries, keys and values (Qwen 2).")
     qk_norm: bool = Field(
         default=False,
-        description="Whether each head's queries and keys pass an RMSNorm before they are rotated (Qwen 3).",
+        description="Whether the queries and keys of each head pass an RMSNorm before the rotation (Qwen 3).",
     )
     query_scale: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Attention scores are divided by its square root (Gemma). Absent: the width of a head.",
+        description="Attention scores are divided by the square root of this number (Gemma). Absent: the "
+        "width of a head.",
     )
     attention_soft_cap: float | None = Field(
         default=None,
         gt=0.0,
         le=65536.0,
-        description="Bound c of attention scores s, which become c tanh(s / c) (Gemma 2). Absent: they have no bound.",
+        description="Bound c of attention scores s, which become c tanh(s / c) (Gemma 2). Absent: no bound.",
     )
     logit_soft_cap: float | None = Field(
         default=None,
         gt=0.0,
         le=65536.0,
-        description="Bound c of logits l, which become c tanh(l / c) (Gemma 2). Absent: they have no bound.",
+        description="Bound c of logits l, which become c tanh(l / c) (Gemma 2). Absent: no bound.",
     )
     activation: Activation = Field(
         default=Activation.silu,
-        description="Function in the gate of the feed-forward: Silu, or GeluTanh, the approximation of GELU by tanh.",
+        description="Activation function of the feed-forward layer's gate: Silu, or GeluTanh, the tanh "
+        "approximation of GELU.",
     )
     embedding_scale: bool = Field(
         default=False, description="Whether embeddings are multiplied by the square root of dim (Gemma)."
     )
     post_norms: bool = Field(
         default=False,
-        description="Whether the results of attention and of the feed-forward also pass a norm before they are added "
-        "to the residual stream (Gemma 2, GLM 4).",
+        description="Whether the outputs of attention and of the feed-forward layer pass another norm "
+        "before they are added to the residual stream (Gemma 2, GLM 4).",
     )
     norm_offset: bool = Field(
-        default=False, description="Whether norms multiply by 1 + weight instead of by the weight (Gemma)."
+        default=False, description="Whether norms multiply by 1 + weight instead of weight (Gemma)."
     )
     norm_epsilon: float = Field(
         default=1e-5,
         ge=1e-12,
         le=0.1,
-        description="Added to the mean square in RMSNorm. A property of the model: take it from its config.json "
-        "(rms_norm_eps).",
+        description="Epsilon that RMSNorm adds to the mean square. It is a property of the model: take it "
+        "from its config.json (rms_norm_eps).",
     )
     experts: ExpertsConfig | None = Field(
-        default=None, description="A mixture of experts in each layer (docs/experts.md). Absent: the model is dense."
+        default=None, description="Mixture of experts in each layer (docs/experts.md). Absent: the model is dense."
     )
     lora: LoraConfig | None = Field(
         default=None,
-        description="Trains low-rank adapters of weights that are frozen (docs/lora.md): those of checkpoint.initFrom. "
-        "Absent: all weights are trained.",
+        description="Trains low-rank adapters, and freezes the weights of checkpoint.initFrom "
+        "(docs/lora.md). Absent: all weights are trained.",
     )
 
     @model_validator(mode="before")
@@ -411,14 +448,14 @@ class ModelConfig(Section):
             "dim",
             "has(self.headDim) || self.dim % (2 * self.heads) == 0",
             lambda model: model.head_dim is not None or model.dim % (2 * model.heads) == 0,
-            "dim must be an even multiple of heads, because each head's width must be even: change them, or set "
-            "headDim",
+            "dim must be an even multiple of heads, because each head's width must be even: change dim or "
+            "heads, or set headDim",
         ),
         SectionRule(
             "rotaryShare",
             "int(double(has(self.headDim) ? self.headDim : self.dim / self.heads) * self.rotaryShare) % 2 == 0",
             lambda model: model.rotary_dim % 2 == 0,
-            "rotaryShare must be that of an even number of a head's elements",
+            "rotaryShare times the width of a head must be an even number of elements",
         ),
         SectionRule(
             "kvHeads",
@@ -430,13 +467,13 @@ class ModelConfig(Section):
             "experts.firstDense",
             "!has(self.experts) || self.experts.firstDense < self.layers",
             lambda model: model.experts is None or model.experts.first_dense < model.layers,
-            "experts.firstDense must be below layers: else no layer has experts",
+            "experts.firstDense must be below layers: otherwise no layer has experts",
         ),
         SectionRule(
             "lora",
             f"!has(self.lora) || !has(self.experts) && !(has(self.size) && self.size in {list(WITH_EXPERTS)})",
             lambda model: model.lora is None or model.experts is None,
-            "lora is for dense models: routers and their biases would continue to train; remove lora or experts",
+            "lora is for dense models, because routers and their biases would still be trained: remove lora or experts",
         ),
         SectionRule(
             "hiddenDim",
@@ -495,13 +532,15 @@ ModelConfig.RULES = (
         f"!has(self.size) || {' && '.join(map(_of_size, _SIZED))} && (!has(self.experts) || "
         f"self.size in {list(WITH_EXPERTS)} && !has(self.experts.hiddenDim) && {_EXPERTS_OF_SIZE})",
         _has_fields_of_size,
-        "size sets the other fields of the decoder: remove them, or size; vocabSize and sequenceLength may stay",
+        "size sets the other fields of the decoder: remove size, or all other fields except vocabSize and "
+        "sequenceLength",
     ),
     SectionRule(
         "size",
         f"!has(self.size) || {' && '.join(_unsaid(name, _OF_THE_DECODER[name]) for name in _NOT_OF_SIZES)}",
         lambda model: model.size is None or all(getattr(model, n) == _OF_THE_DECODER[n] for n in _NOT_OF_SIZES),
-        "beside size the decoder is a Llama of that size: remove from and the fields of other families, or size",
+        "with size, the decoder is a Llama of that size: remove from and the fields of other model "
+        "families, or remove size",
     ),
     SectionRule(
         "entrypoint",
@@ -510,8 +549,8 @@ ModelConfig.RULES = (
             model.entrypoint is None
             or all(getattr(model, name) == default for name, default in _OF_THE_DECODER.items())
         ),
-        "beside entrypoint only options and sequenceLength say something of the model: remove the decoder's other "
-        "fields, or entrypoint",
+        "with entrypoint, only options and sequenceLength apply: remove the decoder's other fields, or "
+        "remove entrypoint",
     ),
     SectionRule(
         "options",

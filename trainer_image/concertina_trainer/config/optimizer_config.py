@@ -40,40 +40,45 @@ class OptimizerConfig(Section):
     )
     schedule: Schedule = Field(
         default=Schedule.cosine,
-        description="Course of the learning rate after the warm-up. Cosine and Linear fall until the last step. "
-        "Constant stays at learningRate. WarmupStableDecay stays there until the last decaySteps, and then falls with "
-        "the square root of the number of steps.",
+        description="Learning rate after the warm-up. Cosine and Linear decrease it until the last step. "
+        "Constant keeps learningRate. WarmupStableDecay keeps it until the last decaySteps, "
+        "and then decreases it with the square root of the decay steps.",
     )
     min_learning_rate_factor: float = Field(
         default=0.1,
         ge=0.0,
         le=1.0,
-        description="Learning rate at the last step, as a part of learningRate. Constant ignores it.",
+        description="Learning rate at the last step, as a fraction of learningRate. Constant ignores it.",
     )
     decay_steps: int | None = Field(
         default=None,
         ge=1,
         le=1000000000,
-        description="Steps of the decay of WarmupStableDecay. Absent: a fifth of all steps.",
+        description="Number of decay steps of WarmupStableDecay. Absent: a fifth of all steps.",
     )
     warmup_steps: int | None = Field(
         default=None,
         ge=0,
         le=1000000000,
-        description="Steps in which the learning rate rises from 0. Absent: a tenth of all steps, but at most 100.",
+        description="Number of steps in which the learning rate rises from 0. Absent: a tenth of all "
+        "steps, but at most 100.",
     )
     weight_decay: float = Field(
-        default=0.1, ge=0.0, le=10.0, description="Decoupled decay of matrices; norms have none."
+        default=0.1, ge=0.0, le=10.0, description="Decoupled weight decay of matrices. Norms have no weight decay."
     )
     betas: Annotated[list[Annotated[float, Field(ge=0.0, lt=1.0)]], Field(min_length=2, max_length=2)] = Field(
-        default=[0.9, 0.95], description="AdamW's two averaging factors, for the gradient and its square."
+        default=[0.9, 0.95],
+        description="Decay rates of AdamW's averages of the gradient (first) and of its square (second).",
     )
-    epsilon: float = Field(default=1e-8, ge=1e-16, le=1.0, description="Added to the root of AdamW's second moment.")
+    epsilon: float = Field(
+        default=1e-8, ge=1e-16, le=1.0, description="Epsilon that AdamW adds to the square root of the second moment."
+    )
     max_grad_norm: float = Field(
         default=1.0,
         ge=0.0,
         le=1e9,
-        description="Largest norm of the gradient; a larger one is scaled down to it. 0 is no limit.",
+        description="Largest norm of the gradient. A gradient with a larger norm is scaled down to it. 0 "
+        "means no limit.",
     )
 
     @property

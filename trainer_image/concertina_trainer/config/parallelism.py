@@ -22,7 +22,7 @@ class PipelineSchedule(enum.StrEnum):
 
 
 class ParallelismConfig(BaseModel):
-    """`spec.parallelism`: the number of ranks in each dimension. The rest of the world is data parallelism."""
+    """`spec.parallelism`: the number of ranks in each dimension. The remaining dimension is data parallelism."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, alias_generator=to_camel, populate_by_name=True)
 
@@ -32,8 +32,8 @@ class ParallelismConfig(BaseModel):
     )
     schedule: PipelineSchedule = Field(
         default=PipelineSchedule.one_f_one_b,
-        description="Order in which the bundled trainer's stages compute. The interleaved ones have two stages a "
-        "worker: less waiting, and more communication.",
+        description="Pipeline schedule of the bundled trainer. Interleaved schedules give each worker two "
+        "stages: workers wait less and communicate more.",
     )
     context: int = Field(
         default=1, ge=1, le=1024, description="Workers that share each sequence (context parallelism)."
@@ -42,21 +42,24 @@ class ParallelismConfig(BaseModel):
         default=None,
         ge=1,
         le=65536,
-        description="Groups of workers that hold one copy of weights and optimizer state between them; there are as "
-        "many copies as fit (HSDP; 1 is plain data parallelism). Absent: one copy over all (FSDP).",
+        description="Number of workers among which one copy of weights and optimizer state is sharded. The "
+        "job has as many copies as fit (HSDP). 1 is plain data parallelism. Absent: one copy "
+        "over all workers (FSDP).",
     )
     expert: int = Field(
         default=1,
         ge=1,
         le=1024,
-        description="Workers that share the experts of a layer (expert parallelism). They belong to one pipeline stage "
-        "and to one copy of the weights. It divides shard x context x tensor and trainer.model.experts.count.",
+        description="Number of workers among which the experts of a layer are divided (expert "
+        "parallelism). They belong to one pipeline stage and to one copy of the weights. It "
+        "must divide shard x context x tensor and trainer.model.experts.count.",
     )
 
     async_tensor: bool = Field(
         default=False,
-        description="Whether tensor groups of the bundled trainer send while they multiply (async TP). It needs the "
-        "GPUs of a group in one replica, with access to each other's memory; it was not run on any yet.",
+        description="Whether the bundled trainer overlaps the communication of tensor parallelism with "
+        "matrix products (async TP). All GPUs of a group must be in one replica and able to "
+        "access each other's memory. It has not been run on GPUs yet.",
     )
 
     @property
@@ -70,7 +73,7 @@ class ParallelismConfig(BaseModel):
 
     @property
     def backward_in_halves(self) -> bool:
-        """Whether the pipeline schedule splits the backward pass into two halves (zero bubble).
+        """True if the pipeline schedule splits the backward pass into two halves (zero bubble).
 
         Gathered weights must not be freed between the halves, because torch's FSDP would lose gradients.
         """
@@ -78,10 +81,10 @@ class ParallelismConfig(BaseModel):
 
     @property
     def expert_shards(self) -> int:
-        """Number of different positions in the shard dimension that the ranks of one expert group have.
+        """Number of positions in the shard dimension over which an expert group extends.
 
-        An expert group takes as many ranks as possible from the same context and tensor group, and the remaining ranks
-        from other positions in the shard dimension.
+        An expert group first takes ranks of the same context and tensor group. If these are too few, it also takes
+        ranks at other positions in the shard dimension.
         """
         return self.expert // math.gcd(self.expert, self.context * self.tensor)
 

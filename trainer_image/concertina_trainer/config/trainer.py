@@ -45,7 +45,7 @@ Edge = Annotated[int, Field(ge=0, le=2**53)]  # JSON parsers may round larger nu
 
 
 class ReproductionConfig(Section):
-    """Constraints on a run that trains a checkpoint again, to reproduce it.
+    """Conditions of a run that repeats the training of a checkpoint, to reproduce it.
 
     `concertina reproduce` writes this section.
     """
@@ -54,20 +54,22 @@ class ReproductionConfig(Section):
         default=None,
         ge=1,
         le=1000000000,
-        description="The run is complete after this step, on the schedule of steps. Absent: after the last of them.",
+        description="Step after which the run is complete. The learning rate still follows the schedule of "
+        "steps. Absent: the last step.",
     )
     data_digest: str | None = Field(
         default=None,
         min_length=1,
         max_length=64,
-        description="Other data than those of this digest are refused. Absent: whatever is there is trained on.",
+        description="Digest of the data that the run must train on. Data with another digest are refused. "
+        "Absent: any data.",
     )
     skipped_samples: Annotated[
         list[Annotated[list[Edge], Field(min_length=2, max_length=2)]], Field(max_length=MOST_RANGES)
     ] = Field(
         default=[],
-        description="Positions [begin, end) of the order of samples that are left out, as they were after something "
-        "that looked wrong.",
+        description="Positions [begin, end) in the order of samples that are left out, because the "
+        "original run left them out after an anomaly.",
     )
 
     @property
@@ -109,30 +111,28 @@ COMPILE_RULES = (
 class TrainerConfig(Section):
     """What the bundled trainer trains, on which data, for how long."""
 
-    steps: int = Field(default=1000, ge=1, le=1000000000, description="Optimizer steps of the whole run.")
+    steps: int = Field(default=1000, ge=1, le=1000000000, description="Number of optimizer steps of the whole run.")
     seed: int = Field(
-        default=0, ge=0, le=2147483647, description="Decides the initial weights and the order of the data."
+        default=0, ge=0, le=2147483647, description="Seed of the initial weights and of the order of the data."
     )
     model: ModelConfig = Field(
-        default=ModelConfig(), description="The model: a decoder in the style of Llama, or one of your own."
+        default=ModelConfig(), description="The model: a Llama-style decoder, or your own model."
     )
     data: DataConfig = Field(description="The training data.")
     global_batch_size: int = Field(
-        default=32, ge=1, le=16777216, description="Sequences that one step consumes, whatever the number of workers."
+        default=32, ge=1, le=16777216, description="Number of sequences in each step, whatever the number of workers."
     )
     micro_batch_size: int | None = Field(
         default=None,
         ge=1,
         le=65536,
-        description="Most sequences that a worker computes at once. Absent: as many as a GPU needs to be busy, and "
-        "fewer if they do not fit into its memory (docs/memory.md).",
+        description="Largest number of sequences that a worker computes at once. Absent: as many as keep a "
+        "GPU busy, or fewer if those do not fit into its memory (docs/memory.md).",
     )
-    optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(), description="AdamW and the schedule of its learning rate."
-    )
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="AdamW and the learning rate schedule.")
     precision: Precision = Field(
         default=Precision.auto,
-        description="Precision of matrix products: Auto is BFloat16 where the device has it, and Float32 elsewhere.",
+        description="Precision of matrix products. Auto is BFloat16 on devices that support it, and Float32 on others.",
     )
     compile: Compile | None = Field(
         default=None,
@@ -141,27 +141,34 @@ class TrainerConfig(Section):
     )
     determinism: Determinism = Field(
         default=Determinism.order,
-        description="Order trains on the same samples in the same order with any number of workers. Bitwise also gives "
-        "bitwise equal weights. It is slower and takes at most 16 microbatches.",
+        description="Order trains on the same samples in the same order with any number of workers. "
+        "Bitwise also gives bitwise equal weights. Bitwise is slower and allows at most 16 "
+        "microbatches.",
     )
     snapshot: SnapshotConfig = Field(
         default=SnapshotConfig(),
-        description="Copies of the state in the memory of nodes, which training continues from after a failure.",
+        description="Copies of the training state in the memory of nodes. Training continues from them "
+        "after a failure.",
     )
     memory: MemoryConfig = Field(
-        default=MemoryConfig(), description="Trades of computation for less of the devices' memory."
+        default=MemoryConfig(), description="Settings that use less device memory at the price of more computation."
     )
-    anomalies: AnomalyConfig = Field(default=AnomalyConfig(), description="Response to steps that look wrong.")
+    anomalies: AnomalyConfig = Field(
+        default=AnomalyConfig(),
+        description="Response to steps that look wrong: a "
+        "loss that jumps or is not finite, or "
+        "weights that differ between workers.",
+    )
     evaluation: EvaluationConfig | None = Field(
         default=None,
-        description="Measures the loss on documents that `concertina data build --validation` set aside. Absent: it "
-        "is not measured.",
+        description="Evaluation on the documents that `concertina data build --validation` set aside. "
+        "Absent: no evaluation.",
     )
 
     reproduction: ReproductionConfig | None = Field(
         default=None,
-        description="For a run that trains a checkpoint again, as `concertina reproduce` writes it. Absent: it is held "
-        "to nothing.",
+        description="Conditions of a run that repeats the training of a checkpoint, as `concertina "
+        "reproduce` writes them. Absent: no conditions.",
     )
 
     @property
@@ -180,7 +187,7 @@ class TrainerConfig(Section):
 
     @property
     def last_step(self) -> int:
-        """Number of finished steps with which the run is complete."""
+        """Number of the step after which the run is complete."""
         return (self.reproduction and self.reproduction.last_step) or self.steps
 
     RULES = (
@@ -189,7 +196,7 @@ class TrainerConfig(Section):
             "reproduction",
             "!has(self.reproduction) || !has(self.reproduction.lastStep) || self.reproduction.lastStep <= self.steps",
             lambda trainer: trainer.last_step <= trainer.steps,
-            "reproduction.lastStep must not be beyond steps",
+            "reproduction.lastStep must not exceed steps",
         ),
         SectionRule(
             "microBatchSize",
@@ -200,29 +207,30 @@ class TrainerConfig(Section):
                 or trainer.micro_batch_size is None
                 or trainer.global_batch_size <= MOST_FIXED_MICROBATCHES * trainer.micro_batch_size
             ),
-            f"determinism Bitwise takes at most {MOST_FIXED_MICROBATCHES} microbatches: raise microBatchSize, or lower "
-            "globalBatchSize",
+            f"determinism Bitwise allows at most {MOST_FIXED_MICROBATCHES} microbatches: raise "
+            "microBatchSize, or lower globalBatchSize",
         ),
         SectionRule(
             "data.documents",
             "self.determinism != 'Bitwise' || self.data.documents != 'Bucketed'",
             lambda trainer: not trainer.bitwise or trainer.data.documents is not DocumentMode.bucketed,
-            "determinism Bitwise has microbatches of one shape: choose another data.documents",
+            "determinism Bitwise needs microbatches of one shape, and data.documents Bucketed makes "
+            "different ones: choose another value of data.documents",
         ),
         SectionRule(
             "determinism",
             "self.determinism != 'Bitwise' || !has(self.model.experts) && "
             f"!(has(self.model.size) && self.model.size in {list(WITH_EXPERTS)})",
             lambda trainer: not trainer.bitwise or trainer.model.experts is None,
-            "determinism Bitwise knows no experts, whose products are of other shapes in another world: set "
-            "determinism to Order, or remove model.experts",
+            "determinism Bitwise does not support experts, because the shapes of their matrix products "
+            "depend on the number of workers: set determinism to Order, or remove model.experts",
         ),
         SectionRule(
             "data.balance",
             "self.data.balance != 'Speed' || self.determinism != 'Bitwise'",
             lambda trainer: trainer.data.balance is not Balancing.speed or not trainer.bitwise,
-            "data.balance Speed makes microbatches of different sizes, and determinism Bitwise needs one shape: set "
-            "balance to Even, or determinism to Order",
+            "determinism Bitwise needs microbatches of one size, and data.balance Speed makes different "
+            "ones: set balance to Even, or determinism to Order",
         ),
         SectionRule(
             "data.balance",
@@ -230,8 +238,9 @@ class TrainerConfig(Section):
             lambda trainer: (
                 trainer.data.balance is not Balancing.speed or trainer.data.documents is not DocumentMode.bucketed
             ),
-            "data.balance Speed counts sequences, and with data.documents Bucketed they differ in length: set balance "
-            "to Even, or choose another documents",
+            "data.balance Speed divides a batch by the number of sequences, and with data.documents "
+            "Bucketed sequences differ in length: set balance to Even, or choose another value of "
+            "documents",
         ),
     )
 

@@ -128,7 +128,9 @@ class Skipped:
             np.array(edges, dtype=np.int64) for edges in (zip(*stretches, strict=True) if stretches else ((), ()))
         )
         if (begins >= ends).any() or (begins[1:] < ends[:-1]).any():
-            raise ValueError(f"skipped positions must be sorted stretches that don't overlap: {list(stretches)[:9]}")
+            raise ValueError(
+                f"skipped positions must be sorted ranges that don't overlap, but they are {list(stretches)[:9]}"
+            )
         self._skipped = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends - begins)])
         self._reached = begins - self._skipped[:-1]
 

@@ -1,4 +1,4 @@
-"""Sequences of each data set that a range of samples consists of, computed from the configuration alone."""
+"""Sequences of each data set that belong to a range of samples, computed from the configuration alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def positions(begin: int, end: int, skipped: Ranges) -> tuple[int, int]:
 
 
 def consumed(data: DataConfig, begin: int, end: int, skipped: Ranges) -> Sequence[Consumed]:
-    """Return the sequences of each data set that the samples from `begin` to `end` - 1 consist of."""
+    """Return the sequences of each data set that belong to the samples from `begin` to `end` - 1."""
     first, last = positions(begin, end, skipped)
     weights = [source.weight for source in data.sources]
     edges = zip(data.sources, before(weights, first), before(weights, last), strict=True)

@@ -57,7 +57,7 @@ def pack(
         begins = folder.get(shard.documents_file)
         if begins is None or hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
             raise InvalidInput(
-                f"{folder.uri}/{shard.documents_file} is missing or damaged: copy it again, or build again."
+                f"{folder.uri}/{shard.documents_file} is missing or damaged: copy it again, or build the data again."
             )
         starts = np.frombuffer(begins, "<u8").astype(np.int64)
         plan = packed(starts, shard.tokens, length)
@@ -83,11 +83,11 @@ def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> P
     """
     advice = f"run `concertina data pack {uri} --length {length}`."
     if text is None:
-        raise InvalidInput(f"{uri} is not packed for sequences of {length} tokens: {advice}")
+        raise InvalidInput(f"{uri} has no plan for packed sequences of {length} tokens: {advice}")
     try:
         packing = parse_json(Packing, text)
     except ProtocolError as error:
         raise InvalidInput(f"{uri}/{name(length)} can't be read ({error}): {advice}") from error
     if (packing.format, packing.data, packing.length) != (FORMAT, manifest.digest, length):
-        raise InvalidInput(f"{uri}/{name(length)} was made for other data than the manifest's: {advice}")
+        raise InvalidInput(f"{uri}/{name(length)} was made for other data than those of the manifest: {advice}")
     return packing

@@ -9,7 +9,7 @@ becomes several segments, such that each of its tokens but the first is predicte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,26 @@ class SequencePlan:
 
     def __len__(self) -> int:
         return len(self.first) - 1
+
+    def segments(self, index: int) -> Iterator[tuple[int, int, int]]:
+        """Yield each segment of a sequence: its offset in the sequence, its offset in the shard, and its length.
+
+        All three are numbers of tokens, or of frames.
+        """
+        offset = 0
+        for segment in range(int(self.first[index]), int(self.first[index + 1])):
+            size = int(self.lengths[segment])
+            yield offset, int(self.begins[segment]), size
+            offset += size
+
+    def sums(self, weights: NDArray[np.uint8]) -> _Numbers:
+        """Return the sum of the weights of the predicted tokens of each sequence. `weights` has those of the shard."""
+        before = np.zeros(len(weights) + 1, dtype=np.uint32)
+        np.cumsum(weights, dtype=np.uint32, out=before[1:])
+        of_segments = before[self.begins + self.lengths] - before[self.begins + 1]
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(of_segments, dtype=np.int64)])
+        sums: _Numbers = ends[self.first[1:]] - ends[self.first[:-1]]
+        return sums
 
     def predicted(self, indexes: _Numbers) -> _Numbers:
         """Return the number of predicted tokens of each of these sequences."""

@@ -59,7 +59,7 @@ def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
     """
     if name == BYTES:
         if separator:
-            raise InvalidInput(f"the tokenizer {BYTES} ends a document with the byte 0: leave --separator out.")
+            raise InvalidInput(f"the tokenizer {BYTES} ends a document with the byte 0: leave out --separator.")
         return Tokenizer(BYTES, 256, 0, BYTES, _encode_bytes)
     if name.endswith(".json"):
         return _hugging_face(name, separator)
@@ -85,7 +85,9 @@ def _hugging_face(location: str, separator: str) -> Tokenizer:
     try:
         loaded = Loaded.from_str(file.decode())
     except Exception as error:  # the library raises plain Exception
-        raise InvalidInput(f"{location} is not a tokenizer of Hugging Face's tokenizers: {error}.") from error
+        raise InvalidInput(
+            f"{location} is not a tokenizer file of the Hugging Face library tokenizers: {error}."
+        ) from error
     loaded.encode_special_tokens = True  # the text of a special token within a document is ordinary text
     loaded.no_truncation()
     loaded.no_padding()
@@ -132,8 +134,9 @@ def _encoding(name: str):  # type: ignore[no-untyped-def]
     except Exception as error:  # the name is unknown, or a download failed
         reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise InvalidInput(
-            f"{name} can't be had: {reason}. tiktoken downloads encodings on first use; where it can't, give a "
-            ".tiktoken file, or set TIKTOKEN_CACHE_DIR to a folder that holds it."
+            f"{name} can't be loaded: {reason}. tiktoken downloads an encoding on first use. Without "
+            "internet access, give a .tiktoken file, or set TIKTOKEN_CACHE_DIR to a folder that contains "
+            "the encoding."
         ) from error
 
 
@@ -143,7 +146,9 @@ def _encoding_of_file(location: str, split_pattern: str):  # type: ignore[no-unt
     import tiktoken
 
     if not split_pattern:
-        raise InvalidInput(f"{location} doesn't say how text is split before merging: give --split-pattern.")
+        raise InvalidInput(
+            f"{location} does not define how text is split before tokens are merged: give --split-pattern."
+        )
     try:
         lines = [line.split() for line in read_whole(location).splitlines() if line]
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
@@ -155,4 +160,4 @@ def _encoding_of_file(location: str, split_pattern: str):  # type: ignore[no-unt
 
 def _no_separator(name: str, separator: str) -> InvalidInput:
     description = separator or "of the usual tokens that end a document"
-    return InvalidInput(f"{name} has no token {description}: name the one that ends a document by --separator.")
+    return InvalidInput(f"{name} has no token {description}: name the token that ends a document with --separator.")

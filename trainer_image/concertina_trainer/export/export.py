@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from concertina_state.buffers import stretches
 from concertina_state.checkpoints.reader import StoredCheckpoint
 from concertina_state.errors import InvalidInput
+from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import Box, ReadPlan, reads
 from concertina_state.format.shardfile import ITEM_SIZES, Chunk
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.model_config import FrozenDtype, ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.export.tokenizer_files import exported
 from concertina_trainer.format import adapters, hf_config, hf_names
 from concertina_trainer.format.hf_families import EXPERT, FAMILIES
+from concertina_trainer.state.weights import frozen_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,14 +49,24 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Weight of this project in a tensor of the export."""
+    """Weight of this project that is one part of an exported tensor."""
 
     chunk: Chunk
     adapter: Adapter | None = None
 
     @property
+    def dtype(self) -> str:
+        """Dtype in the export. A merged weight is float32, because its sum has more digits than a frozen weight."""
+        return "F32" if self.adapter else self.chunk.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of bytes in the export."""
+        return math.prod(self.chunk.shape) * ITEM_SIZES[self.dtype]
+
+    @property
     def read(self) -> list[Chunk]:
-        """Chunks that the part is made of."""
+        """Chunks of the checkpoint from which this part is computed."""
         return [self.chunk, *((self.adapter.a, self.adapter.b) if self.adapter else ())]
 
 
@@ -69,12 +82,12 @@ class Tensor:
 
     @property
     def dtype(self) -> str:
-        return self.parts[0].chunk.dtype
+        return self.parts[0].dtype
 
     @property
     def size(self) -> int:
         """Number of bytes."""
-        return sum(part.chunk.size for part in self.parts)
+        return sum(part.size for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,24 +116,26 @@ def export(
         InvalidInput: When the checkpoint or the data can't be exported.
         StorageError: When storage can't be read or written.
     """
-    trainer = _trainer(checkpoint)
+    trainer = _exported_trainer(checkpoint)
     if any(name.endswith(".safetensors") for name in target.entries()):
         raise InvalidInput(
-            f"{target.uri} holds weights already, which would be loaded beside or instead of these: export into "
-            "another folder, or delete them first."
+            f"{target.uri} already contains weights, which would be mixed with the exported ones: export "
+            "into another folder, or delete them first."
         )
-    tensors = _tensors(checkpoint, trainer.model)
-    headers = {number: part.header for number, part in enumerate(checkpoint.shards)}
+    shards = shards_of(checkpoint, trainer.model)
+    tensors = _tensors(shards, trainer.model)
+    headers = {number: shard.header for number, shard in enumerate(shards)}
     plan = reads(headers, [chunk for tensor in tensors for part in tensor.parts for chunk in part.read])
     plan.require(checkpoint.uri)
     files = _files(tensors, file_bytes)
     for file, members in files.items():
-        content = _content(members, checkpoint, plan, advance)
+        content = _content(members, shards, plan, advance)
         target.put_pieces(file, content, sum(tensor.size for tensor in members))
     tokenizer = exported(trainer, checkpoint.manifest.data, data)
     config = {
         **hf_config.config_json(trainer.model),
-        "torch_dtype": TORCH_NAMES[tensors[0].dtype],
+        # Loaders convert all tensors to this dtype, so it is one that represents all values.
+        "torch_dtype": TORCH_NAMES[max((tensor.dtype for tensor in tensors), key=ITEM_SIZES.__getitem__)],
         **tokenizer.config,
     }
     extra: dict[str, object] = {"config.json": config, **tokenizer.files}
@@ -135,36 +150,55 @@ def export(
 
 def size(checkpoint: StoredCheckpoint) -> int:
     """Return the approximate number of bytes that an export writes."""
-    return sum(tensor.size for tensor in _tensors(checkpoint, _trainer(checkpoint).model))
+    model = _exported_trainer(checkpoint).model
+    return sum(tensor.size for tensor in _tensors(shards_of(checkpoint, model), model))
 
 
-def _trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
-    if not checkpoint.manifest.trainer:
-        raise InvalidInput(f"{checkpoint.uri} does not say what model it is of: its manifest has no trainer section.")
-    try:
-        trainer = TrainerConfig.model_validate(checkpoint.manifest.trainer)
-    except ValueError as error:
-        problem = " ".join(str(error).split())[:300]
-        raise InvalidInput(f"{checkpoint.uri} is of a trainer that this version does not know ({problem}).") from error
+def shards_of(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[ShardReader]:
+    """Return the shards of the checkpoint, and the files of the frozen weights that are stored elsewhere."""
+    frozen = checkpoint.manifest.frozen
+    return [*checkpoint.shards, *(frozen_files(frozen, model) if frozen else ())]
+
+
+def _exported_trainer(checkpoint: StoredCheckpoint) -> TrainerConfig:
+    trainer = trainer_of(checkpoint)
     if trainer.model.entrypoint:
         raise InvalidInput(
-            f"{checkpoint.uri} is of {trainer.model.entrypoint}, and what its weights are called elsewhere only its "
-            "author knows: the decoder alone is exported."
+            f"{checkpoint.uri} is a checkpoint of {trainer.model.entrypoint}: only the bundled decoder can "
+            "be exported, because the Hugging Face names of a custom model's weights are not known."
         )
     return trainer
 
 
-def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
-    """Return the tensors of the export, sorted by their exported names.
+def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
+    """Return the configuration of the run that saved a checkpoint.
+
+    Raises:
+        InvalidInput: When the checkpoint has none that this version knows.
+    """
+    if not checkpoint.manifest.trainer:
+        raise InvalidInput(f"{checkpoint.uri} does not describe its model: its manifest has no trainer section.")
+    try:
+        trainer = TrainerConfig.model_validate(checkpoint.manifest.trainer)
+    except ValueError as error:
+        problem = " ".join(str(error).split())[:300]
+        raise InvalidInput(
+            f"{checkpoint.uri} was written with a trainer configuration that this version does not support ({problem})."
+        ) from error
+    return trainer
+
+
+def _tensors(shards: Sequence[ShardReader], model: ModelConfig) -> list[Tensor]:
+    """Return the tensors of the export, sorted by their exported names, in the dtypes of the trained model.
 
     Raises:
         InvalidInput: When no Hugging Face model computes as this one does, or a tensor has no counterpart in it.
     """
     family = FAMILIES[hf_config.config_json(model)["model_type"]]
     wholes = {
-        name: stored.chunk
-        for part in checkpoint.shards
-        for name, stored in part.header.chunks.items()
+        name: dataclasses.replace(stored.chunk, dtype=dtype_of(name, stored.chunk.dtype, model))
+        for shard in shards
+        for name, stored in shard.header.chunks.items()
         if name.startswith(hf_names.MODEL)
     }
     tensors: dict[str, Tensor] = {}
@@ -174,10 +208,12 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
         bare, shape = name.removeprefix(hf_names.MODEL), chunk.global_shape
         exported_name = hf_names.theirs(bare, family)
         if exported_name is None:
-            raise InvalidInput(f"{name} has no place in a {family.architecture}: this model can't be exported.")
+            raise InvalidInput(
+                f"{name} has no counterpart in the architecture {family.architecture}: this model can't be exported."
+            )
         if EXPERT not in exported_name:
             before = tensors.get(exported_name, Tensor(exported_name, (), (0, *shape[1:])))
-            part = Part(_whole(chunk), _adapter(name, wholes, model))
+            part = Part(whole(chunk), _adapter(name, wholes, model))
             rows = (before.shape[0] + shape[0], *shape[1:])
             tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
@@ -188,7 +224,14 @@ def _tensors(checkpoint: StoredCheckpoint, model: ModelConfig) -> list[Tensor]:
     return [tensors[name] for name in sorted(tensors)]
 
 
-def _whole(chunk: Chunk) -> Chunk:
+def dtype_of(name: str, stored: str, model: ModelConfig) -> str:
+    """Return the dtype of a weight in the trained model. Frozen weights may be stored in another one."""
+    if model.lora is None or adapters.is_adapter(name):
+        return stored
+    return "BF16" if model.lora.frozen_dtype is FrozenDtype.bfloat16 else "F32"
+
+
+def whole(chunk: Chunk) -> Chunk:
     """Return a chunk that covers the whole tensor of `chunk`."""
     shape = chunk.global_shape
     return Chunk(chunk.name, chunk.dtype, (0,) * len(shape), shape, shape)
@@ -198,7 +241,7 @@ def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adap
     layer = name.removesuffix(adapters.WEIGHT)
     if model.lora is None or layer + adapters.A not in wholes:
         return None
-    return Adapter(_whole(wholes[layer + adapters.A]), _whole(wholes[layer + adapters.B]), model.lora.scale)
+    return Adapter(whole(wholes[layer + adapters.A]), whole(wholes[layer + adapters.B]), model.lora.scale)
 
 
 def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
@@ -213,7 +256,7 @@ def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:
 
 
 def _content(
-    tensors: list[Tensor], checkpoint: StoredCheckpoint, plan: ReadPlan, advance: Advance
+    tensors: list[Tensor], shards: Sequence[ShardReader], plan: ReadPlan, advance: Advance
 ) -> Iterator[memoryview]:
     """Yield the bytes of a safetensors file: the header, and then one tensor at a time."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -227,32 +270,50 @@ def _content(
     yield memoryview(struct.pack("<Q", len(header)) + header)
     for tensor in tensors:
         for part in tensor.parts:
-            out = _bytes(part.chunk, checkpoint, plan)
-            if part.adapter is not None:
-                a, b = (_bytes(chunk, checkpoint, plan) for chunk in (part.adapter.a, part.adapter.b))
-                _merge(out, part.adapter, a, b)
-            yield memoryview(out)
-            advance(part.chunk.size)
+            contents = [content_of(chunk, shards, plan) for chunk in part.read]
+            yield memoryview(_merged(contents, part) if part.adapter else contents[0])
+            advance(part.size)
 
 
-def _merge(weight: bytearray, adapter: Adapter, a: bytearray, b: bytearray) -> None:
-    """Add an adapter's product to its weight, in place. The weight and the matrices `a` and `b` are float32."""
+def _merged(contents: Sequence[bytearray], part: Part) -> bytes:
+    """Return the bytes of a weight plus the product of its adapter's matrices, as float32.
+
+    `contents` has the bytes of the chunks of `part.read`.
+    """
+    assert part.adapter is not None
+    weight, a, b = (
+        _float32(content, chunk.dtype).reshape(chunk.shape) for content, chunk in zip(contents, part.read, strict=True)
+    )
+    return (weight + weight.dtype.type(part.adapter.scale) * (b @ a)).tobytes()
+
+
+def _float32(content: bytearray | memoryview, dtype: str) -> NDArray[np.float32]:
+    """Return values of a floating-point dtype as float32, which represents BF16 and F16 exactly."""
     import numpy as np
 
-    def matrix(content: bytearray, chunk: Chunk) -> NDArray[np.float32]:
-        return np.frombuffer(content, "<f4").reshape(chunk.shape)
-
-    product = matrix(b, adapter.b) @ matrix(a, adapter.a)
-    target = np.frombuffer(weight, "<f4").reshape(product.shape)
-    target += np.float32(adapter.scale) * product
+    if dtype == "BF16":
+        return (np.frombuffer(content, "<u2").astype("<u4") << 16).view("<f4")
+    return np.frombuffer(content, {"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]).astype("<f4")
 
 
-def _bytes(chunk: Chunk, checkpoint: StoredCheckpoint, plan: ReadPlan) -> bytearray:
-    """Return the bytes of a chunk, read from the checkpoint, in row-major order."""
+def _converted(content: memoryview, dtype: str, wanted: str) -> memoryview:
+    """Return values in another dtype, rounded to the nearest as torch rounds them: F32, or BF16 without its NaNs."""
+    values = _float32(content, dtype)
+    if wanted == "BF16":
+        bits = values.view("<u4")
+        return memoryview(((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes())
+    return memoryview(values.tobytes())
+
+
+def content_of(chunk: Chunk, shards: Sequence[ShardReader], plan: ReadPlan) -> bytearray:
+    """Return the bytes of a chunk, read from the shards, in row-major order and in the chunk's dtype."""
     itemsize = ITEM_SIZES[chunk.dtype]
     out = bytearray(chunk.size)
     for item in plan.of(chunk):
-        [data] = checkpoint.shards[item.shard].read([(item.begin, item.begin + item.size)])
+        data = memoryview(bytearray(item.size))
+        shards[item.shard].read_into([(item.begin, data)])
+        if item.dtype != chunk.dtype:
+            data = _converted(data, item.dtype, chunk.dtype)
         for source, target, length in stretches(item.box, item.rows, Box.of(chunk), itemsize):
             out[target : target + length] = data[source : source + length]
     return out

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from concertina_data import data_manifest as data_manifests
-from concertina_data.data_manifest import TokenizerFacts
+from concertina_data.data_manifest import ChatFacts, DataManifest, TokenizerFacts
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import IMPATIENCE, ObjectPrefix, StorageError
 from concertina_trainer.config.trainer import TrainerConfig
@@ -50,27 +50,29 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
     were moved. For a mixture, it is the folder of one of the data sets.
     """
     try:
-        folder, facts = _of_the_data(trainer, digest, elsewhere)
+        folder, manifest = data_of(trainer, digest, elsewhere)
+        facts = manifest.tokenizer
         if facts.digest == BYTES:
-            return ExportedTokenizer(_bytes(), "The tokenizer is that of bytes.", facts)
+            return ExportedTokenizer(_bytes(), "The tokenizer is the byte tokenizer.", facts)
         if facts.name.endswith(".json"):
-            files = _hugging_face(folder, facts, trainer.model.sequence_length)
-            return ExportedTokenizer(files, f"The tokenizer is {facts.name} of {folder.uri}.", facts)
+            files = _hugging_face(folder, manifest, trainer.model.sequence_length)
+            return ExportedTokenizer(files, f"The tokenizer is {facts.name} from {folder.uri}.", facts)
     except (InvalidInput, StorageError) as error:
         if trainer.model.vocab_size != 256:
             return ExportedTokenizer({}, f"No tokenizer is written: {error}")
-        return ExportedTokenizer(_bytes(), f"The tokenizer is taken for that of bytes, as vocabSize is 256: {error}")
+        return ExportedTokenizer(_bytes(), f"The byte tokenizer is assumed, because vocabSize is 256: {error}")
     message = (
-        f"No tokenizer is written, for transformers has none for {facts.name}: encode with tiktoken, as config.json "
-        f"says; token {facts.separator} ends a document."
+        f"No tokenizer is written, because transformers has none for {facts.name}: encode with tiktoken, as "
+        f"config.json says. Token {facts.separator} ends a document."
     )
     return ExportedTokenizer({}, message, facts)
 
 
-def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, TokenizerFacts]:
-    """Return the folder of the run's data, and the tokenizer's entry in their manifest.
+def data_of(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, DataManifest]:
+    """Return the folder of the data of a run, and their manifest. See `exported` for the arguments.
 
-    For a mixture, the folder is that of the first data set, because all data sets of a mixture have the same tokenizer.
+    All data sets of a mixture have the same tokenizer. The first one with a chat template is returned, or the first
+    one of all.
 
     Raises:
         InvalidInput: When the data are missing, or are not those of the run.
@@ -83,32 +85,60 @@ def _of_the_data(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[O
     if len(manifests) == len(sources):
         digests, weights = [manifest.digest for manifest in manifests], [source.weight for source in sources]
         if data_manifests.digest_of(trainer.data.documents.name, digests, weights) != digest:
-            raise InvalidInput(f"{folders[0].uri} is not the data of this run: name their folder by --data.")
-    return folders[0], manifests[0].tokenizer
+            raise InvalidInput(
+                f"{folders[0].uri} is not the data of this run: name the folder of the run's data with --data."
+            )
+    pairs = list(zip(folders, manifests, strict=True))
+    return next((pair for pair in pairs if pair[1].chats and pair[1].chats.template), pairs[0])
 
 
-def _manifest(folder: ObjectPrefix) -> data_manifests.DataManifest:
+def _manifest(folder: ObjectPrefix) -> DataManifest:
     text = folder.get(data_manifests.NAME)
     if text is None:
-        raise InvalidInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data by --data.")
+        raise InvalidInput(f"{folder.uri} has no {data_manifests.NAME}: name the folder of the run's data with --data.")
     return data_manifests.parse(text, folder.uri)
 
 
-def _hugging_face(folder: ObjectPrefix, facts: TokenizerFacts, length: int) -> dict[str, object]:
-    """Return the files of a tokenizer that is a Hugging Face tokenizer.json.
+def tokenizer_json(folder: ObjectPrefix, facts: TokenizerFacts) -> bytes:
+    """Return the tokenizer.json of a folder of data.
 
     Raises:
-        InvalidInput: When tokenizer.json is missing, or is not the one that the data were built with.
+        InvalidInput: When it is missing, or is not the one that the data were built with.
     """
-    text = folder.get(FILE)
-    if text is None or data_manifests.short_digest(text) != facts.digest:
+    return _checked(folder, FILE, facts.digest, f"{facts.name} (digest {facts.digest})")
+
+
+def template_file(folder: ObjectPrefix, chats: ChatFacts) -> bytes:
+    """Return the file of a folder of data that contains the chat template, and the special tokens by name.
+
+    Raises:
+        InvalidInput: When it is missing, or is not the one that the data were built with.
+    """
+    return _checked(folder, CONFIG, chats.template, f"the one of digest {chats.template}")
+
+
+def _checked(folder: ObjectPrefix, name: str, digest: str, wanted: str) -> bytes:
+    text = folder.get(name)
+    if text is None or data_manifests.short_digest(text) != digest:
         raise InvalidInput(
-            f"{folder.uri}/{FILE} is {'missing' if text is None else 'not the one that the data were built with'}: put "
-            f"{facts.name} (digest {facts.digest}) there, or beside the model."
+            f"{folder.uri}/{name} is {'missing' if text is None else 'not the one that the data were built with'}: put "
+            f"{wanted} there, or into the folder of the exported model."
         )
-    content = json.loads(text)
+    return text
+
+
+def _hugging_face(folder: ObjectPrefix, manifest: DataManifest, length: int) -> dict[str, object]:
+    """Return the files of a tokenizer that is a Hugging Face tokenizer.json, with the chat template of the data.
+
+    Raises:
+        InvalidInput: When a file is missing, or is not the one that the data were built with.
+    """
+    content = json.loads(tokenizer_json(folder, manifest.tokenizer))
     plain = {"truncation": None, "padding": None, "post_processor": None}
-    return {FILE: {**content, **plain}, CONFIG: _config(length, eos_token=_text_of(content, facts.separator))}
+    has_template = manifest.chats is not None and manifest.chats.template
+    more = json.loads(template_file(folder, manifest.chats)) if manifest.chats and has_template else {}
+    more["eos_token"] = _text_of(content, manifest.tokenizer.separator)
+    return {FILE: {**content, **plain}, CONFIG: _config(length, **more)}
 
 
 def _text_of(content: Mapping[str, Any], token: int) -> str:

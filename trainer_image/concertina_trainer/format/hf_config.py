@@ -1,7 +1,7 @@
-"""config.json of Hugging Face models: which model of the bundled decoder it describes, and whether two are the same.
+"""Mapping between config.json of Hugging Face models and spec.trainer.model of the bundled decoder.
 
-The names and shapes of tensors do not determine most of a model's arithmetic: how many heads share a row of weights,
-the base of the rotary positions, what is added to a norm's weight. If weights are loaded into a model with other
+The names and shapes of tensors do not show most of a model's arithmetic: how many heads share a row of weights, the
+base of the rotary positions, what is added to a norm's weight. If weights are loaded into a model with other
 arithmetic, training still runs, but starts from a high loss (decision "Initial weights are checked against
 config.json").
 """
@@ -26,13 +26,13 @@ from concertina_trainer.format.hf_positions import OF_POSITIONS, contradictions,
 from concertina_trainer.format.hf_windows import windows, windows_json
 
 NAME = "config.json"
-OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets")
+OF_TRAINING = ("sequenceLength", "lora.rank", "lora.alpha", "lora.targets", "lora.frozenDtype")
 """Fields of spec.trainer.model that are settings of training, and may differ although the model is the same."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """Model that a config.json describes, and what prevents the bundled decoder from computing it."""
+    """Model that a config.json describes, and the reasons why the bundled decoder can't compute this model."""
 
     kind: str
     """The field `model_type`."""
@@ -71,11 +71,15 @@ def read(text: bytes, where: str) -> Described:
             found.model()
     except ValidationError as error:
         problem = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise InvalidInput(f"{where} describes a model that spec.trainer.model can't be: {problem[:300]}.") from error
+        raise InvalidInput(
+            f"{where} describes a model that the bundled decoder does not support: {problem[:300]}."
+        ) from error
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"{where} is no config.json that can be read: {str(error)[:300]}.") from error
+        raise InvalidInput(f"{where} can't be read as a config.json: {str(error)[:300]}.") from error
     if found.problems:
-        raise InvalidInput(f"the bundled decoder does not compute the model of {where}: {'; '.join(found.problems)}.")
+        raise InvalidInput(
+            f"{where} describes a model that the bundled decoder does not support: {'; '.join(found.problems)}."
+        )
     return found
 
 
@@ -112,12 +116,13 @@ def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
     whole = found.model_copy(update=of_spec)
     values = resolved(whole)
     problems = [
-        f"{path} is {_shown(values.get(path, ABSENT))}, and spec.trainer.model.{path} is {_shown(value)}: remove it"
+        f"{path} is {_shown(values.get(path, ABSENT))}, and spec.trainer.model.{path} is {_shown(value)}: "
+        "remove the field from spec.trainer.model"
         for path, value in _stated(model)
         if not path.startswith("lora.") and not _equal(values.get(path, ABSENT), value)
     ]
     if problems:
-        raise InvalidInput(f"spec.trainer.model is not the model of {where}: there {'; '.join(problems)}.")
+        raise InvalidInput(f"spec.trainer.model differs from the model of {where}: there {'; '.join(problems)}.")
     return ModelConfig.model_validate(whole.model_dump(by_alias=True))
 
 
@@ -141,7 +146,7 @@ def check_ours(stored: ModelConfig, where: str, model: ModelConfig) -> None:
 
 
 def family_of(model: ModelConfig) -> tuple[str, Family] | None:
-    """Return the first family (with its model_type) that computes as this model does, or None."""
+    """Return the first family (with its model_type) that has the arithmetic of this model, or None."""
     for kind, family in FAMILIES.items():
         if not list(_lost(kind, model)):
             return kind, family
@@ -149,18 +154,18 @@ def family_of(model: ModelConfig) -> tuple[str, Family] | None:
 
 
 def config_json(model: ModelConfig) -> dict[str, Any]:
-    """Return the config.json that describes this model, for the first family that computes as this model does.
+    """Return the config.json that describes this model, for the first model family with the same arithmetic.
 
     Raises:
-        InvalidInput: When no family does.
+        InvalidInput: When no family has the same arithmetic.
     """
     found = family_of(model)
     if found is None:
         lost = {kind: list(_lost(kind, model)) for kind in FAMILIES}
         nearest = min(lost, key=lambda kind: len(lost[kind]))
         raise InvalidInput(
-            "no Hugging Face model that this version knows computes as this model does, so it can't be exported. The "
-            f"nearest is {nearest}, which has no {', '.join(lost[nearest])} with these values."
+            "this model can't be exported, because no supported Hugging Face model computes the same. The "
+            f"nearest is {nearest}, which does not support these values of {', '.join(lost[nearest])}."
         )
     return _written(found[0], model)
 
@@ -170,14 +175,14 @@ def described(config: Mapping[str, Any]) -> Described:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         fact = f"model_type is {_shown(kind)}" if kind else "model_type is missing"
-        return Described("", {}, {}, [f"{fact}, and the bundled decoder computes {', '.join(FAMILIES)}"])
+        return Described("", {}, {}, [f"{fact}, and the bundled decoder supports {', '.join(FAMILIES)}"])
     family = FAMILIES[kind]
     values = _with_defaults(config, family)
     sources = {path: name for name, path in {**COMMON, **family.fields}.items()}
     needed = [name for name in sources.values() if name not in NULLABLE]
-    problems = [f"{name} is missing: add what the model has" for name in needed if values.get(name) is None]
+    problems = [f"{name} is missing: add the value of the model" for name in needed if values.get(name) is None]
     problems += [
-        _not_built(name, values[name], f"{_shown(only)} alone")
+        _not_built(name, values[name], f"only {_shown(only)}")
         for name, only in family.only.items()
         if not _equal(values[name], only)
     ]
@@ -240,7 +245,7 @@ def _written(kind: str, model: ModelConfig) -> dict[str, Any]:
 
 
 def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
-    """Yield the fields whose values are lost or changed if the model is written as one of the family `kind`."""
+    """Yield the fields of a model whose values a config.json of the family `kind` can't express."""
     found = described(_written(kind, model))
     if FAMILIES[kind].whole_heads and model.dim % model.heads:
         yield "dim"
@@ -285,7 +290,7 @@ def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, 
 def _refuse(problems: Sequence[str], where: str) -> None:
     if problems:
         raise InvalidInput(
-            f"the weights to begin with are of another model than spec.trainer.model: in {where} {'; '.join(problems)}."
+            f"the initial weights belong to another model than spec.trainer.model: in {where} {'; '.join(problems)}."
         )
 
 
@@ -301,7 +306,7 @@ def _nested(fields: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _not_built(name: str, value: object, ours: str) -> str:
-    return f"{name} is {_shown(value)}, and the bundled decoder has {ours}"
+    return f"{name} is {_shown(value)}, and the bundled decoder supports {ours}"
 
 
 def _shown(value: object) -> str:

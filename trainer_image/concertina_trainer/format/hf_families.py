@@ -115,13 +115,13 @@ class Family:
     Each value is this project's names of these weights, in the order of the rows.
     """
     windows: bool = False
-    """Whether the field sliding_window gives layers an attention window. Otherwise the field is ignored."""
+    """True if the field sliding_window gives layers an attention window. Otherwise the field is ignored."""
     full_every: int | None = None
     """Distance of layers without a window, where no field says otherwise. None: all layers have a window."""
     window_pattern: bool = False
-    """Whether sliding_window_pattern is that distance."""
+    """True if sliding_window_pattern is that distance."""
     whole_heads: bool = False
-    """Whether transformers requires that hidden_size is a multiple of num_attention_heads."""
+    """True if transformers requires that hidden_size is a multiple of num_attention_heads."""
     other_names: Mapping[str, str] = field(default_factory=dict)
     """Alternative names of fields in config.json, which some versions of transformers write, with the usual name."""
 

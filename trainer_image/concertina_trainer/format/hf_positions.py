@@ -71,24 +71,28 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def contradictions(config: Mapping[str, Any], windows_have_their_own: bool) -> list[str]:
-    """Return what versions of transformers, or transformers and `rope_of`, would read otherwise, a clause each.
+    """Return a clause for each field that different readers of this config.json would read with different values.
+
+    The readers are the versions of transformers, and `rope_of`.
 
     Args:
-        config: The fields of config.json.
-        windows_have_their_own: Whether the family has other positions in layers with a window.
+        config: Fields of config.json.
+        windows_have_their_own: True if the family has other positions in layers with a window.
     """
     scaling, parameters = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
     problems = []
     if scaling and parameters and scaling != parameters:
-        problems.append("rope_scaling and rope_parameters differ: remove the one that the model does not have")
+        problems.append("rope_scaling and rope_parameters differ: remove the one that is wrong for the model")
     if windows_have_their_own and parameters and not {"full_attention", "sliding_attention"} & set(parameters):
-        problems.append("rope_parameters has neither full_attention nor sliding_attention: the family reads only these")
+        problems.append(
+            "rope_parameters has neither full_attention nor sliding_attention: this model family needs one of them"
+        )
     name = "original_max_position_embeddings"
     length, inner = config.get(name), rope_of(config)
     if length is not None and inner.get("rope_type") in ("llama3", "yarn") and inner.get(name) != length:
         problems.append(
-            f"{name} is {json.dumps(length)} at the top level and {json.dumps(inner.get(name))} with the positions: "
-            "set both to what the model has"
+            f"{name} is {json.dumps(length)} at the top level and {json.dumps(inner.get(name))} among the "
+            "position fields: set both to the value of the model"
         )
     return problems
 
@@ -104,13 +108,16 @@ def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
     fields: dict[str, object] = {path: values[name] for path, name in sources.items()}
     kind = rope.get("rope_type", "default")
     if rope.get("rope_local_type", "default") != "default":
-        problem = f"rope_type of sliding_attention is {rope['rope_local_type']}, and the bundled decoder has default"
+        problem = (
+            f"rope_type of sliding_attention is {rope['rope_local_type']}, and the bundled decoder "
+            "supports only default"
+        )
         return Part(fields, sources, [problem])
     if kind == "default":
         return Part(fields, sources, [])
     if kind not in SCALINGS:
         known = ", ".join(SCALINGS)
-        problem = f"rope_type is {json.dumps(kind)}, and the bundled decoder has {known}"
+        problem = f"rope_type is {json.dumps(kind)}, and the bundled decoder supports {known}"
         return Part(fields, sources, [problem])
     type, names = SCALINGS[kind]
     fields["ropeScaling.type"], sources["ropeScaling.type"] = type.value, "rope_type"
@@ -120,8 +127,8 @@ def positions(values: Mapping[str, Any], rope: Mapping[str, Any]) -> Part:
     ignored = {"attention_factor"} if kind == "linear" else set()  # by transformers
     unknown = sorted(set(rope) - set(names) - set(NO_SCALING) - ignored)
     return Part(fields, sources, [
-        *(f"{name} of the rope_type {kind} is missing: add what the model has" for name in missing),
-        *(f"{name} is {json.dumps(rope[name])}, and the bundled decoder has no such rope_scaling" for name in unknown),
+        *(f"{name} of the rope_type {kind} is missing: add the value of the model" for name in missing),
+        *(f"{name} is {json.dumps(rope[name])}, and the bundled decoder does not support it" for name in unknown),
     ])  # fmt: skip
 
 

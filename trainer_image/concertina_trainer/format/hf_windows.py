@@ -18,7 +18,7 @@ def windows(values: Mapping[str, Any], family: Family) -> Part:
     """Return the attention windows that a config.json describes. `values` has its fields and the family's defaults."""
     size, layers = values.get("sliding_window"), values.get("num_hidden_layers")
     if family.window_pattern and size is None:
-        return Part({}, {}, ["sliding_window is null, and the bundled decoder has a number in this family"])
+        return Part({}, {}, ["sliding_window is null, and the bundled decoder needs a number in this model family"])
     if not family.windows or size is None or layers is None:
         return Part({}, {}, [])
     types, pattern, every = values.get("layer_types"), values.get("sliding_window_pattern"), family.full_every
@@ -26,14 +26,16 @@ def windows(values: Mapping[str, Any], family: Family) -> Part:
     if family.window_pattern:
         every = pattern or every
     elif pattern is not None and pattern != every:
-        problems.append(f"sliding_window_pattern is {json.dumps(pattern)}, and the family has no such field")
+        problems.append(f"sliding_window_pattern is {json.dumps(pattern)}, and this model family has no such field")
     # The bounds of num_hidden_layers are not checked yet: no list may be made of it.
     if types is not None and types != layer_types(len(types), every) and family.full_every:
         every = types.index(FULL) + 1 if FULL in types else None
     if every == 1 or (types is not None and (len(types) != layers or types != layer_types(len(types), every))):
-        where = "every n-th layer full" if family.full_every else "a window in each layer of this family"
+        where = "full attention in every n-th layer" if family.full_every else "a window in each layer"
         name, value = ("sliding_window_pattern", pattern) if types is None else ("layer_types", types)
-        problems.append(f"{name} is {json.dumps(value)[:200]}, and the bundled decoder has {where}")
+        problems.append(
+            f"{name} is {json.dumps(value)[:200]}, and in this model family the bundled decoder supports only {where}"
+        )
     sources = {"window.size": "sliding_window", "window.fullEvery": "layer_types"}
     return Part({"window.size": size, "window.fullEvery": every}, sources, problems)
 

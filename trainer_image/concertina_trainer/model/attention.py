@@ -159,7 +159,7 @@ class Scores:
     """Parameters for computing attention scores from queries and keys."""
 
     gqa: bool
-    """Whether several query heads share a key head (grouped-query attention)."""
+    """True if several query heads share a key head (grouped-query attention)."""
     scale: float
     """Factor of the dot product of a query and a key."""
     soft_cap: float | None = None

@@ -209,9 +209,9 @@ class StageLayers:
 
     blocks: range
     first: bool = True
-    """Whether this is the first stage, whose input is tokens."""
+    """True if this is the first stage, whose input is tokens."""
     last: bool = True
-    """Whether this is the last stage, whose output is logits or the loss."""
+    """True if this is the last stage, whose output is logits or the loss."""
 
 
 class Decoder(nn.Module):

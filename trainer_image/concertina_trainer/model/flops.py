@@ -88,10 +88,11 @@ def _keys(config: ModelConfig, layer: int) -> float:
 
 
 def _before_the_first_adapter(config: ModelConfig) -> tuple[int, int]:
-    """Return the number of weights whose input needs no gradient, and of layers whose attention needs no gradient.
+    """Return how many weights and layers need no gradient of their input: a number of weights, and one of layers.
 
-    The backward pass ends at the first trained weight. Without adapters that is the embedding, so every weight needs
-    the gradient of its input. With adapters, the weights of the first block up to the first adapter do not need it.
+    For the layers, the gradient is that of attention. The backward pass ends at the first trained weight. Without
+    adapters that is the embedding, so every weight needs the gradient of its input. With adapters, the weights of the
+    first block up to the first adapter do not need it.
     """
     if config.lora is None:
         return 0, 0

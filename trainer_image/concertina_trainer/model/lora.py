@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from concertina_trainer.config.model_config import LoraConfig, Projection
+from concertina_trainer.config.model_config import FrozenDtype, LoraConfig, Projection
 from concertina_trainer.format.adapters import is_adapter
 
 
@@ -35,3 +35,20 @@ def freeze(model: nn.Module) -> None:
     """Freeze all parameters except the adapters."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad = is_adapter(name)
+
+
+def set_frozen_dtype(model: nn.Module, dtype: FrozenDtype) -> None:
+    """Convert the frozen parameters to the dtype in which they are kept.
+
+    FSDP converts gathered weights to the dtype of the computation, so the layers do not see this dtype. Float32 means
+    torch's default dtype.
+    """
+    if dtype is FrozenDtype.float32:
+        return
+    converted: dict[nn.Parameter, nn.Parameter] = {}  # tied weights remain one parameter
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad:
+                if parameter not in converted:
+                    converted[parameter] = nn.Parameter(parameter.detach().to(torch.bfloat16), requires_grad=False)
+                setattr(module, name, converted[parameter])

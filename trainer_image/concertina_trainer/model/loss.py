@@ -46,16 +46,17 @@ def summed_cross_entropy(
         token_weights: `[batch, length]`.
         soft_cap: Soft cap of the logits (see `soft_capped`), or None.
     """
-    mesh, offset = None, 0
+    mesh, offset, columns = None, 0, len(weight)
     if isinstance(weight, DTensor):
         mesh = weight.device_mesh
-        offset = mesh.get_local_rank() * -(-len(weight) // mesh.size())  # as torch.chunk distributes rows
+        columns = -(-len(weight) // mesh.size())  # as torch.chunk distributes rows: the last part can be smaller
+        offset = mesh.get_local_rank() * columns
         # Each rank computes the gradient of x from its part of the vocabulary, so the gradient is the sum over the
         # group.
         x, weight = cast(DTensor, x).to_local(grad_placements=[Partial()]), weight.to_local()
     rows, targets, token_weights = x.flatten(0, 1), targets.flatten() - offset, token_weights.flatten()
     has_gradient = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (rows, weight)]
-    rows_per_chunk = max(1, CHUNK_LOGITS // len(weight))
+    rows_per_chunk = max(1, CHUNK_LOGITS // columns)  # the same on all ranks of the group, whose chunks are summed
     losses: list[Tensor] = []
     row_gradients: list[Tensor] = []
     weight_gradient: Tensor | None = None

@@ -90,7 +90,7 @@ class ShardedAdamW:
         self._local = {name: nn.Parameter(local(p.detach())) for name, p in self._sharded.items()}
         if not self._local:
             raise InvalidInput(
-                "there are more workers than rows that are trained: use fewer replicas, or a larger model."
+                "there are more workers than trainable rows of weights: use fewer replicas or a larger model."
             )
         matrices = [p for p in self._local.values() if p.dim() > 1]
         vectors = [p for p in self._local.values() if p.dim() <= 1]
@@ -157,9 +157,9 @@ class ShardedAdamW:
         return [local(p.grad) for p in self._sharded.values() if p.grad is not None]
 
     def counted_gradients(self) -> list[Tensor]:
-        """Return the gradients of the shards that this rank is the first to hold.
+        """Return the gradients of those shards that this rank is the first to hold.
 
-        A sum over all ranks then counts each gradient once, although several ranks may hold copies of a shard.
+        Several ranks may hold copies of a shard. A sum over all ranks counts each gradient once.
         """
         return [local(p.grad) for n, p in self._sharded.items() if p.grad is not None and n in self._counted]
 

@@ -1,4 +1,4 @@
-"""Custom models (`trainer.model.entrypoint`): load them, check that they can be trained, and compute their loss."""
+"""Custom models (`trainer.model.entrypoint`): loading, checks before training, and the loss."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class OwnSpec:
         nested = [name for name in blocks_by_name for outer in blocks_by_name if name.startswith(f"{outer}.")]
         if "" in blocks_by_name or nested:
             raise InvalidInput(
-                f"blocks of {self._name} gives {nested[0] if nested else 'what is no part of the module'}: give parts "
-                "of it, none within another."
+                f"blocks of {self._name} returns {nested[0] if nested else 'something outside the module'}: return "
+                "parts of the module, none of them inside another."
             )
         if not blocks_by_name and self.config.memory.resolved_activations is not Activations.keep:
             raise InvalidInput(
-                f"trainer.memory.activations computes blocks again, and {self._name} names none: give "
+                f"trainer.memory.activations recomputes blocks, and {self._name} defines none: give "
                 "ModelSpec.blocks, or set activations to Keep."
             )
         return blocks_by_name
@@ -100,8 +100,8 @@ class OwnSpec:
         if not isinstance(value, Tensor) or tuple(value.shape) != tuple(box.shape):
             gives = f"the shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise InvalidInput(
-                f"initial of {self._name} gives {gives} for {name}, of which it was asked for a box of shape "
-                f"{list(box.shape)}: give a tensor of that shape for each name."
+                f"initial of {self._name} returns {gives} for {name}, but a box of shape {list(box.shape)} "
+                "was requested: return a tensor of that shape for each name."
             )
         return value
 
@@ -126,8 +126,8 @@ class OwnSpec:
         except Exception as error:
             traceback.print_exc()
             raise InvalidInput(
-                f"{function} of trainer.model.entrypoint {self._name} raised {said(error)}: correct it, or "
-                "trainer.model.options."
+                f"{function} of trainer.model.entrypoint {self._name} raised {said(error)}: correct the "
+                "function or trainer.model.options."
             ) from error
 
     def _check(self, module: object) -> None:
@@ -139,32 +139,33 @@ class OwnSpec:
         """
         if not isinstance(module, nn.Module):
             raise InvalidInput(
-                f"build of {self._name} gives a {type(module).__name__}: it has to give a torch.nn.Module."
+                f"build of {self._name} returns a {type(module).__name__}: it must return a torch.nn.Module."
             )
         parameters = dict(module.named_parameters(remove_duplicate=False))
         if not any(parameter.requires_grad for parameter in parameters.values()):
             raise InvalidInput(
-                f"the model of {self._name} has no parameters that require a gradient: nothing is trained."
+                f"the model of {self._name} has no parameter that requires a gradient, so nothing would be trained."
             )
         for name, parameter in parameters.items():
             if parameter.device.type != "meta" or parameter.dtype != torch.float32 or not parameter.dim():
                 raise InvalidInput(
-                    f"the parameter {name} of {self._name} is {parameter.dtype} of shape {list(parameter.shape)} on "
-                    f"{parameter.device}: parameters are float32, of one dimension or more, and made where torch makes "
-                    'them (build is called under torch.device("meta")).'
+                    f"the parameter {name} of {self._name} is {parameter.dtype} of shape "
+                    f"{list(parameter.shape)} on {parameter.device}: parameters must be float32, have at "
+                    "least one dimension, and be on torch's default device (build is called under "
+                    'torch.device("meta")).'
                 )
         if len(parameters) > len(list(module.parameters())):
             twice = next(name for name, _ in module.named_parameters(remove_duplicate=False)
                          if name not in dict(module.named_parameters()))  # fmt: skip
             raise InvalidInput(
-                f"{twice} of {self._name} is a parameter that two modules have: let one have it, and use it in forward "
-                "(torch.nn.functional.linear(x, self.embedding.weight))."
+                f"{twice} of {self._name} is a parameter of two modules: register it in one module, and use "
+                "it from there in forward (torch.nn.functional.linear(x, self.embedding.weight))."
             )
         buffers = [name for name, _ in module.named_buffers()]
         if buffers and self.spec.initial is None:
             raise InvalidInput(
-                f"the model of {self._name} has buffers ({', '.join(buffers[:3])}), and nothing says what they hold: "
-                "give ModelSpec.initial, or compute them in forward."
+                f"the model of {self._name} has buffers ({', '.join(buffers[:3])}), and their content is "
+                "unknown: give ModelSpec.initial, or compute the buffers in forward."
             )
 
 
@@ -174,7 +175,7 @@ def own_spec(config: TrainerConfig, reader: Reader) -> OwnSpec | None:
     return OwnSpec(config, DataShape(reader.length, reader.vocab_size, width)) if config.model.entrypoint else None
 
 
-IN_ITS_IMAGE = "the image of the container trainer has to hold it, installed or on PYTHONPATH"
+IN_ITS_IMAGE = "install it in the image of the container trainer, or add its folder to PYTHONPATH there"
 
 
 def loaded(entrypoint: str, remedy: str = IN_ITS_IMAGE) -> ModelSpec:
@@ -195,7 +196,7 @@ def loaded(entrypoint: str, remedy: str = IN_ITS_IMAGE) -> ModelSpec:
         ) from error
     if not isinstance(spec, ModelSpec):
         raise InvalidInput(
-            f"trainer.model.entrypoint {entrypoint} is a {type(spec).__name__}: it has to name a "
+            f"trainer.model.entrypoint {entrypoint} is a {type(spec).__name__}: it must name a "
             "concertina_trainer.model.spec.ModelSpec."
         )
     return spec
@@ -206,9 +207,9 @@ def said(error: BaseException) -> str:
 
 
 class OwnModel(nn.Module):
-    """Custom model and its loss, which is computed by the forward method.
+    """Custom model as a module whose forward method computes the loss.
 
-    FSDP gathers weights around the forward method, so the weights are whole wherever the loss uses them.
+    FSDP gathers weights around the forward method, so all weights are whole when the loss is computed.
     """
 
     def __init__(self, own: OwnSpec, dtype: torch.dtype) -> None:
@@ -253,16 +254,15 @@ class OwnModel(nn.Module):
         loss = self.own.spec.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.dim() or (training and not loss.requires_grad):
             raise InvalidInput(
-                f"the loss of {self.own.config.model.entrypoint} is no scalar tensor that has a gradient."
+                f"the loss of {self.own.config.model.entrypoint} must be a scalar tensor that has a gradient."
             )
         return loss
 
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
         """Check that the loss is linear in the weights of predictions, and that the model does not change its buffers.
 
-        The check runs once per round, after the first backward pass. A loss that is a sum of terms that are
-        proportional to the weights equals the sum of each weight times the loss's gradient with respect to it (Euler's
-        theorem).
+        The check runs once per round, after the first backward pass. A loss that is linear in the weights equals the
+        sum, over all weights, of the weight times the gradient of the loss with respect to it (Euler's theorem).
 
         Raises:
             InvalidInput: When the check fails.
@@ -277,13 +277,14 @@ class OwnModel(nn.Module):
             weighted_gradient is None or not math.isclose(value, weighted_gradient, rel_tol=SAME, abs_tol=1e-6)
         ):
             raise InvalidInput(
-                f"the loss of {name} is not the sum of each prediction's loss times its weight: with other numbers of "
-                "workers it would be another. Multiply by microbatch.weights, add up, and divide by nothing."
+                f"the loss of {name} must be the sum of each prediction's loss times its weight, so that it "
+                "does not depend on the number of workers. Multiply by microbatch.weights, add up, and do "
+                "not divide."
             )
         if self._versions != self._buffer_versions():
             raise InvalidInput(
-                f"the model of {name} writes into its buffers: each worker would have others. Use norms without "
-                "running statistics (LayerNorm, GroupNorm)."
+                f"the model of {name} writes into its buffers, which would then differ between workers. Use "
+                "norms without running statistics (LayerNorm, GroupNorm)."
             )
 
     def _buffer_versions(self) -> list[int]:

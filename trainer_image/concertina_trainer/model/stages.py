@@ -63,8 +63,8 @@ class Stages:
     def counts(self, name: str, parameter: Tensor) -> bool:
         """Return whether this rank is the first of the ranks that hold the same shard of the parameter.
 
-        The result is False for the last pipeline stage's copy of a tied embedding, because the first stage holds the
-        original.
+        A tied embedding has a copy in the first and in the last pipeline stage. The copy in the last stage is never
+        counted, so the result for it is False.
         """
         repeated = self.own is None and name.startswith("embedding.") and not any(p.part.first for p in self.parts)
         return first_holder(parameter) and not repeated

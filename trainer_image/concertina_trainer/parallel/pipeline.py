@@ -1,7 +1,7 @@
-"""Pipeline parallelism by torch.distributed.pipelining: a rank computes some layers of every microbatch.
+"""Pipeline parallelism by torch.distributed.pipelining: each rank computes some layers for every microbatch.
 
-The other ranks of the pipeline group compute the other layers (GPipe, arXiv 1811.06965; 1F1B, arXiv 1806.03377;
-interleaved, arXiv 2104.04473; zero bubble, arXiv 2401.10241).
+Sources of the schedules: GPipe, arXiv 1811.06965; 1F1B, arXiv 1806.03377; interleaved, arXiv 2104.04473; zero bubble,
+arXiv 2401.10241.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def schedule(model: Stages, config: TrainerConfig, plan: BatchPlan, world: DistC
 
 
 def _as_computed(loss: Tensor, target: None) -> Tensor:
-    """Return the loss, which the model of the last stage has computed already."""
+    """Return the loss unchanged, because the model of the last stage has already computed it."""
     return loss
 
 

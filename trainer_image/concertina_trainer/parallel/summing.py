@@ -65,7 +65,7 @@ class Sums(Protocol):
 
 
 class PlainSums:
-    """Sums in no fixed order. A rank may have no losses or no gradients to add."""
+    """Sums in no fixed order, for ranks that may have no losses or gradients to add."""
 
     def __init__(self, device: torch.device, each: bool) -> None:
         """Choose when gradients are reduced over ranks.
@@ -212,7 +212,7 @@ class OrderedReduceScatter(Allocating):
         self._times = times
         self._sum: Tensor | None = None
         self.fresh = True
-        """Whether the next sum begins from zero, as for the first microbatch of a step."""
+        """True if the next sum begins from zero, as for the first microbatch of a step."""
         self.taken = 0
         """Number of ranks whose contributions are added. The contributions of the other ranks are padding."""
 

@@ -21,7 +21,7 @@ MOST_DOUBLINGS = 6
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Job to plan: what determines the memory of a rank."""
+    """Job to plan: the settings that determine the memory of a rank."""
 
     config: TrainerConfig
     parallelism: ParallelismConfig

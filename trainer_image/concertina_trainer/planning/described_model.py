@@ -31,7 +31,7 @@ from concertina_trainer.planning.description import Description
 from concertina_trainer.planning.fake import fake_tensors
 
 HERE = (
-    "`concertina plan` runs it, so install its package, put that on PYTHONPATH, or plan in its image "
+    "`concertina plan` runs it, so install its package, add its folder to PYTHONPATH, or plan in its image "
     "(--python 'docker run --rm -i --entrypoint python3 IMAGE')"
 )
 PATIENCE_SECONDS = 20.0
@@ -65,8 +65,8 @@ def data_of(config: TrainerConfig) -> DataDescription:
         ]
     except (InvalidInput, StorageError, OSError, ImportError) as error:
         raise InvalidInput(
-            f"the data are not known here, and {config.model.entrypoint} is built by it: {error} Or give "
-            "--vocab-size, and --width of frames."
+            f"the data can't be read here, and {config.model.entrypoint} needs their description to build "
+            f"the model: {error} Or give --vocab-size, and --width for frames."
         ) from error
     return DataDescription(max(manifest.vocab_size for manifest in manifests), manifests[0].frames)
 
@@ -113,8 +113,9 @@ def running(own: OwnSpec | None) -> Iterator[None]:
         if own is None:
             raise
         raise InvalidInput(
-            f"the loss of {own.config.model.entrypoint} can't be planned, as it raised {said(error)}: it is run on the "
-            "CPU, with tensors that have a shape and no values, so nothing may ask for one (.item(), .tolist(), if)."
+            f"the loss of {own.config.model.entrypoint} can't be planned, because it raised {said(error)}. "
+            "Planning computes the loss with tensors that have shapes but no values, so the loss must not "
+            "read values (.item(), .tolist(), if)."
         ) from error
 
 

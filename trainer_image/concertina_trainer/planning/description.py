@@ -18,6 +18,6 @@ class Description:
     flops: float
     """Floating-point operations of one element (token or frame), forward and backward."""
     counted: bool
-    """Whether `flops` was counted by running the loss. Otherwise the ModelSpec has stated it."""
+    """True if `flops` was counted by running the loss. Otherwise the ModelSpec has stated it."""
     moved: float
     """Bytes read and written by operations other than matrix products, for one element, forward and backward."""

@@ -87,7 +87,7 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
 
 
 def zeros_where_looked_at() -> AbstractContextManager[object]:
-    """Return a context in which `tolist` of a fake tensor returns zeros."""
+    """Return a context in which `tolist` of a fake tensor returns zeros, because it has no values."""
     return mock.patch.object(FakeTensor, "tolist", lambda tensor: [0] * len(tensor))
 
 
@@ -107,9 +107,10 @@ def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
 
 
 def _released(stage: PipelineStage, output: Tensor) -> tuple[bool, str]:
-    """Return whether torch frees the memory of what a pipeline stage has sent.
+    """Return whether torch frees the memory of the tensors that a pipeline stage has sent.
 
-    torch does so for real tensors, and checks for exactly that type. This replacement treats fake tensors alike.
+    torch frees the memory only of real tensors, whose exact type it checks. This replacement treats fake tensors in the
+    same way.
     """
     return (type(output) in (Tensor, FakeTensor) and not stage.is_last), ""
 

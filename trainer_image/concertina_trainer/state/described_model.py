@@ -1,7 +1,7 @@
-"""Model of a round if `spec.trainer.model.from` names it (decision "The trainer reads config.json").
+"""Model of a round for a job that sets `spec.trainer.model.from` (decision "The trainer reads config.json").
 
-The first round reads config.json. Every saved state has the model in its configuration, and later rounds take it from
-there, so the folder may be gone by then.
+The first round reads the model from config.json. Later rounds read the model from the configuration in the saved state,
+so the folder with config.json is no longer needed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from concertina_trainer.format import hf_config
 
 
 def with_described_model(config: TrainerConfig, start: Restore, channel: Requests) -> tuple[TrainerConfig, str]:
-    """Return the configuration with all fields of the model, and a sentence about where they are from.
+    """Return the configuration with all fields of the model, and a sentence that names their source.
 
     Raises:
-        InvalidInput: When the model can't be read, is none that the decoder computes, or is not the one of the spec; or
-            when the saved state is damaged, and the folder of the model is gone.
+        InvalidInput: When the model can't be read, is not supported by the decoder, or contradicts the spec; or when
+            the saved state is damaged and the folder of the model is gone.
         RestoreFailed: When the state in memory can't be read.
         StorageError: When storage can't be read.
     """
@@ -52,14 +52,16 @@ def with_described_model(config: TrainerConfig, start: Restore, channel: Request
     whole = filled_config(config, found, where)
     kind = hf_config.family_of(whole.model)
     name = kind[0] if kind else "a decoder"
-    return whole, f"the model is that of {where}: {name}, {whole.model.layers} layers, {whole.model.weights} weights"
+    return whole, (
+        f"the model is the one in {where}: {name}, {whole.model.layers} layers, {whole.model.weights:,} weights"
+    )
 
 
 def filled_config(config: TrainerConfig, found: ModelConfig, where: str) -> TrainerConfig:
-    """Return the configuration with all fields of the model that is described there.
+    """Return a copy of the configuration with all fields of the described model.
 
     Raises:
-        InvalidInput: When the configuration says something else about the model, or can't be used with it.
+        InvalidInput: When the configuration contradicts the model, or can't be used with it.
     """
     model = hf_config.filled(config.model, found, where)
     try:
@@ -73,17 +75,17 @@ def read_model(uri: str) -> ModelConfig:
     """Return the model that the config.json in a folder describes.
 
     Raises:
-        InvalidInput: When there is none, or it is none that the decoder computes.
+        InvalidInput: When there is no config.json, or the decoder does not support its model.
         StorageError: When storage can't be read.
     """
     text = final(lambda: ObjectPrefix(uri).get(hf_config.NAME))
     if text is None:
-        raise InvalidInput(f"{uri} holds no {hf_config.NAME}: correct spec.trainer.model.from.")
+        raise InvalidInput(f"{uri} has no {hf_config.NAME}: correct spec.trainer.model.from.")
     return hf_config.read(text, f"{uri}/{hf_config.NAME}").model()
 
 
 def _saved(start: Restore, channel: Requests) -> ModelConfig | None:
-    """Return the model of the state that the round begins with, or None if there is none.
+    """Return the model in the configuration of the saved state, or None if the round begins without a saved state.
 
     Raises:
         InvalidInput: When the checkpoint is damaged.

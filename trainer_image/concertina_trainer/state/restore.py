@@ -1,6 +1,6 @@
 """Restoration of the state with which a round begins.
 
-The state comes from the seed, from the memory of this or another node, or from durable storage.
+The state is computed from the seed, or read from the memory of this or another node, or from durable storage.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concertina_state.checkpoints.rollback import before_damaged, none_left, usa
 from concertina_state.errors import DamagedInput, DataChanged, InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan
-from concertina_state.format.shardfile import Continued, Header, ShardMetadata
+from concertina_state.format.shardfile import Continued, FrozenWeights, Header, ShardMetadata
 from concertina_state.lineage import Origin
 from concertina_state.objects.retry import final
 from concertina_state.saved import InMemory, Requests, SavedState, find
@@ -30,8 +30,11 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.format import hf_config
 from concertina_trainer.parallel.group import DistContext, of_first_rank
+from concertina_trainer.state.dcp_folder import DcpFolder, is_dcp
+from concertina_trainer.state.frozen import begun_with
+from concertina_trainer.state.frozen import load as load_frozen
 from concertina_trainer.state.train_state import TrainState
-from concertina_trainer.state.weights import SafetensorsFiles, is_checkpoint
+from concertina_trainer.state.weights import SafetensorsFiles, frozen_files, frozen_weights_of, is_checkpoint
 
 MOST_NAMED = 6
 """Maximum number of fields that an error message names."""
@@ -46,10 +49,12 @@ def restore(
     data: str,
     world: DistContext,
     channel: Requests,
+    frozen: FrozenWeights | None = None,
 ) -> ShardMetadata:
     """Restore the state that `start` names, and return its metadata.
 
-    After a fresh start, the metadata's `id` has no meaning.
+    `frozen` names the frozen weights that are not a part of the state. After a fresh start, the metadata's `id` has no
+    meaning.
 
     Raises:
         InvalidInput: When the saved state can't be used.
@@ -62,14 +67,20 @@ def restore(
         return _resume(checkpoint.resume_from, state, config, data, world)
     if start.source == RestoreSource.FRESH:
         uri = checkpoint.init_from if checkpoint is not None else ""
-        files = _files(uri, config.model, world) if uri else None
+        files = _files(uri, config.model, state, world) if uri else None
         state.initialise(config)
         if uri:
             _begin_with(uri, files, config.model, state, world)
+            if frozen:
+                frozen = begun_with(state.frozen, frozen, world)
         elif config.model.lora and world.rank == 0:
-            print("trainer.model.lora freezes random weights: set checkpoint.initFrom to trained ones", flush=True)
+            print(
+                "trainer.model.lora trains adapters of weights that are random: set checkpoint.initFrom "
+                "to trained weights",
+                flush=True,
+            )
         id, origin = SnapshotId(0, 0, state.digest, world.size), Origin().begun_with(uri)
-        return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin)
+        return ShardMetadata(id, world.rank, 0, config.digest(), data, origin=origin, frozen=frozen)
     if start.source == RestoreSource.MEMORY:
         assert start.id is not None
         return _load(InMemory(start.id, channel), state, config, data, world)
@@ -100,12 +111,30 @@ def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None)
         raise
 
 
-def recorded(
-    start: Restore, uid: str, checkpoint: CheckpointConfig | None, world: DistContext, channel: Requests
-) -> TrainerConfig | None:
-    """Return the configuration of the state that a round continues from, on all ranks; None for a new run.
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What must be known about the state that a round continues from before the model is built."""
 
-    `start` is a usable one.
+    config: TrainerConfig | None = None
+    """Configuration that the state was trained with, or None for a new run."""
+    frozen: FrozenWeights | None = None
+    """Frozen weights that are not a part of the state, or None if the state has all weights."""
+
+
+NEW_RUN = Recorded()
+
+
+def recorded(
+    start: Restore,
+    uid: str,
+    checkpoint: CheckpointConfig | None,
+    model: ModelConfig,
+    world: DistContext,
+    channel: Requests,
+) -> Recorded:
+    """Return what is recorded about the state that a round continues from, on all ranks.
+
+    `start` is a result of `usable_start`. Rank 0 reads, and sends the result to the other ranks.
 
     Raises:
         InvalidInput: When the configuration can't be used.
@@ -113,26 +142,45 @@ def recorded(
         StorageError: When durable storage can't be read.
         DamagedInput: When the checkpoint is damaged. Its `rollback` is set if the job goes back to an older one.
     """
-    if world.rank > 0:
-        return cast(TrainerConfig | None, of_first_rank(world, None))
-    config = None
+    result = None
+    if world.rank == 0:
+        result = _recorded(start, uid, checkpoint, model, channel)
+    return cast(Recorded, of_first_rank(world, result))
+
+
+def _recorded(
+    start: Restore, uid: str, checkpoint: CheckpointConfig | None, model: ModelConfig, channel: Requests
+) -> Recorded:
     if start.source == RestoreSource.MEMORY:
         assert start.id is not None
-        config = _trainer_of(InMemory(start.id, channel).header(0))
-    elif start.source == RestoreSource.STORAGE:
+        return _recorded_in(InMemory(start.id, channel).header(0))
+    if start.source == RestoreSource.STORAGE:
         assert start.durable is not None
         with _rolling_back(start, uid, checkpoint), opened(start.durable.uri) as stored:
-            config = _trainer_of(stored.header(0))
-    elif checkpoint is not None and checkpoint.resume_from:
+            return _recorded_in(stored.header(0))
+    if checkpoint is not None and checkpoint.resume_from:
+        if final(lambda: is_dcp(checkpoint.resume_from)):
+            return NEW_RUN
         with opened(final(lambda: resolve(checkpoint.resume_from))) as stored:
-            config = _trainer_of(stored.header(0))
-    return cast(TrainerConfig | None, of_first_rank(world, config))
+            return _recorded_in(stored.header(0))
+    if (
+        checkpoint is not None
+        and checkpoint.init_from
+        and model.lora
+        and not final(lambda: is_dcp(checkpoint.init_from))
+    ):
+        return Recorded(frozen=final(lambda: frozen_weights_of(checkpoint.init_from)))
+    return NEW_RUN
+
+
+def _recorded_in(header: Header) -> Recorded:
+    return Recorded(_trainer_of(header), header.metadata.frozen)
 
 
 def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
-    """Return the start with the newest checkpoint that was neither undone nor found damaged.
+    """Return where training starts: the newest checkpoint that no rollback has undone and that is not damaged.
 
-    If all checkpoints were undone, training starts from step 0.
+    If rollbacks have undone all checkpoints, training starts from step 0.
 
     Raises:
         InvalidInput: When no checkpoint is left because of damage.
@@ -144,7 +192,11 @@ def usable_start(start: Restore, uid: str, world: DistContext) -> Restore:
         return start
     previous = of_first_rank(world, usable(durable, uid, start) if world.rank == 0 else None)
     if previous is None and world.rank == 0:
-        print(f"no checkpoint that was not undone is left in {run_of(durable.uri)}: training begins anew", flush=True)
+        print(
+            f"{run_of(durable.uri)} has no checkpoint left that was not rolled back: training starts from "
+            "the beginning",
+            flush=True,
+        )
     return dataclasses.replace(
         start, source=RestoreSource.STORAGE if previous else RestoreSource.FRESH, durable=previous
     )
@@ -166,15 +218,18 @@ def _load(saved: SavedState, state: TrainState, config: TrainerConfig, data: str
         _check_identity(header, config)
         if metadata.data != data:
             raise DataChanged(
-                f"the saved state of step {metadata.id.step} was trained on data with digest {metadata.data}, and "
-                f"data.uri now holds {data}: positions in one mean nothing in the other. Give data.uri the same data, "
-                "or start a new run under another checkpoint.uri."
+                f"the saved state of step {metadata.id.step} was trained on data with digest "
+                f"{metadata.data}, and data.uri now holds {data}: training can only continue with the same "
+                "data. Set data.uri to the data of the saved state, or start a new run under another "
+                "checkpoint.uri."
             )
         return state.plan(headers)
 
     alone = world.rank if (saved.id.layout, saved.id.shards) == (state.digest, world.size) else None
     restored = find(saved, alone, plan)
     state.load(restored.plan, restored.shards, saved.id.step)
+    if frozen := restored.metadata.frozen:
+        load_frozen(state.frozen, frozen, lambda: frozen_files(frozen, config.model), world)
     changed = other_changes(_trainer_of(next(iter(restored.headers.values()))), config)
     if changed and world.rank == 0:
         print(f"spec.trainer has changed since step {saved.id.step}: {'; '.join(map(str, changed))}", flush=True)
@@ -190,16 +245,16 @@ def _trainer_of(header: Header) -> TrainerConfig:
     step = header.metadata.id.step
     if not header.trainer:
         raise InvalidInput(
-            f"the saved state of step {step} was not saved by the bundled trainer: start a new run under another "
-            "checkpoint.uri."
+            f"the saved state of step {step} was saved by a script, not by the bundled trainer: start a new "
+            "run under another checkpoint.uri."
         )
     try:
         return TrainerConfig.model_validate(json.loads(header.trainer))
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise InvalidInput(
-            f"the saved state of step {step} has a configuration that this version does not know ({problem}): resume "
-            "with the image that saved it."
+            f"the saved state of step {step} has a configuration that this version does not know "
+            f"({problem}): resume with the image that saved the state."
         ) from error
 
 
@@ -211,30 +266,70 @@ def _check_identity(header: Header, config: TrainerConfig) -> None:
     """
     if changed := identity_changes(_trainer_of(header), config):
         descriptions = "; ".join(
-            f"{change.field} was {change.saved} and is {change.now} now" for change in changed[:MOST_NAMED]
+            f"{change.field} was {change.saved} and is now {change.now}" for change in changed[:MOST_NAMED]
         )
         suffix = f"; and {len(changed) - MOST_NAMED} more fields" if len(changed) > MOST_NAMED else ""
         raise InvalidInput(
-            f"spec.trainer has changed since step {header.metadata.id.step} in what makes the model or the order of "
-            f"its data: {descriptions}{suffix}. Set it back to resume, or start a new run under another checkpoint.uri."
+            f"spec.trainer has changed since step {header.metadata.id.step} in fields that decide the model "
+            f"or the order of its data: {descriptions}{suffix}. Set the fields back to resume, or start a "
+            "new run under another checkpoint.uri."
         )
 
 
 def _resume(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
     """Fill the state from another run's checkpoint, from which this run continues."""
+    if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
+        return _resume_dcp(uri, state, config, data, world)
     with _reading(lambda: final(lambda: resolve(uri)), world) as folder:
         stored = StoredCheckpoint(folder)
         return _of_another_job(_load(stored, state, config, data, world), stored)
 
 
+def _dcp_folder(uri: str, model: ModelConfig, world: DistContext) -> DcpFolder:
+    folder = final(lambda: DcpFolder.open(uri))
+    if world.rank == 0:
+        folder.check_tied(model)
+    return folder
+
+
+def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, world: DistContext) -> ShardMetadata:
+    """Fill the state from a folder of torch.distributed.checkpoint.
+
+    The folder does not say which samples of this run's data were consumed, so training continues with the sample at
+    which a run of this configuration would be after as many steps.
+
+    Raises:
+        InvalidInput: When the folder lacks a part of the state, or is of another model.
+    """
+    folder = _dcp_folder(uri, config.model, world)
+    files = dict(enumerate(folder.state(state.names, config.model)))
+    if missing := sorted(state.names - {name for file in files.values() for name in file.header.chunks}):
+        raise InvalidInput(
+            f"{uri} lacks {len(missing)} arrays of the state, such as {missing[0]}, so training can't continue from "
+            "it: set checkpoint.initFrom instead to begin at step 0 with its weights."
+        )
+    plan = state.plan({number: file.header for number, file in files.items()})
+    step = cast(int, of_first_rank(world, folder.step() if world.rank == 0 else None))
+    state.load(plan, files, step)
+    position = step * config.global_batch_size
+    if world.rank == 0:
+        print(
+            f"the state of step {step} is that of {uri}, which does not name the samples that it was trained on: "
+            f"training continues with sample {position} of data.uri",
+            flush=True,
+        )
+    id, origin = SnapshotId(0, step, state.digest, world.size), Origin().begun_with(uri)
+    return ShardMetadata(id, world.rank, position, config.digest(), data, origin=origin)
+
+
 def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:
-    """Return metadata of this job for a state that it takes over from another job."""
+    """Return metadata for this job about a state that was saved by another job."""
     key = stored.manifest.place
     continued = Continued(key.uid, key.round, key.step)
     return dataclasses.replace(metadata, continued=continued, origin=metadata.origin.begun_with(stored.uri))
 
 
-def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardReader] | None:
+def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) -> Sequence[ShardReader] | None:
     """Return readers of the files of initial weights, or None if `uri` is a checkpoint of this project.
 
     The files are checked against the model as far as possible before any slow work.
@@ -244,10 +339,12 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
     """
     if of_first_rank(world, final(lambda: is_checkpoint(uri)) if world.rank == 0 else None):
         return None
+    if of_first_rank(world, final(lambda: is_dcp(uri)) if world.rank == 0 else None):
+        return _dcp_folder(uri, model, world).weights(state.names, model)
     if model.entrypoint:
         raise InvalidInput(
-            f"{uri} is no checkpoint of concertina, and what weights of other files are called in the model of "
-            f"{model.entrypoint} is not known: give checkpoint.initFrom a checkpoint of this model."
+            f"{uri} is not a checkpoint of concertina, and files of other programs can't be loaded into "
+            f"{model.entrypoint}: set checkpoint.initFrom to a checkpoint of this model."
         )
     files = final(lambda: SafetensorsFiles(uri))
     weights, unchecked = final(lambda: files.of(model))
@@ -259,7 +356,7 @@ def _files(uri: str, model: ModelConfig, world: DistContext) -> Sequence[ShardRe
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Set only the weights, from initial weights. The rest of the state remains that of step 0.
+    """Load initial weights into the state. Everything else in the state remains that of step 0.
 
     `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
     """
@@ -274,9 +371,10 @@ def _begin_with(
             elif fields and (fields.get("options") or {}) != (model.options or {}) and world.rank == 0:
                 # A run that is resumed must not change these options. A run that only begins with these weights may.
                 print(f"the weights in {stored.uri} were trained with other trainer.model.options", flush=True)
-            state.load_weights(stored.shards, stored.uri)
+            frozen = stored.manifest.frozen
+            state.load_weights([*stored.shards, *(frozen_files(frozen, model) if frozen else ())], stored.uri)
     if world.rank == 0:
-        print(f"the weights to begin with are those of {uri}", flush=True)
+        print(f"initial weights are loaded from {uri}", flush=True)
 
 
 def _model(fields: object, whence: str) -> ModelConfig:
@@ -284,15 +382,17 @@ def _model(fields: object, whence: str) -> ModelConfig:
         return ModelConfig.model_validate(fields)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
-        raise InvalidInput(f"{whence} is of a model that this version does not know ({problem}).") from error
+        raise InvalidInput(
+            f"{whence} has a model configuration that this version does not support ({problem})."
+        ) from error
 
 
 @contextlib.contextmanager
 def _reading(find: Callable[[], str], world: DistContext) -> Iterator[str]:
     """Yield the URI of the same checkpoint on all ranks, and prevent its deletion until all ranks have read it.
 
-    Rank 0 calls `find` and sends the result to the other ranks. Each rank could find another checkpoint, because LATEST
-    may change in between.
+    Rank 0 calls `find` and sends the result to the other ranks. If each rank called `find`, the results could differ,
+    because LATEST may change in between.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(opened(find())).uri if world.rank == 0 else None

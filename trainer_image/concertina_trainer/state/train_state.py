@@ -6,6 +6,7 @@ Each tensor is a named box (rectangular part) of a global tensor.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from concertina_state.errors import InvalidInput
 from concertina_state.filling import ShardReader
 from concertina_state.format.read_plan import ReadPlan, reads
-from concertina_state.format.shardfile import Header, Layout
+from concertina_state.format.shardfile import FrozenWeights, Header, Layout
 from concertina_state.holdings import RemoteArray
 from concertina_state.state_index import StateIndex
 from concertina_trainer.config.model_config import ModelConfig
@@ -25,6 +26,7 @@ from concertina_trainer.format.adapters import is_adapter
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
+from concertina_trainer.model.lora import set_frozen_dtype
 from concertina_trainer.model.optimizer import ShardedAdamW, local
 from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
@@ -35,7 +37,15 @@ _INSTEAD = "restore the model's configuration, or start a new run under another 
 class TrainState:
     """Weights and optimizer moments of this rank, which are what a snapshot contains."""
 
-    def __init__(self, model: Stages, config: TrainerConfig, optimizer: ShardedAdamW, world: DistContext) -> None:
+    def __init__(
+        self,
+        model: Stages,
+        config: TrainerConfig,
+        optimizer: ShardedAdamW,
+        world: DistContext,
+        frozen: FrozenWeights | None = None,
+    ) -> None:
+        """Record the tensors of this rank. If `frozen` is not None, the frozen weights are not a part of the state."""
         self._optimizer, self._own = optimizer, model.own.own if model.own else None
         kinds = optimizer.moments()
         tensors: dict[str, Tensor | RemoteArray] = {}
@@ -53,7 +63,15 @@ class TrainState:
                 # place.
                 moment = of_rank.get(name, local(parameter.detach()))
                 tensors[f"optimizer.{kind}.{name}"] = _cut_like(parameter, moment)
-        self._catalogue = StateIndex(tensors, {}, world.rank, world.size, whole_cut=world.cut)
+        elsewhere = {f"{MODEL}{name}" for name, (_, is_trained) in parameters.items() if not is_trained and frozen}
+        self._catalogue = StateIndex(
+            {name: tensor for name, tensor in tensors.items() if name not in elsewhere},
+            {}, world.rank, world.size, whole_cut=world.cut,
+        )  # fmt: skip
+        self.frozen = StateIndex(
+            {name: tensors[name] for name in elsewhere}, {}, world.rank, world.size, whole_cut=world.cut
+        )
+        """Frozen weights that are not saved with the state. It is empty if the state has all weights."""
         self.saved = self._catalogue.saved
         """Tensors that this rank saves, and their layout.
 
@@ -62,9 +80,14 @@ class TrainState:
         self.saved.layout = Layout(self.saved.layout.chunks, config.model_dump_json(by_alias=True))
         self.digest = self._catalogue.digest
 
+    @property
+    def names(self) -> set[str]:
+        """Names of all weights, buffers and moments of the model, also of those that other ranks have."""
+        return {local_array.name for index in (self._catalogue, self.frozen) for local_array in index.held}
+
     @torch.no_grad()
     def initialise(self, config: TrainerConfig) -> None:
-        """Set the state of step 0: weights that depend on the seed alone, and moments that are 0."""
+        """Set the state of step 0: weights that depend only on the seed, and moments that are 0."""
         initial = functools.partial(initial_value, config=config.model, seed=config.seed)
         for local_array in self._catalogue.held:
             if not local_array.name.startswith(MODEL):
@@ -76,6 +99,11 @@ class TrainState:
                 )
         self._optimizer.set_step(0)
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Tensors of this rank whose values matter: those that it saves, and its frozen weights."""
+        return [*self.saved.tensors, *(array.local for array in self.frozen.held)]
+
     def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
         """Plan which bytes of a saved state this rank reads. A world of any size may have written the state.
 
@@ -84,11 +112,11 @@ class TrainState:
         Raises:
             InvalidInput: When the saved state lacks tensors of this model.
         """
-        own_names = {local_array.name for local_array in self._catalogue.held}
+        own_names = self.names
         for header in headers.values():
             foreign = next((name for name in header.chunks if name not in own_names), None)
             if foreign is not None:
-                raise InvalidInput(f"the saved state holds {foreign}, which the model has no place for: {_INSTEAD}.")
+                raise InvalidInput(f"the saved state contains {foreign}, which this model does not have: {_INSTEAD}.")
         return self._catalogue.plan(headers, _INSTEAD)
 
     def load(self, plan: ReadPlan, shards: Mapping[int, ShardReader], step: int) -> None:
@@ -104,33 +132,39 @@ class TrainState:
         Raises:
             InvalidInput: When the shards do not contain the weights of this model.
         """
-        own_names = {local_array.name for local_array in self._catalogue.held}
+        indexes = (self._catalogue, self.frozen)
+        own_names = self.names
         headers = {number: shard.header for number, shard in enumerate(shards)}
         stored_names = {name for header in headers.values() for name in header.chunks}
         # If the saved weights were trained without adapters, this run's adapters keep their initial values.
         weights = [
-            chunk
-            for chunk in self.saved.layout.chunks
-            if chunk.name.startswith(MODEL) and (chunk.name in stored_names or not is_adapter(chunk.name))
+            [
+                chunk
+                for chunk, _ in index.wanted().values()
+                if chunk.name.startswith(MODEL) and (chunk.name in stored_names or not is_adapter(chunk.name))
+            ]
+            for index in indexes
         ]
         for header in headers.values():
             for name, stored in header.chunks.items():
                 if name.startswith(MODEL) and name not in own_names:
                     raise InvalidInput(
-                        f"{whence} has {name.removeprefix(MODEL)} {list(stored.chunk.global_shape)}, which this model "
-                        "has not: correct spec.trainer.model, or begin with other weights."
+                        f"{whence} contains {name.removeprefix(MODEL)} {list(stored.chunk.global_shape)}, "
+                        "which this model does not have: correct spec.trainer.model, or use other initial "
+                        "weights."
                     )
-            for chunk in weights:
+            for chunk in itertools.chain.from_iterable(weights):
                 saved = header.chunks.get(chunk.name)
                 if saved and saved.chunk.global_shape != chunk.global_shape:
                     raise InvalidInput(
-                        f"{chunk.name.removeprefix(MODEL)} is {list(saved.chunk.global_shape)} in {whence} and "
-                        f"{list(chunk.global_shape)} in this model: correct spec.trainer.model, or begin with "
-                        "other weights."
+                        f"{chunk.name.removeprefix(MODEL)} is {list(saved.chunk.global_shape)} in {whence} "
+                        f"and {list(chunk.global_shape)} in this model: correct spec.trainer.model, or use "
+                        "other initial weights."
                     )
-        plan = reads(headers, weights)
-        plan.require(whence)
-        self._catalogue.fill(plan, dict(enumerate(shards)))
+        for index, chunks in zip(indexes, weights, strict=True):
+            plan = reads(headers, chunks)
+            plan.require(whence)
+            index.fill(plan, dict(enumerate(shards)))
 
 
 class _WholeArrays(NamedTuple):
@@ -153,9 +187,13 @@ def _arrays(model: Stages | Decoder) -> _WholeArrays:
 
 @functools.lru_cache(maxsize=1)
 def _arrays_of_decoder(config: str) -> _WholeArrays:
-    """Return the arrays of the decoder of this ModelConfig, as JSON. All rounds of a process have the same one."""
+    """Return the arrays of the decoder, from a ModelConfig as JSON. The cache serves all rounds of a process."""
+    model = ModelConfig.model_validate_json(config)
     with torch.device("meta"):
-        return _arrays(Decoder(ModelConfig.model_validate_json(config)))
+        decoder = Decoder(model)
+    if model.lora:
+        set_frozen_dtype(decoder, model.lora.frozen_dtype)
+    return _arrays(decoder)
 
 
 def _of_stage(buffer: Tensor, world: DistContext) -> Tensor:

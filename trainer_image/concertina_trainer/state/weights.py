@@ -12,11 +12,13 @@ from concertina_protocol.codec.typed_json import MOST
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints.latest import LATEST
 from concertina_state.checkpoints.manifest import NAME
-from concertina_state.checkpoints.reader import StoredShard
+from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, resolve
 from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import (
     ITEM_SIZES,
+    MOST_URI,
     Chunk,
+    FrozenWeights,
     Header,
     ShardMetadata,
     StoredChunk,
@@ -25,6 +27,7 @@ from concertina_state.format.shardfile import (
     header_length,
 )
 from concertina_state.objects.prefix import ObjectPrefix
+from concertina_state.objects.retry import final
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.format.hf_families import ENDS, FAMILIES, Family
@@ -76,7 +79,9 @@ class SafetensorsFiles:
             self._folder = ObjectPrefix(uri)
             self._keys = self._of_the_model()
         if not self._keys:
-            raise InvalidInput(f"{uri} holds no {NAME}, no {LATEST} and no {ENDING} file: correct checkpoint.initFrom.")
+            raise InvalidInput(
+                f"{uri} has no {NAME}, no {LATEST}, no .metadata and no {ENDING} file: correct checkpoint.initFrom."
+            )
 
     def _of_the_model(self) -> list[str]:
         """Return the names of the files that transformers would load.
@@ -98,13 +103,12 @@ class SafetensorsFiles:
             raise InvalidInput(f"{self.uri}/{INDEX} can't be read: {error}.") from error
 
     def of(self, model: ModelConfig) -> tuple[list[FileWeights], str]:
-        """Return the tensors of the files, with this project's names for those of the model.
+        """Return the tensors of the files, under the names that this project has for the weights of the model.
 
-        The second result is a sentence about what could not be checked, or an empty one.
+        The second result is a sentence about what could not be checked, or "".
 
         Raises:
-            InvalidInput: When config.json is of another model, a file can't be used, or a tensor has no place in the
-                model.
+            InvalidInput: When config.json describes another model, a file can't be used, or the model lacks a tensor.
         """
         where = f"{self._folder.uri}/{hf_config.NAME}"
         text = self._folder.get(hf_config.NAME)
@@ -114,8 +118,9 @@ class SafetensorsFiles:
             found = hf_config.family_of(model)
             family = found[1] if found else FAMILIES["llama"]
             unchecked = (
-                f"there is no {where}: that the weights were trained with the same {', '.join(UNSEEN)} and activation "
-                "as spec.trainer.model says could not be checked; only names and shapes were"
+                f"{where} is missing, so only the names and shapes of the weights were checked. Make sure "
+                f"that they were trained with the same {', '.join(UNSEEN)} and activation as in "
+                "spec.trainer.model"
             )
         return [weights for key in self._keys for weights in self._read(key, model, family)], unchecked
 
@@ -142,34 +147,36 @@ class SafetensorsFiles:
                 if not (name.endswith(PASSED_OVER) or is_tied_head):
                     yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise InvalidInput(f"{where} is no safetensors file that can be read: {str(error)[:MOST]}.") from error
+            raise InvalidInput(f"{where} can't be read as a safetensors file: {str(error)[:MOST]}.") from error
 
 
 def _chunks_of(
     name: str, entry: dict[str, Any], header_size: int, where: str, model: ModelConfig, family: Family
 ) -> Iterator[StoredChunk]:
-    """Yield the weights of a tensor in a file: one, an expert's part of one, or several that share its rows.
+    """Yield the weights of this project that one tensor of a file contains.
+
+    A tensor contains one weight, or a part of one (an expert's), or several weights, each in some of its rows.
 
     Raises:
-        InvalidInput: When the model has no place for the tensor.
+        InvalidInput: When the model has no counterpart of the tensor.
     """
     dtype, shape = str(entry["dtype"])[:20], counts(entry["shape"])
     bare = name.removeprefix(hf_names.MODEL)
     own = hf_names.ours(name, family) or ([hf_names.OwnName(bare)] if hf_names.theirs(bare, family) else [])
     if not own:
         raise InvalidInput(
-            f"{where} has a tensor {name:.100}, which the bundled model has no place for: it is of another kind of "
-            "model, and can't be begun with."
+            f"{where} contains the tensor {name:.100}, which the bundled model does not have: use weights "
+            "of a supported model."
         )
     if dtype not in ITEM_SIZES:
         raise InvalidInput(f"{name} in {where} has the dtype {dtype}: convert it to one of {', '.join(ITEM_SIZES)}.")
     if not shape:
-        raise InvalidInput(f"{name} in {where} is a single number, and not a tensor of the bundled model.")
+        raise InvalidInput(f"{name} in {where} is a single number, not a tensor of the bundled model.")
     begin = header_size + data_begin(entry)
     if len(own) > 1:
         rows = [hf_names.rows(part.name, model) for part in own]
         if sum(rows) != shape[0]:
-            raise InvalidInput(f"{name} in {where} has {shape[0]} rows, and the model has {sum(rows)}.")
+            raise InvalidInput(f"{name} in {where} has {shape[0]} rows, but spec.trainer.model needs {sum(rows)}.")
         row_bytes = ITEM_SIZES[dtype] * math.prod(shape[1:])
         for part, count in zip(own, rows, strict=True):
             yield StoredChunk(_chunk(part.name, dtype, (count, *shape[1:])), begin)
@@ -181,7 +188,9 @@ def _chunks_of(
         return
     experts = model.experts.count if model.experts else 0
     if weight.expert >= experts:
-        raise InvalidInput(f"{where} has a tensor {name:.100}, and the model has {experts} experts in a layer.")
+        raise InvalidInput(
+            f"{where} contains the tensor {name:.100}, but spec.trainer.model has {experts} experts in a layer."
+        )
     offsets = (weight.expert, *(0 for _ in shape))
     chunk = Chunk(f"{hf_names.MODEL}{weight.name}", dtype, offsets, (1, *shape), (experts, *shape))
     yield StoredChunk(chunk, begin)
@@ -197,3 +206,30 @@ def is_checkpoint(uri: str) -> bool:
         return False
     folder = ObjectPrefix(uri)
     return folder.get(NAME) is not None or folder.get(LATEST) is not None
+
+
+def frozen_weights_of(uri: str) -> FrozenWeights | None:
+    """Return the frozen weights that a run with adapters reads again at each restore, if it begins with `uri`.
+
+    The result is None if `uri` is a checkpoint of this project that has all weights. Its run may delete it, so the
+    frozen weights are then saved with the state.
+
+    Raises:
+        InvalidInput: When the URI is too long for a state's header.
+        StorageError: When storage can't be read.
+    """
+    if is_checkpoint(uri):
+        return StoredCheckpoint(resolve(uri)).manifest.frozen
+    if len(json.dumps(json.dumps(uri))) > MOST_URI:
+        raise InvalidInput(f"checkpoint.initFrom has more than {MOST_URI} characters: give the weights a shorter URI.")
+    return FrozenWeights(uri)
+
+
+def frozen_files(frozen: FrozenWeights, model: ModelConfig) -> list[FileWeights]:
+    """Return readers of the files of frozen weights.
+
+    Raises:
+        InvalidInput: When the files do not fit the model.
+        StorageError: When storage can't be read.
+    """
+    return final(lambda: SafetensorsFiles(frozen.uri).of(model)[0])

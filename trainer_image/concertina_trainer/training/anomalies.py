@@ -1,8 +1,8 @@
 """Detection of steps that look wrong: a loss or gradient that is not finite, or a loss far above the previous ones.
 
-Every rank judges the same numbers, which were summed over ranks, before the weights are updated. So all ranks act
-alike. The history of losses is a mean and a variance, which are saved with the state. So a run that resumes judges
-steps like one that was not interrupted.
+Every rank judges the same sums over all ranks, before the weights are updated, so all ranks act alike. The history of
+losses is a mean and a variance, which are saved with the state. A run that resumes therefore judges steps like one that
+was not interrupted.
 """
 
 from __future__ import annotations
@@ -99,12 +99,16 @@ class Anomalies:
         if anomaly.answer is AnomalyResponse.skip and self._in_a_row < IN_A_ROW:
             self.skipped, self._in_a_row = self._with(batch), self._in_a_row + 1
             return f"{event}; left out"
-        also = f" in the batch after {IN_A_ROW} that were left out, so it is not the batch" if self._in_a_row else ""
+        also = (
+            f". The {IN_A_ROW} batches before were already left out, so the batch is not the cause"
+            if self._in_a_row
+            else ""
+        )
         if anomaly.reason == FailureReason.LOSS_NOT_FINITE:
-            raise FloatingPointError(f"{event}{also}; nothing of that step is kept")
+            raise FloatingPointError(f"{event}{also}; the results of that step are discarded")
         raise InvalidInput(
-            f"{event}{also}; trainer.anomalies.spike says to stop. Change it, or what led there, and start again: the "
-            "run continues from its checkpoint."
+            f"{event}{also}. The job stops, because trainer.anomalies.spike is Stop. Change it or remove "
+            "the cause, and start the job again: it continues from its checkpoint."
         )
 
     def _find(self, result: Measured) -> _Anomaly | None:
@@ -115,7 +119,9 @@ class Anomalies:
             return _Anomaly(FailureReason.LOSS_NOT_FINITE, description, policy.non_finite)
         if policy.spike is AnomalyResponse.ignore or not spikes(self.trend, result.loss, policy.spike_deviations):
             return None
-        description = f"the loss is {result.loss:.4f}, and was {self.trend.mean:.4f} before, give or take "
+        description = (
+            f"the loss is {result.loss:.4f}; the mean before was {self.trend.mean:.4f} with a standard deviation of "
+        )
         return _Anomaly(FailureReason.LOSS_SPIKE, description + f"{math.sqrt(self.trend.variance):.4f}", policy.spike)
 
     def _with(self, more: Ranges) -> Ranges:
@@ -124,6 +130,6 @@ class Anomalies:
 
 def _few(skipped: Ranges) -> Ranges:
     if len(skipped) > MOST_RANGES:
-        raise InvalidInput(f"samples were left out in {MOST_RANGES} places already, which is more than bad luck: "
-                       "look at the data and at the learning rate.")  # fmt: skip
+        raise InvalidInput(f"samples were already left out in {MOST_RANGES} places, which is more than "
+                           "chance: check the data and the learning rate.")  # fmt: skip
     return skipped

@@ -81,7 +81,10 @@ class Balance:
         self.shares = shares
         self._batches.change(self._plan.shared_out(shares, self._micro))
         milliseconds = [round(1000 * seconds, 1) for seconds in payload]
-        return f"balance: sequences a step by rank are {_listed(shares)}; each takes ms {_listed(milliseconds)}"
+        return (
+            f"balance: sequences per step by rank: {_listed(shares)}; milliseconds per sequence: "
+            f"{_listed(milliseconds)}"
+        )
 
 
 def _listed(numbers: Sequence[float]) -> str:

@@ -149,7 +149,9 @@ class Digests:
                 has_majority = counts[0][1] > len(ranks) - counts[0][1]
                 deviating = [rank for rank in ranks if not has_majority or gathered[rank] != counts[0][0]]
                 verdict = (
-                    "has other weights than most" if has_majority else "is one of those that have different weights"
+                    "has other weights than most ranks"
+                    if has_majority
+                    else "is one of several ranks with different weights"
                 )
                 bad |= dict.fromkeys(deviating, verdict)
         if not bad:
@@ -160,8 +162,8 @@ class Digests:
         node = os.environ.get("CONCERTINA_NODE", "")
         here = f" (this is rank {self._rank} on node {node})" if self._rank in bad and node else ""
         message = (
-            f"silent corruption seen after step {step}: {descriptions}{here}; all go back to step {self._agreed} or "
-            "before"
+            f"silent corruption detected after step {step}: {descriptions}{here}; all ranks go back to step "
+            f"{self._agreed} or before"
         )
         raise RollBack(reason, message, self._agreed, skipped)
 

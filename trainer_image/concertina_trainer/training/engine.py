@@ -25,7 +25,7 @@ class Engine(Protocol):
     """Forward and backward pass of a rank's microbatches."""
 
     def forward_backward(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Compute the gradients of the global batch's mean loss, and return what each microbatch adds to this mean.
+        """Compute the gradients of the global batch's mean loss, and return the share of each microbatch in this mean.
 
         The gradients are reduced over ranks. The list is empty on ranks whose loss is not counted: all but the first
         rank of a tensor group, and all pipeline stages but the last.
@@ -33,18 +33,18 @@ class Engine(Protocol):
         ...
 
     def losses(self, microbatches: Sequence[Microbatch]) -> list[Tensor]:
-        """Return the same losses as `forward_backward`, without computing gradients."""
+        """Return the losses that `forward_backward` returns, without computing gradients."""
         ...
 
 
 class WholeModel:
-    """Engine without pipeline parallelism: this rank computes all layers."""
+    """Engine for training without pipeline parallelism, in which each rank computes all layers."""
 
     def __init__(self, model: Stages, optimizer: ShardedAdamW, sums: Sums, world: DistContext) -> None:
         self._model = model.whole
         self._optimizer, self._sums, self._world = optimizer, sums, world
         self._counts = world.degrees.place(world.rank).tensor == 0
-        """Whether this rank's loss is counted.
+        """True if this rank's loss is counted.
 
         All ranks of a tensor group compute the same loss, so only that of the first rank is counted.
         """
@@ -76,7 +76,7 @@ class WholeModel:
 
 
 class Pipelined:
-    """Engine with pipeline parallelism: this rank computes some layers of every microbatch."""
+    """Engine for training with pipeline parallelism, in which a rank computes some layers of every microbatch."""
 
     def __init__(self, model: Stages, tied: bool, schedule: Schedule, world: DistContext) -> None:
         self._model, self._tied, self._schedule, self._world = model, tied, schedule, world

@@ -65,8 +65,8 @@ class Evaluation:
         seconds, batches = time.perf_counter() - started, -(-self._count // self._plan.global_size)
         if len(losses) < batches:
             self._reporter.note(
-                f"step {step}: the evaluation is left for a drain, after {len(losses)} of {batches} batches; the round "
-                "that continues from this step begins it anew"
+                f"step {step}: the evaluation stopped for a drain, after {len(losses)} of {batches} "
+                "batches; the round that continues from this step starts it again"
             )
             return False
         loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))
@@ -78,7 +78,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _losses(self) -> tuple[list[float], list[int]]:
-        """Return the mean loss of each batch, and the number of tokens that the batch's sequences predict.
+        """Return the mean loss of each batch, and the sum of the weights of its predicted tokens.
 
         If a drain arrives during the evaluation, the remaining batches are left out.
         """
@@ -87,7 +87,7 @@ class Evaluation:
         for begin in range(0, self._count, self._plan.global_size):
             end = min(self._count, begin + self._plan.global_size)
             batch = microbatches(self._reader, self._plan, self._world.data_rank, begin, end)
-            count = int(self._reader.predicted(begin, end).sum())
+            count = int(self._reader.weight_sums(begin, end).sum())
             # The host waits for the device only here, once per batch. Meanwhile it has read the next batch, so reading
             # overlaps with the computation of the previous batch.
             if sums and sums[-1][-1].item():
@@ -117,6 +117,6 @@ def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
         return Reader(data, config.model.sequence_length, SEED, begun=begun)
     except InvalidInput as error:
         raise InvalidInput(
-            f"{error} trainer.evaluation needs what `concertina data build --validation SHARE` sets aside: build the "
-            "data so, or remove it."
+            f"{error} trainer.evaluation needs the documents that `concertina data build --validation "
+            "SHARE` sets aside: build the data with that option, or remove trainer.evaluation."
         ) from error

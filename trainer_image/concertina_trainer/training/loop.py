@@ -45,9 +45,9 @@ class TrainingRun:
     evaluation: Evaluation | None = None
 
     def evaluate(self, step: int, position: int, last: bool = False) -> Done | None:
-        """Evaluate `step` if an evaluation is due, and return Done if a drain interrupted it.
+        """Evaluate `step` if an evaluation is due. Return Done if a drain has interrupted the evaluation.
 
-        The round then ends with `step`, and the round that continues from this step evaluates it again.
+        In that case this round ends with `step`, and the next round evaluates `step` again.
         """
         if self.evaluation is None or self.evaluation.after(step, last):
             return None

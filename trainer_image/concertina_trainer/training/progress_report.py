@@ -24,7 +24,7 @@ _SMOOTHING = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class RoundInfo:
-    """Facts about a round that are in every report of a step."""
+    """Facts about a round that the worker sends in every report of a step."""
 
     restored_step: int
     restored_from: str
@@ -197,7 +197,7 @@ class Reporter:
         self.note(str(StepDoneLine(info.step, self._config.last_step, info.loss, info.rate, speed, seconds)))
 
     def note(self, sentence: str) -> None:
-        """Log a line, once for all ranks; none if the sentence is empty."""
+        """Log a sentence, on rank 0 only. An empty sentence is not logged."""
         if sentence and self._rank == 0:
             print(sentence, flush=True)
 

@@ -29,7 +29,7 @@ Shares = tuple[int, ...]
 
 
 def even(total: int, world: int) -> Shares:
-    """Return even shares: sizes of contiguous slices as `BatchPlan.slices` cuts them if shares do not follow speed."""
+    """Return even shares: the sizes of the contiguous slices into which `BatchPlan.slices` cuts a batch by default."""
     edges = [total * rank // world for rank in range(world + 1)]
     return tuple(end - begin for begin, end in itertools.pairwise(edges))
 
@@ -70,8 +70,8 @@ def rebalanced(shares: Shares, seconds: Sequence[float]) -> Shares:
     """Return the shares of the batch for the next steps: the number of sequences of each rank.
 
     `seconds` is the measured time that each rank takes for one sequence. New shares are returned only if they shorten
-    the step by at least the fraction LEAST_GAIN. Otherwise the result is `shares`, as it is if a value of `seconds`
-    can't be a measured time (negative, nan).
+    the step by at least the fraction LEAST_GAIN. Otherwise, and if a value of `seconds` is not positive and finite, the
+    result is `shares`.
     """
     if not all(math.isfinite(own_seconds) and own_seconds > 0 for own_seconds in seconds):
         return shares

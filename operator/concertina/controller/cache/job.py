@@ -42,7 +42,7 @@ class CachedJob:
     pod_group_made_at: float | None = None
     """Monotonic time at which the pod group was last written."""
     pod_group_deleted: bool = False
-    """Whether the pod group was deleted and not written again."""
+    """True if the pod group was deleted and not written again."""
     refused: CreateRefusal | None = None
     """The last refused creation of a pod; None if pods are accepted."""
     taken: set[str] = field(default_factory=set)
@@ -54,7 +54,7 @@ class CachedJob:
     counted: tuple[str, float] | None = None
     """`status.goodput.at` as this operator last wrote it, with the monotonic time of that write."""
     asked: bool = False
-    """Whether this operator has sent Prepare calls to agents of the job."""
+    """True if this operator has sent Prepare calls to agents of the job."""
     given_up: frozenset[str] = frozenset()
     """Uids of the job's pods that count as dead while they are silent."""
     taken_back: TakenBack = field(default_factory=TakenBack)
@@ -66,15 +66,15 @@ class CachedJob:
     It is stored with the job's generation and the admission's changes that were compared.
     """
     queue_looked_for: bool = False
-    """Whether the operator has looked for Kueue's API since this job was first seen with a queue."""
+    """True if the operator has looked for Kueue's API since this job was first seen with a queue."""
     writing_quota: bool = False
-    """Whether a write to a Workload of the job is in progress."""
+    """True if a write to a Workload of the job is in progress."""
     quota_refusal: str = ""
     """Message with which the API server refused the last write to a Workload of the job; empty if it did not."""
     quota_refusals: int = 0
     """Number of refused writes to Workloads of the job in a row."""
     quota_paused: bool = False
-    """Whether writes to Workloads are paused because the last one was refused."""
+    """True if writes to Workloads are paused because the last one was refused."""
     planned: tuple[PodView, ...] = ()
     """Pods that the last complete pass observed."""
 

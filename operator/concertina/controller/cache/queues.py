@@ -26,7 +26,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
 
 
 class Service(enum.Enum):
-    """Whether Kueue's API can be used."""
+    """True if Kueue's API can be used."""
 
     ABSENT = enum.auto()
     """The API server does not serve Kueue's API, so no queue limits any job."""

@@ -47,7 +47,7 @@ class FolderUse:
 
     folder: CheckpointFolder
     has_begun: bool
-    """Whether the job has claimed a round."""
+    """True if the job has claimed a round."""
     take_over: str
     """Uid of the job from which this job takes the folder over; empty if it does not."""
 

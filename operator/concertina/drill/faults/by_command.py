@@ -41,7 +41,7 @@ class ByCommand:
 
     @property
     def given(self) -> bool:
-        """Whether at least one of the two commands is set."""
+        """True if at least one of the two commands is set."""
         return any(os.environ.get(PREFIX + name) for name in (self.inject, self.revert))
 
     def commands(self) -> tuple[str, str]:

@@ -52,7 +52,7 @@ class AgentMetrics:
 
     port: int
     annotated: bool = False
-    """Whether pods get annotations with which Prometheus finds them."""
+    """True if pods get annotations with which Prometheus finds them."""
     token_secret: str = ""
     """Name of the Secret whose entry `token` clients must present. The Secret is in each job's namespace.
 

@@ -61,7 +61,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this process holds the Lease, so that no other operator can have taken it yet."""
+        """True if this process holds the Lease, so that no other operator can have taken it yet."""
         return self._clock() < self._held_until
 
     @property

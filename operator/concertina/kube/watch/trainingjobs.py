@@ -96,7 +96,7 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """List jobs like list_jobs. If listing is forbidden, wait until it is allowed."""
+    """List jobs as list_jobs does. If the API server forbids it, wait until listing is allowed."""
     warned = False
     while True:
         try:

@@ -35,7 +35,7 @@ class ContainerState:
 
     @property
     def initialized(self) -> bool:
-        """Whether the next container may start after this init container."""
+        """True if the next container may start after this init container."""
         return self.started if self.restarts_always else self.exit_code == 0
 
     def as_object(self) -> Object:

@@ -64,7 +64,7 @@ class JobContext:
 
     @cached
     def keeps_state(self) -> bool:
-        """Whether the workers save snapshots of their state.
+        """Return whether the workers save snapshots of their state.
 
         The bundled trainer's workers always do. The workers of a user's script do if the script uses
         `trainingjob.State`. The operator knows that only after the script has reported it.
@@ -74,7 +74,7 @@ class JobContext:
 
     @cached
     def saves_durably(self) -> bool:
-        """Whether concertina's agents write durable checkpoints for the job."""
+        """Return whether concertina's agents write durable checkpoints for the job."""
         return self.spec.checkpoint is not None and self.keeps_state
 
     @cached

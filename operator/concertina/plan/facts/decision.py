@@ -81,7 +81,7 @@ class Failure(RoundTrigger):
     replica: str = ""
     """The replica that failed; empty if no replica is the cause."""
     counted: bool = False
-    """Whether the failure counts against `failurePolicy.maxRestarts`."""
+    """True if the failure counts against `failurePolicy.maxRestarts`."""
     exit_code: int | None = None
     """Exit code of the failed worker."""
     last_lines: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class Phase(enum.Enum):
 
     @property
     def final(self) -> bool:
-        """Whether the job has ended and will not run again."""
+        """True if the job has ended and will not run again."""
         return self in (Phase.COMPLETE, Phase.FAILED)
 
 
@@ -160,7 +160,7 @@ class Decision:
     """
     stalled_message: str = ""
     goes_on: bool = False
-    """Whether training continues although `stalled` names a problem."""
+    """True if training continues although `stalled` names a problem."""
     watch_all: bool = False
     """Whether to open streams to all live replicas.
 

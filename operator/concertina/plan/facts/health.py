@@ -61,7 +61,7 @@ class HealthVerdict:
     age: float | None = None
     """Seconds since the replica fell silent; None if the evidence is not silence."""
     waits: bool = False
-    """Whether the silent replica is due to be given up, but is not in `JobObservation.given_up` yet."""
+    """True if the silent replica is due to be given up, but is not in `JobObservation.given_up` yet."""
 
     @property
     def dead(self) -> bool:
@@ -85,7 +85,7 @@ class Health:
 
     @cached
     def no_agent_reachable(self) -> bool:
-        """Whether no agent is connected.
+        """Return whether no agent is connected.
 
         The cause may then be the operator's own network, while all replicas are well.
         """
@@ -222,7 +222,7 @@ class Health:
 
     @property
     def _members_were_asked(self) -> bool:
-        """Whether the operator has had enough time to open a stream to each member that it could reach.
+        """True if the operator has had enough time to open a stream to each member that it could reach.
 
         The operator opens these streams as soon as it doubts that the coordinator is alive.
         """

@@ -51,7 +51,7 @@ class Lending:
     message: str = ""
     """The reason why the job has fewer replicas than it asks for, as a sentence."""
     stalled: bool = False
-    """Whether a person must act before the job gets quota."""
+    """True if a person must act before the job gets quota."""
     writes: tuple[Action, ...] = ()
     recheck: float | None = None
     """Seconds after which the quota may change although nothing happens."""

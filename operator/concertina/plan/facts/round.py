@@ -55,18 +55,18 @@ class Round:
 
     @cached
     def committed(self) -> bool:
-        """Whether a round with members is current, and no claim of a later round exists."""
+        """Return whether a round with members is current, and no claim of a later round exists."""
         claim, world = self.claim, self.world
         return claim is not None and claim.committed and claim.round == world.round and bool(world.members)
 
     @property
     def claimed(self) -> bool:
-        """Whether the operator is forming the next round."""
+        """True if the operator is forming the next round."""
         return self.claim is not None and not self.claim.committed
 
     @property
     def disbanded(self) -> bool:
-        """Whether there is no current round, and the operator is not forming one.
+        """True if there is no current round, and the operator is not forming one.
 
         This is so before the first round, and after a claim that ended a round without a successor. (Rounds of torchrun
         have no members.)

@@ -40,20 +40,20 @@ class Waiting:
     priority: int
     """Priority of the job's pods."""
     trained: bool
-    """Whether the job has trained before and now waits for a replacement replica."""
+    """True if the job has trained before and now waits for a replacement replica."""
     created: float
     least: int
     """Number of pods that the job needs."""
     held: int
     """Number of the job's pods that have a node."""
     away: bool
-    """Whether the job has released its pods until its turn comes."""
+    """True if the job has released its pods until its turn comes."""
     turn: bool
-    """Whether the job's status says that it has its turn now."""
+    """True if the job's status says that it has its turn now."""
     passed: float
     """Unix time at which the job's last turn ended without a start; 0 if there was no such turn."""
     passed_fitting: bool
-    """Whether the resources occupied by all waiting jobs seemed enough for the job when its last turn ended."""
+    """True if the resources occupied by all waiting jobs seemed enough for the job when its last turn ended."""
     newest_pod: float = field(compare=False)
     """Creation time of the job's newest pod in Unix seconds. The job's set of pods has not grown since then."""
     requests: Mapping[str, Decimal] = field(default_factory=dict)

@@ -25,7 +25,7 @@ class PodPlan:
     events: tuple[Event, ...] = ()
     recheck: float | None = None
     missing: bool = False
-    """Whether some of the wanted pods do not exist yet."""
+    """True if some of the wanted pods do not exist yet."""
 
 
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:

@@ -169,7 +169,8 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
     """Return a failure if a member refused its Assign call, did not receive it or does not acknowledge it.
 
-    If only the acknowledgement was lost, the coordinator's report shows that the member has started.
+    There is no failure if only the acknowledgement was lost: the coordinator's report then shows that the member has
+    started.
     """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}

@@ -102,7 +102,7 @@ class Symptom:
     detect: Callable[[JobContext, PodView], str]
     """Function that describes what has been wrong with a pod for long enough to act; empty if nothing is wrong."""
     elsewhere: bool
-    """Whether only another node can help. If no other node is available, the operator leaves the pod as it is."""
+    """True if only another node can help. If no other node is available, the operator leaves the pod as it is."""
 
 
 def _image(ctx: JobContext, pod: PodView) -> str:

@@ -2,8 +2,9 @@
 
 Decision "Memory for snapshots is checked first" gives the reason.
 
-A rank's snapshot contains its part of the weights, and AdamW's two moments for each trained weight, all in float32. For
-each of its workers, a replica holds these snapshots:
+A rank's snapshot contains its part of the weights, and AdamW's two moments for each trained weight, all in float32.
+Frozen weights that a job with adapters reads from other files are not in it. For each of its workers, a replica holds
+these snapshots:
   - three of its own;
   - one more while a snapshot is being copied to storage;
   - two copies of the previous replica's snapshots, unless there is only one replica.
@@ -27,10 +28,11 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Pods, stalled
 from concertina_protocol.sidecar import COPY_SLOTS, SNAPSHOT_SLOTS
 from concertina_protocol.tracking import spool
+from concertina_trainer.config.model_config import FrozenDtype
 from concertina_trainer.degrees import Degrees
 
 SHIPPING = 1
-WEIGHT_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 4, 8
+WEIGHT_BYTES, HALF_BYTES, GRADIENT_BYTES, MOMENTS_BYTES = 4, 2, 4, 8
 """Bytes for each weight; the gradient and the moments are only needed for each trained weight."""
 PROGRAM = 4 << 20
 """Bytes of the files that the init container writes (1.6 MiB), and of the agent's own small files."""
@@ -49,20 +51,35 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
     For a custom model, pass its numbers of weights as `weights`.
     """
     copies = SNAPSHOT_SLOTS + (SHIPPING if spec.checkpoint else 0) + (COPY_SLOTS if replicas > 1 else 0)
-    shards = copies * _bytes(spec, MOMENTS_BYTES, weights) // replicas + copies * spec.workers * HEADER
+    shards = copies * _saved(spec, weights) // replicas + copies * spec.workers * HEADER
     return shards + PROGRAM + (spool.MOST_BYTES if spec.tracking else 0)
 
 
-def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None) -> int:
+def _saved(spec: JobSpec, weights: Weights | None = None) -> int:
+    """Return the bytes of a snapshot of all ranks.
+
+    A job with adapters that begins with files of weights does not save the frozen ones. The operator can't see whether
+    the URI holds files or a checkpoint, with which it saves them, and assumes files.
+    """
+    model, begin = spec.trainer and spec.trainer.model, spec.checkpoint
+    elsewhere = model and model.lora and begin and (begin.init_from or begin.resume_from)
+    return _bytes(spec, MOMENTS_BYTES, weights, frozen=not elsewhere)
+
+
+def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None, frozen: bool = True) -> int:
     """Return the bytes for all weights, plus `trained` bytes for each trained weight.
 
-    Without `weights`, the result is 0 for a custom model, and for a model that `model.from` describes, because only the
-    pods know the number of weights.
+    If `frozen` is False, only trained weights count. Without `weights`, the result is 0 for a custom model, and for a
+    model that `model.from` describes, because only the pods know the number of weights.
     """
     model = spec.trainer and spec.trainer.model
     if weights is None and model and not model.entrypoint and not model.from_:
         weights = Weights(model.weights, model.trained_weights)
-    return WEIGHT_BYTES * weights.all + trained * weights.trained if weights else 0
+    if weights is None:
+        return 0
+    is_half = model and model.lora and model.lora.frozen_dtype is FrozenDtype.bfloat16
+    of_frozen = (HALF_BYTES if is_half else WEIGHT_BYTES) * (weights.all - weights.trained)
+    return (WEIGHT_BYTES + trained) * weights.trained + (of_frozen if frozen else 0)
 
 
 def offloaded(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
@@ -117,7 +134,7 @@ def _sentence(spec: JobSpec, replicas: int, has: int) -> str:
     besides = offloaded(spec, replicas)
     return (
         f"with {replicas} replicas the snapshots of each replica take {needed(spec, replicas) / 2**20:,.0f} MiB "
-        f"(of {_bytes(spec, MOMENTS_BYTES) / 2**20:,.0f} MiB of state in total), "
+        f"(of {_saved(spec) / 2**20:,.0f} MiB of state in total), "
         + (f"its offloaded state {besides / 2**20:,.0f} MiB, " if besides else "")
         + f"but only nine tenths of the memory limit, {has / 2**20:,.0f} MiB, are available"
     )

@@ -17,11 +17,11 @@ Status = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True)
 class ConditionRow:
-    """Whether each condition is true in a phase."""
+    """True if each condition is true in a phase."""
 
     ready: bool = False
     reconciling: bool = False
-    """Whether the operator is still changing the job towards its spec."""
+    """True if the operator is still changing the job towards its spec."""
     running: bool = False
     suspended: bool = False
     complete: bool = False
@@ -63,7 +63,7 @@ class AtWork:
     wanted: int = 0
     """Number of replicas in the largest valid round that the spec allows."""
     stopped: bool = True
-    """Whether no worker runs any more. Used only in the phases of STOPPING."""
+    """True if no worker runs any more. Used only in the phases of STOPPING."""
 
 
 def conditions(

@@ -219,9 +219,9 @@ class StatusAfter(NamedTuple):
     held_back: float | None = None
     """Seconds after which a postponed change of the status may be written; None if no change is postponed."""
     only_numbers: bool = False
-    """Whether only values have changed on which no decision depends."""
+    """True if only values have changed on which no decision depends."""
     only_conditions: bool = False
-    """Whether only conditions, and values on which no decision depends, have changed."""
+    """True if only conditions, and values on which no decision depends, have changed."""
 
 
 def status_after(ctx: JobContext, decision: Decision, pods: PodPlan) -> StatusAfter:

@@ -80,7 +80,7 @@ class _RoundHistory:
 
     @cached
     def trained(self) -> bool:
-        """Whether the round has already trained."""
+        """Return whether the round has already trained."""
         return self.incident is not None and self.incident.round >= self.claim.round
 
     @cached

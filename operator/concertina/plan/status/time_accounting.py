@@ -140,7 +140,7 @@ class Account:
 
     @cached
     def _reports_steps(self) -> bool:
-        """Whether the workers are known to report each step.
+        """Return whether the workers are known to report each step.
 
         A script is known to do so after it has reported one step.
         """
@@ -158,7 +158,7 @@ class Account:
 
     @cached
     def _counted_as_stepping(self) -> bool:
-        """Whether a step of the committed round was already known at the last count."""
+        """Return whether a step of the committed round was already known at the last count."""
         if self._reported and self._first_step_at is None:
             return False
         round = self.ctx.world.round
@@ -180,7 +180,7 @@ class Account:
 
     @cached
     def _unknown_was_startup(self) -> bool:
-        """Whether the job's first report proves that the workers made no step before it.
+        """Return whether the job's first report proves that the workers made no step before it.
 
         This is possible only in the job's first round. There, the report proves it if it is about the first step of the
         run, if the script commits each step, or if optimizer steps are counted. In later rounds, the unknown time of
@@ -328,7 +328,7 @@ class Account:
 
     @cached
     def _goes_on(self) -> bool:
-        """Whether the present incident (a time without training) continues.
+        """Return whether the present incident (a time without training) continues.
 
         An incident ends with the next step. If the script reports no steps, the incident ends when the workers run.
         """

@@ -14,7 +14,7 @@ from monitoring.boards import Query
 from monitoring.dashboards import DASHBOARDS
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, Operator, endless, paced
+from builders.cluster.operator_process import Jobs, Operator, endless, paced
 from builders.prometheus import Prometheus, needed, serve
 from builders.until import until
 from concertina.local.host import processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 
 ENV, ARGUMENT, SECRET, ANNOTATION, TEMPLATE = (f"planted-{name}-c0ffee" for name in ("env", "arg", "s3", "job", "pod"))

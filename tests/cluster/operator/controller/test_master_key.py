@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 from concertina.controller import master_keys
 from concertina.controller.master_keys import MasterKeyError, MasterKeys, key_id

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import JOBS, Jobs, Operator, endless, paced
+from builders.cluster.operator_process import JOBS, Jobs, Operator, endless, paced
 from builders.programs import PROGRAMS, STAND_IN
 from builders.samples import Samples, parsed, total
 from builders.until import until

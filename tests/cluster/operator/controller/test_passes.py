@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.counted import counted
 from concertina.agents.connections import AgentConnections
 from concertina.controller.cache.cluster_cache import ClusterCache

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from builders.cluster.operator import Jobs, Object, Operator, bundled
+from builders.cluster.operator_process import Jobs, Object, Operator, bundled
 from builders.otlp import Manner, Receiver, check_round, receiver
 from builders.until import until
 from concertina.local.host import processes
@@ -103,6 +103,7 @@ def test_a_round_is_one_trace_whose_id_all_say(
     assert {("prepare", trace), ("start", trace)} <= exemplars(url)
 
 
+@pytest.mark.long(law="tests/unit/controller/test_tracing.py::test_a_bad_collector_takes_traces_and_nothing_else")
 def test_a_collector_that_hangs_takes_traces_and_nothing_else(
     jobs: Jobs, traced: tuple[Operator, str], collector: Receiver
 ) -> None:

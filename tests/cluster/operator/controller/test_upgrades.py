@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 from concertina.local.cluster import LocalCluster
 from concertina.local.control_plane.api import ControlPlaneError

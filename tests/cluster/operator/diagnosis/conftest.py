@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from monitoring.__main__ import RULES
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.cluster.planted import DIVISOR, Alerts
 from builders.prometheus import serve, shortened
 from concertina.local.cluster import LocalCluster

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.cluster.planted import LOOK_BACK, SECONDS, Alerts, bundled, fault, follow, past, run
 from builders.prometheus import FOUND as PROMETHEUS
 from builders.prometheus import needed

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.cluster.planted import Alerts, bundled, fault, follow, past
 from builders.prometheus import needed
 from builders.stores.hostile import proxy

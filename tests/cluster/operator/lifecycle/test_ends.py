@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, bundled
+from builders.cluster.operator_process import Jobs, bundled
 
 pytestmark = pytest.mark.usefixtures("operator")
 CONCERTINA = str(Path(sys.executable).parent / "concertina")

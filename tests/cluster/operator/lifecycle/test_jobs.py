@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -69,6 +69,9 @@ def test_suspend_and_resume(jobs: Jobs) -> None:
     assert job["status"]["restarts"]["total"] == 0
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/lifecycle/test_beginning_and_end.py::test_what_is_suspended_drains_as_it_was_whatever_its_template_is_now"
+)
 def test_a_template_that_changes_between_a_suspend_and_a_resume_that_nobody_saw_is_what_runs(
     jobs: Jobs, operator: Operator
 ) -> None:
@@ -99,6 +102,9 @@ def test_a_job_that_is_created_suspended_has_no_pods(jobs: Jobs) -> None:
     jobs.wait_true("a", "Complete")
 
 
+@pytest.mark.long(
+    law="tests/cluster/operator/rounds/test_growth.py::test_scaling_a_training_job_up_and_down_loses_no_step"
+)
 def test_scale_up_and_down(jobs: Jobs) -> None:
     jobs.create("a", STAY, replicas=2, elastic=ELASTIC)
     jobs.wait_training("a", 2)

@@ -1,4 +1,4 @@
-"""Real torchrun on gloo (`launcher: Torchrun`): members come and go, the store is lost, the job ends."""
+"""Real torchrun (`launcher: Torchrun`): members come and go, the store is lost, the job ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 
 pytestmark = [pytest.mark.usefixtures("operator"), pytest.mark.timeout(280)]
 Object = dict[str, Any]
+HERE = "tests/cluster/operator/lifecycle/test_torchrun.py"
 SCRIPT = """
 import datetime, os, pathlib, socket, time, torch
 import torch.distributed as dist
@@ -41,7 +42,7 @@ while not (shared / "stop").exists():
 """Script without torch for tests of torchrun alone, so that its workers begin at once."""
 
 
-def create(jobs: Jobs, shared: Path, script: str = SCRIPT, **spec: Any) -> None:
+def create(jobs: Jobs, shared: Path, script: str, **spec: Any) -> None:
     (shared / "train.py").write_text(script)
     container = {
         "name": "trainer",
@@ -75,9 +76,19 @@ class Told:
         return "\n".join([self.file.read_text()[-500:] if self.file.exists() else "", self.jobs.describe("a"), *logs])
 
 
-def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs, tmp_path: Path) -> None:
+ELASTIC_LAW = f"{HERE}::test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(WITHOUT_TORCH, id="without torch"),
+        pytest.param(SCRIPT, id="gloo", marks=pytest.mark.long(law=f"{ELASTIC_LAW}[without torch]")),
+    ],
+)
+def test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes(jobs: Jobs, tmp_path: Path, script: str) -> None:
     lines = Told(jobs, tmp_path)
-    create(jobs, tmp_path, replicas=2, elastic={"minReplicas": 1})
+    create(jobs, tmp_path, script, replicas=2, elastic={"minReplicas": 1})
     lines.wait("2 a-0-0", "2 a-1-0")
     job = jobs.wait_reason("a", "Training")
     assert "members" not in job["status"]["world"] or not job["status"]["world"]["members"], "nobody can know them"
@@ -124,9 +135,7 @@ def test_a_member_that_goes_unseen_is_replaced_under_another_name(
     assert "was deleted" in jobs.events("a", "ReplicaReplaced")[0]["message"]
 
 
-@pytest.mark.long(
-    law="tests/cluster/operator/lifecycle/test_torchrun.py::test_an_elastic_torchrun_job_recovers_grows_shrinks_and_completes"
-)
+@pytest.mark.long(law=ELASTIC_LAW)
 def test_a_job_of_fixed_size_is_made_anew_when_it_is_scaled_or_resumed(jobs: Jobs, tmp_path: Path) -> None:
     """torchrun can't change a fixed size, so all pods are replaced, in a rendezvous of their own."""
     lines = Told(jobs, tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 
 pytestmark = pytest.mark.usefixtures("operator")
 Object = dict[str, Any]

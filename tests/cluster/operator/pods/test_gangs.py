@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.crds import wait_established
-from builders.cluster.operator import ROOT, Jobs, Operator, install
+from builders.cluster.operator_process import ROOT, Jobs, Operator, install
 from builders.gang_crds import FOLDER
 from builders.until import until
 from concertina.local import cluster as local

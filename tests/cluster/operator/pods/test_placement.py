@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.until import until
 from concertina.local.control_plane.api import Api
 

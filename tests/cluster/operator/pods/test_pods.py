@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -122,6 +122,9 @@ def contains(found: Any, wanted: Any) -> bool:
     return bool(found == wanted)
 
 
+@pytest.mark.long(
+    law="tests/unit/kube/manifests/test_pod_needs.py::test_in_the_hosts_network_no_two_replicas_of_an_attempt_share_a_port"
+)
 def test_two_jobs_in_the_network_of_one_host(jobs: Jobs) -> None:
     node = {"nodeName": "node-1"}
     for name in ("a", "b"):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.until import until
 from concertina.local.control_plane.certificates import ClusterAuthority
 from concertina.local.errors import LocalClusterError
@@ -169,6 +169,7 @@ def test_a_conflict_is_not_taken_for_an_object_that_is_there(jobs: Jobs, conflic
     assert job["status"]["restarts"]["total"] == 0
 
 
+@pytest.mark.long(law="tests/unit/plan/pods/test_pods.py::test_a_dead_node_does_not_block_a_successor")
 def test_a_job_made_again_does_not_wait_for_pods_on_a_dead_node(jobs: Jobs) -> None:
     cluster = jobs.cluster
     jobs.create("a", STAY, replicas=3)

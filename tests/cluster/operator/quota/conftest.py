@@ -9,7 +9,7 @@ import pytest
 
 from builders.cluster.controllers import serving
 from builders.cluster.kueue import Kueue
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.cluster.queued import QueuedJobs
 from builders.cluster.queues import Client
 from builders.cluster.quota_use import QuotaUse

@@ -14,7 +14,7 @@ import pytest
 
 from builders.cluster import kueue as kueue_builder
 from builders.cluster.kueue import Kueue
-from builders.cluster.operator import Operator
+from builders.cluster.operator_process import Operator
 from builders.cluster.queued import ELASTIC, QueuedJobs
 from builders.cluster.queues import KUEUE, condition, evicted, is_true, shrunk
 from builders.until import until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, bundled
+from builders.cluster.operator_process import Jobs, bundled
 from concertina_data.data_manifest import parse
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -37,6 +37,7 @@ def test_a_script_that_always_fails_the_same_way_is_a_bug(jobs: Jobs) -> None:
     }
 
 
+@pytest.mark.long(law="tests/unit/plan/rounds/test_rounds.py::test_failures_use_up_the_budget")
 def test_failures_that_differ_use_up_the_budget(jobs: Jobs) -> None:
     script = "import os; raise ValueError('abcdefghij'[int(os.environ['TORCHELASTIC_RESTART_COUNT']) % 10])"
     jobs.create("a", script, failurePolicy={"maxRestarts": 3})
@@ -117,6 +118,9 @@ def test_a_job_that_fits_nowhere_else_gets_its_bad_node_back(jobs: Jobs, tmp_pat
     assert jobs.members(job, "node") == [name]
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/recovery/test_escalation.py::test_the_whole_job_restarts_where_memory_is_suspected"
+)
 def test_a_memory_that_cannot_be_restored_twice_leads_to_a_whole_restart(
     jobs: Jobs, data: Path, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.cluster.operator import Jobs, bundled
+from builders.cluster.operator_process import Jobs, bundled
 
 pytestmark = pytest.mark.usefixtures("operator")
 

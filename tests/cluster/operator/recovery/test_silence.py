@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator
+from builders.cluster.operator_process import Jobs, Operator
 from builders.programs import PROGRAMS
 
 HEARD = "tests/unit/agents/test_connections.py"

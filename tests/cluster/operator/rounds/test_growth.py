@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from builders.cluster import metrics
-from builders.cluster.operator import Jobs, standing_in
+from builders.cluster.operator_process import Jobs, standing_in
 from builders.cluster.pods import Pods, condition
 from concertina.kube.parse.views import pod_view
 from concertina.local.cluster import LocalCluster

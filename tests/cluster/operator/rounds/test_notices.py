@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, Operator, endless, paced
+from builders.cluster.operator_process import Jobs, Operator, endless, paced
 from builders.programs import STAND_IN
 from builders.until import until
 
@@ -158,6 +158,9 @@ def test_all_are_evicted_and_the_state_waits_in_storage(jobs: Jobs, data: Path, 
     assert any("starts from the checkpoint of step" in message for message in messages), messages
 
 
+@pytest.mark.long(
+    law="tests/unit/plan/rounds/test_notices.py::test_neighbours_that_go_together_hand_over_what_only_they_hold"
+)
 def test_neighbours_of_whom_one_coordinates_leave_together_without_storage(jobs: Jobs, data: Path) -> None:
     """The members that stay are too few, and don't hold all state: successors fetch it within the grace period."""
     job = create(jobs, data, grace=120)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builders.cluster.operator import Jobs, standing_in
+from builders.cluster.operator_process import Jobs, standing_in
 
 pytestmark = pytest.mark.usefixtures("operator")
 ZONE = "topology.kubernetes.io/zone"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, endless, paced
+from builders.cluster.operator_process import Jobs, endless, paced
 from builders.strange import check_went_back, rolling_back, strange
 from concertina.api.status import unix_seconds
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, bundled
+from builders.cluster.operator_process import Jobs, bundled
 from concertina.api.parse import parse_spec
 from concertina.plan.state import snapshot_memory
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from builders.cluster.drills import each_second_is_in_one_class
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.until import until
 from concertina.api.status import JobStatus
 

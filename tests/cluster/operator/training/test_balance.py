@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, endless, paced
+from builders.cluster.operator_process import Jobs, endless, paced
 from builders.until import until
 
 pytestmark = pytest.mark.usefixtures("operator")
@@ -18,7 +18,7 @@ STEPS, EVERY, BATCH = 200, 25, 12
 BOUND = 2e-4
 """Maximum relative difference of losses. Another order of sums changes at most the sixth digit (measured). One sample
 in twelve that is left out after a change of shares makes a difference of 1e-3."""
-SHARES = re.compile(r"balance: sequences a step by rank are (\d+) (\d+);")
+SHARES = re.compile(r"balance: sequences per step by rank: (\d+) (\d+);")
 ROUND_2 = "round 2 is at work"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, endless, paced
+from builders.cluster.operator_process import Jobs, endless, paced
 from builders.programs import AUDIO, FAULTS
 from concertina.local.errors import LocalClusterError
 
@@ -58,10 +58,7 @@ OWN_MODEL = Case(
     {"shard": 2}, "replicate 2 x shard 2", "shard 2", workers=1, every=10,
     model={"entrypoint": "audio_model:spec", "options": {"dim": 32, "blocks": 2}, "sequenceLength": 32},
 )  # fmt: skip
-LAW = (
-    "tests/train/trainer/test_layouts.py::"
-    "test_each_layout_goes_on_from_the_one_before[fsdp > fsdp x tensor > context x tensor > hsdp]"
-)
+LAW = "tests/train/trainer/test_layouts.py::test_each_layout_goes_on_from_the_one_before"
 
 
 def create(jobs: Jobs, case: Case, data: Path, **trainer: Any) -> Object:

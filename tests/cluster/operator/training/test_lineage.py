@@ -9,7 +9,7 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.train import states
 from concertina.cli.main import app
 from concertina_state.checkpoints import catalogue

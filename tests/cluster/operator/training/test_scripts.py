@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from builders.cluster.operator import Jobs
+from builders.cluster.operator_process import Jobs
 from builders.programs import PROGRAMS
 from builders.until import until
 

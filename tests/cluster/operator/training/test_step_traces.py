@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builders.cluster.operator import Jobs, bundled
+from builders.cluster.operator_process import Jobs, bundled
 
 pytestmark = pytest.mark.usefixtures("operator")
 SCRIPT = """
@@ -83,4 +83,4 @@ def test_a_script_that_tells_of_no_step_has_none(jobs: Jobs) -> None:
     jobs.wait_true("a", "Running")
     done = trace(jobs)
     assert done.returncode == 1
-    assert "a script that has not called trainingjob.report or State.commit" in done.stderr
+    assert "a script that has not yet called trainingjob.report or State.commit" in done.stderr

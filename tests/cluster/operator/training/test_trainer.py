@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from builders.cluster.drills import build_data
-from builders.cluster.operator import Jobs, endless, paced
+from builders.cluster.operator_process import Jobs, endless, paced
 from concertina.local import s3
 
 pytestmark = pytest.mark.usefixtures("operator")

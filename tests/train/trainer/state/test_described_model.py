@@ -36,7 +36,7 @@ def test_a_job_needs_the_folder_once(folder, parent, described, tmp_path):
     job = node.Job(folder / "job", parent, trainer, options)
     first = job.run(2, script=node.Script(drain=(STEP - 1, False)))
     assert set(first.codes.values()) == {0}, first.output
-    assert f"the model is that of {place}/config.json: qwen3, 3 layers, " in first.output
+    assert f"the model is the one in {place}/config.json: qwen3, 3 layers, " in first.output
     config = TrainerConfig.model_validate(trainer)
     tokens = torch.from_numpy(Reader(config.data, 32, config.seed).read(0, 7))
     with torch.no_grad():
@@ -45,7 +45,7 @@ def test_a_job_needs_the_folder_once(folder, parent, described, tmp_path):
     shutil.rmtree(place)
     second = job.run(1, job.newest())
     assert set(second.codes.values()) == {0}, second.output
-    assert f"the model is that of the saved state of step {max(first.losses)}: qwen3, " in second.output
+    assert f"the model is the one in the saved state of step {max(first.losses)}: qwen3, " in second.output
     [*_, durable] = second.durable
     third = job.run(2, Restore("Storage", durable.step, durable=durable))
     assert set(third.codes.values()) == {0}, third.output
@@ -59,9 +59,9 @@ def test_a_job_needs_the_folder_once(folder, parent, described, tmp_path):
     ("model", "config", "says"),
     [
         ({"heads": 8}, {}, "heads is 4, and spec.trainer.model.heads is 8: remove it"),
-        ({}, {"attention_bias": True}, "attention_bias is true, and the bundled decoder has false alone"),
+        ({}, {"attention_bias": True}, "attention_bias is true, and the bundled decoder supports only false"),
         ({}, {"hidden_size": 36}, "dim: Input should be a multiple of 8"),
-        ({"lora": {"rank": 2}}, {"num_attention_heads": 6, "num_key_value_heads": 3}, "tensor does not divide"),
+        ({"lora": {"rank": 2}}, {"num_attention_heads": 6, "num_key_value_heads": 3}, "tensor must divide"),
     ],
 )
 def test_what_can_t_be_is_refused(folder, parent, described, model, config, says):

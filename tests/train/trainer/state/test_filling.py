@@ -31,7 +31,7 @@ GRIDS = st.tuples(cuts(SHAPE[0]), cuts(SHAPE[1]))
 
 
 def saved(folder, whole, grid):
-    """A shard file for each box."""
+    """Write a shard file for each box, and return the files."""
     cut = list(boxes(*grid))
     for number, (offsets, shape) in enumerate(cut):
         id = SnapshotId(1, 5, "digest", len(cut))
@@ -45,7 +45,7 @@ def saved(folder, whole, grid):
 def fill(wanted, tensor, shards):
     plan = reads({number: shard.header for number, shard in enumerate(shards)}, [wanted])
     assert not plan.lacking
-    execute(plan, dict(enumerate(shards)), {"w": tensor})
+    execute(plan, dict(enumerate(shards)), {wanted: tensor})
 
 
 @settings(max_examples=60, deadline=None)

@@ -29,7 +29,7 @@ from programs.endless import State
 
 
 def held(path):
-    """The step of a slot: as its mark, its header and every one of its values say."""
+    """Return the step of a slot, after a check that its mark, its header and all its values agree."""
     mark = json.loads(path.with_suffix(".json").read_text())
     content = path.read_bytes()
     assert (mark["size"], mark["crc32"]) == (len(content), zlib.crc32(content))
@@ -100,7 +100,7 @@ def nameless(folder):
 
 
 def made(folder):
-    """The file that was made ahead."""
+    """Return the file that was created in advance."""
     give_up = time.monotonic() + node.GIVE_UP
     while not (found := nameless(folder)):
         assert time.monotonic() < give_up
@@ -261,9 +261,9 @@ def test_a_part_on_its_way_to_storage_stays_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("other", "error", "sentence"),
     [
-        ("", InvalidInput, "too small for three of them and a peer's copy"),
-        ("snapshots/round-1/shard-0", RestoreFailed, "beside those of the round before"),
-        ("copies/round-1/shard-3", RestoreFailed, "beside those of the round before"),
+        ("", InvalidInput, "too small for three snapshots and the copy of a peer's snapshot"),
+        ("snapshots/round-1/shard-0", RestoreFailed, "because the snapshots of the previous round are still needed"),
+        ("copies/round-1/shard-3", RestoreFailed, "because the snapshots of the previous round are still needed"),
     ],
 )
 def test_no_room_is_said_before_a_byte_is_written(tmp_path, other, error, sentence):

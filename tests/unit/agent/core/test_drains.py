@@ -47,7 +47,7 @@ def test_a_requested_checkpoint_goes_to_rank_0_of_the_coordinator():
         ((0, 5, 2, "../x"), "hexadecimal"),
         ((0, 5, 0, "ab"), "1 to 100 steps"),
         ((0, 5, 101, "ab"), "1 to 100 steps"),
-        ((1, 5, 2, "ab"), "rank 1 is no worker of a now"),
+        ((1, 5, 2, "ab"), "rank 1 is not a worker of a now"),
         ((0, 5, 2, "ab"), "rank 0 can't be traced: it is a trainer of an earlier version, or a script"),
     ],
 )

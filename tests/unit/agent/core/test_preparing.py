@@ -66,7 +66,7 @@ def test_a_higher_prepare_refuses_who_still_waits_for_the_lower():
         (prepare(4), "not the highest"),
         (prepare(5, "another"), "not the highest"),
         (assignment("a", round=4), "not the highest"),
-        (assignment("a", round=5), "not prepared by this instance"),
+        (assignment("a", round=5), "has not prepared round"),
         (assignment("a", round=6), "not the highest"),
         (p.Drain(UID, 5, "claim-5", "", False, 1), "does not coordinate"),
         (p.Drain(UID, 4, "claim-4", "", False, 1), "not the highest"),
@@ -99,7 +99,7 @@ def test_assign_starts_once_and_only_this_instance():
     assert kinds(effects) == ["Reply", "StartRound", "CopyFrom", "ReportChanged"]
     assert effects[1:3] == [e.StartRound(message, 1), e.CopyFrom(1, message.members[0], (0,))]
     assert driver.ask(message) == [e.Reply(4, p.Accepted(1, "claim-1"))]
-    assert "in another way" in driver.answer(assignment("a", "b")).reason
+    assert "with other contents" in driver.answer(assignment("a", "b")).reason
 
 
 def test_assign_before_the_old_workers_are_gone_is_refused():

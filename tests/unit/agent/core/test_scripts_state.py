@@ -201,7 +201,7 @@ def test_a_round_fails_whose_script_has_ended_before_all_ranks_had_one_snapshot(
     beats(driver, "b", saved=others)
     (failure,) = driver.report.failures
     assert (failure.replica, failure.reason) == (who, p.FailureReason.WORKER_EXITED_EARLY)
-    why = "ended before its snapshot of step 10 was whole: end with commit(step, durable=True)."
+    why = "ended before its snapshot of step 10 was complete: call commit(step, durable=True) after the last step."
     assert failure.message == f"{who} {why}"
 
 

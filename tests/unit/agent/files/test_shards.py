@@ -63,7 +63,7 @@ def test_a_shard_that_is_cut_off_after_any_byte_does_not_count(tmp_path: Path) -
     older = held(tmp_path, dataclasses.replace(ID, step=3))
     path, header = older.path.with_name("slot-1"), p.ShardHeader(ID, 0, len(DATA), zlib.crc32(DATA))
     for end in range(0, len(DATA), 13):
-        with pytest.raises(Damaged, match="broke off"):
+        with pytest.raises(Damaged, match="was cut off"):
             fill(path, header, io.BytesIO(DATA[:end]).readinto)
         assert SnapshotFiles(tmp_path).scan() == (p.HeldSnapshot(older.id, (0,)),)
     newer = commit(path, header, [fill(path, header, io.BytesIO(DATA).readinto)])
@@ -93,5 +93,5 @@ def test_a_shard_in_parts_is_whole_in_whatever_order_they_come(tmp_path: Path, p
         checksums[number] = fill(path, header, io.BytesIO(sent).readinto, number)
     commit(path, header, [checksums[number] for number in range(parts)]).verify()
     assert path.read_bytes() == DATA
-    with pytest.raises(Damaged, match="did not arrive whole"):
+    with pytest.raises(Damaged, match="did not arrive completely"):
         commit(path, header, [checksums[number] ^ (number == parts - 1) for number in range(parts)])

@@ -429,8 +429,8 @@ def test_one_node_is_to_blame_where_nodes_are_not_watched(watched: bool) -> None
         (-15, "Rank 1 was killed by SIGTERM.", True, False),
         (-11, "Rank 1 was killed by SIGSEGV.", True, True),
         (-11, "Rank 1 was killed by SIGSEGV.", False, False),
-        (-9, "Rank 1 was killed by SIGKILL: the container ran out of memory; raise the limit", True, True),
-        (-9, "Rank 1 was killed by SIGKILL: the container ran out of memory; raise the limit", False, False),
+        (-9, "Rank 1 was killed by SIGKILL: the container ran out of memory: raise the limit", True, True),
+        (-9, "Rank 1 was killed by SIGKILL: the container ran out of memory: raise the limit", False, False),
     ],
 )
 def test_signals_are_a_bug_only_where_several_nodes_see_them(

@@ -50,6 +50,16 @@ def test_the_count_of_weights_is_the_model_s(model):
     assert config.trained_weights == sum(p.numel() for p in weights if p.requires_grad)
 
 
+def test_frozen_weights_that_are_read_from_elsewhere_take_no_room():
+    model = ModelConfig.model_validate({**UNEVEN, "lora": {"rank": 5}})
+    random, begun = (
+        limited("1Gi", 2, model={**UNEVEN, "lora": {"rank": 5}}, checkpoint={"uri": "s3://bucket/run", **begin})
+        for begin in ({}, {"initFrom": "s3://bucket/base"})
+    )
+    copies, frozen_bytes = 6, 2 * (model.weights - model.trained_weights)
+    assert needed(random, 2) - needed(begun, 2) == copies * frozen_bytes // 2
+
+
 def test_a_part_on_its_way_to_storage_takes_room_too():
     spec = limited("1Gi")
     durable = spec.model_copy(update={"checkpoint": jobs.spec(checkpoint={"uri": "s3://bucket/folder"}).checkpoint})

@@ -64,8 +64,12 @@ def first_step(at: float) -> protocol.Progress:
 
 
 def after_a_failure(failed: float, skew: float = 0.0) -> tuple[JobObservation, Plan]:
-    """A worker dies `failed` after T0, by a clock that is `skew` ahead; the operator knows at T0 + 20, has its answers
-    at 20.3, commits at 20.5, is heard at 20.75, and hears of the first step at T0 + 24: that pass."""
+    """Return an observation and a plan after a worker failed `failed` seconds after T0.
+
+    The clock of the worker is `skew` seconds ahead. The operator knows of the failure at T0 + 20, has the agents'
+    answers at 20.3, commits at 20.5, and receives the first report at 20.75. It receives the report of the first step
+    at T0 + 24, in this pass.
+    """
     death = protocol.Failure("demo-1-0", "WorkerSignaled", "killed by SIGKILL", at=T0 + failed + skew)
     seen = reported(jobs.running(jobs.spec()), failures=(death,))
     made = plan(seen, T0 + 20)

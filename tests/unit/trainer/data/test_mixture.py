@@ -70,5 +70,5 @@ def test_what_is_skipped_later_changes_nothing_of_what_was_consumed(stretches):
 
 @pytest.mark.parametrize("wrong", [[(3, 3)], [(5, 4)], [(1, 5), (4, 9)], [(6, 7), (1, 2)]])
 def test_stretches_that_can_t_be_are_refused(wrong):
-    with pytest.raises(ValueError, match="sorted stretches"):
+    with pytest.raises(ValueError, match="sorted ranges"):
         Skipped(wrong)

@@ -119,5 +119,5 @@ def test_a_fixed_plan_cuts_the_batch_alike_in_every_world(size, micro, worlds):
 
 
 def test_no_sequence_at_all_is_an_error():
-    with pytest.raises(ValueError, match="no whole sequence"):
+    with pytest.raises(ValueError, match="no shard is as long as one sequence"):
         BatchOrder([0, 0], 1)

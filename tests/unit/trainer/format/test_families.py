@@ -108,7 +108,7 @@ def test_adapters_are_added_to_the_weights_of_their_tensor(tmp_path, monkeypatch
     """Phi 3 has one tensor for several weights, and Qwen 2 biases beside them."""
     families.made(name).save_pretrained(tmp_path / "theirs")
     plain = config_of(tmp_path / "theirs").model_dump(by_alias=True)
-    lora = {"rank": 3, "alpha": 6.0, "targets": ["Query", "Value", "Up"]}
+    lora = {"rank": 3, "alpha": 6.0, "targets": ["Query", "Value", "Up"], "frozenDtype": "Float32"}
     config = TrainerConfig.model_validate({**plain, "model": {**plain["model"], "lora": lora}})
     decoder = decoder_of(config, tmp_path / "theirs")
     assert sum(p.numel() for p in decoder.parameters()) == config.model.weights

@@ -120,6 +120,6 @@ def test_the_sentence_names_the_tensor_and_what_of_it_is_lacking():
     saved, wanted = Chunk("w", "F32", (0, 0), (4, 3), (6, 3)), Chunk("w", "F32", (2, 0), (4, 3), (6, 3))
     header = parse_header(Layout([saved]).header(ShardMetadata(SnapshotId(1, 2, "l", 1), 0, 0, "", ""))[8:])
     with pytest.raises(
-        InvalidInput, match=r"w is not wholly in x: its elements from \[4, 0\] to \[6, 3\] are in no shard"
+        InvalidInput, match=r"w is incomplete in x: no shard contains its elements from \[4, 0\] to \[6, 3\]"
     ):
         reads({0: header}, [wanted]).require("x")

@@ -63,5 +63,5 @@ def test_a_chunk_whose_place_has_other_dimensions_is_refused():
     offsets = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
     offsets["a"]["saved_offsets"] = []
     header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(offsets)
-    with pytest.raises(Damaged, match="another number of dimensions"):
+    with pytest.raises(Damaged, match="different numbers of dimensions"):
         parse_header(json.dumps(header).encode())

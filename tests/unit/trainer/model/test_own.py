@@ -37,10 +37,10 @@ def test_what_is_right_is_built_of_its_options_without_memory():
         ("no_such_package:spec", "ModuleNotFoundError"),
         ("workers.own:no_such_name", "AttributeError"),
         ("workers.no_import:spec", "RuntimeError: no GPU in this module"),
-        ("workers.own:no_spec", "is a function: it has to name"),
-        ("workers.own:no_module", "gives a NoneType"),
-        ("workers.own:raises", "raised KeyError: 'missing': correct it, or trainer.model.options"),
-        ("workers.own:tied", "head.weight of workers.own:tied is a parameter that two modules have"),
+        ("workers.own:no_spec", "is a function: it must name"),
+        ("workers.own:no_module", "returns a NoneType"),
+        ("workers.own:raises", "raised KeyError: 'missing': correct the function or trainer.model.options"),
+        ("workers.own:tied", "head.weight of workers.own:tied is a parameter of two modules"),
         ("workers.own:buffered", r"has buffers \(scale\)"),
         ("workers.own:double", "is torch.float64 of shape"),
     ],
@@ -57,19 +57,17 @@ def test_options_that_the_model_does_not_know_are_refused():
 
 def test_blocks_are_parts_and_there_where_they_are_computed_again():
     wrong = own("workers.own:no_part")
-    with pytest.raises(InvalidInput, match="what is no part of the module"):
+    with pytest.raises(InvalidInput, match="something outside the module"):
         wrong.blocks(wrong.module())
     none = own("workers.own:no_blocks", memory={"activations": "Recompute"})
-    with pytest.raises(InvalidInput, match=r"computes blocks again, and workers\.own:no_blocks names none"):
+    with pytest.raises(InvalidInput, match=r"recomputes blocks, and workers\.own:no_blocks defines none"):
         none.blocks(none.module())
 
 
 def test_a_weight_that_nothing_begins_is_named():
     model = own("workers.own:uncovered")
     assert model.initial("mixers.0.norm.bias", (24,), Box((0,), (24,))).shape == (24,)
-    with pytest.raises(
-        InvalidInput, match=r"a NoneType for temperature, of which it was asked for a box of shape \[1\]"
-    ):
+    with pytest.raises(InvalidInput, match=r"a NoneType for temperature, but a box of shape \[1\] was requested"):
         model.initial("temperature", (1,), Box((0,), (1,)))
 
 
@@ -109,7 +107,7 @@ def test_a_loss_that_is_no_weighted_sum_is_told_by_its_gradient(name):
     model, batch = filled(OwnModel(own(f"workers.own:{name}"), torch.float32)), microbatch(0)
     loss = model(batch)
     loss.backward()
-    with pytest.raises(InvalidInput, match="not the sum of each prediction's loss times its weight"):
+    with pytest.raises(InvalidInput, match="the sum of each prediction's loss times its weight"):
         model.prove(batch, loss.detach())
 
 

@@ -64,12 +64,12 @@ def test_batches_that_are_all_wrong_are_not_skipped_for_ever():
     watch = anomalies(nonFinite="Skip")
     for _ in range(IN_A_ROW):
         watch.skips(20, 80, agreed(math.nan))
-    with pytest.raises(FloatingPointError, match="not the batch"):
+    with pytest.raises(FloatingPointError, match="the batch is not the cause"):
         watch.skips(20, 80, agreed(math.nan))
 
 
 def test_by_default_a_loss_that_is_not_finite_fails_the_step_and_a_spike_is_borne():
-    with pytest.raises(FloatingPointError, match="nothing of that step is kept"):
+    with pytest.raises(FloatingPointError, match="the results of that step are discarded"):
         anomalies().skips(20, 80, agreed(math.inf))
     assert anomalies().skips(20, 80, agreed(50.0)) == ""
 
@@ -86,7 +86,7 @@ def test_a_spike_is_far_above_the_losses_before_and_only_once_there_are_enough()
 
 def test_more_than_can_be_recorded_ends_the_run_with_a_sentence():
     most = tuple((2 * at, 2 * at + 1) for at in range(MOST_RANGES))
-    sentence = f"left out in {MOST_RANGES} places already"
+    sentence = f"already left out in {MOST_RANGES} places"
     with pytest.raises(InvalidInput, match=sentence):
         anomalies(most, nonFinite="Skip").skips(200, 800, agreed(math.nan))
     with pytest.raises(InvalidInput, match=sentence):

@@ -62,16 +62,16 @@ def test_a_change_is_said_and_a_hiccup_is_none():
     balances = team(3)
     assert look(balances, (0.01, 0.01, 0.01), hiccup=[1]) == ["", "", ""]
     sentences = look(balances, (0.01, 0.01, 0.02))
-    assert sentences == ["balance: sequences a step by rank are 10 9 5; each takes ms 10.0 10.0 20.0"] * 3
+    assert sentences == ["balance: sequences per step by rank: 10 9 5; milliseconds per sequence: 10.0 10.0 20.0"] * 3
     assert [balance.reported for balance in balances] == [(10, 9, 5)] * 3
-    assert look(balances, (0.01, 0.01, 0.01))[0].startswith("balance: sequences a step by rank are 8 8 8;")
+    assert look(balances, (0.01, 0.01, 0.01))[0].startswith("balance: sequences per step by rank: 8 8 8;")
 
 
 def test_a_rank_that_measures_no_work_at_all_speaks_when_the_others_do():
     balances = team(2)
     sentences = look(balances, (0.0, 0.01))
     assert sentences[0] == sentences[1]
-    assert sentences[0].startswith("balance: sequences a step by rank are 18 6;")
+    assert sentences[0].startswith("balance: sequences per step by rank: 18 6;")
 
 
 def test_without_it_nothing_travels():

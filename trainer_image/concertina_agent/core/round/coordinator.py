@@ -62,10 +62,10 @@ class Coordinator:
         self._joined: set[str] = set()
         self._settled_at: Optional[float] = None
         self.settled = False
-        """Whether the cause of the failures is known. Until then, the coordinator does not report them."""
+        """True if the cause of the failures is known. Until then, the coordinator does not report them."""
         self._published: set[SnapshotId] = set()
         self._parts_changed = False
-        """Whether a member has reported new shards in storage since the last call of `publishable`."""
+        """True if a member has reported new shards in storage since the last call of `publishable`."""
         self.ends_at: Optional[int] = None
         """Newest step that all members have saved completely, or None before a script has finished on all members.
 
@@ -80,9 +80,9 @@ class Coordinator:
         """Accept a member that joins and return None, or return the reason why the member may not join."""
         state = self.members.get(message.replica)
         if state is None or state.instance != message.instance:
-            return f"{message.replica} ({message.instance}) is no member of round {message.round}"
+            return f"{message.replica} ({message.instance}) is not a member of round {message.round}"
         if state.failure is not None and state.failure.reason == FailureReason.MEMBER_LOST:
-            return f"{message.replica} is lost to round {message.round}"
+            return f"{message.replica} is already lost to round {message.round}"
         self._joined.add(message.replica)
         self._give_up_at[message.replica] = now + SILENCE_SECONDS
         return None
@@ -138,7 +138,7 @@ class Coordinator:
         The round does not wait for such a shard (decision "No wait for checkpoint parts of lost members").
         """
         if self.members[replica].failure is None:
-            self._fail(self.members[replica], "has gone before its part of the last checkpoint was in storage", at)
+            self._fail(self.members[replica], "ended before its part of the last checkpoint was in storage", at)
 
     def agree_on_the_end(self, now: float, at: float) -> None:
         """Determine the last step of a script that has finished on all members, and store it in `ends_at`.
@@ -155,7 +155,10 @@ class Coordinator:
             return  # the last message of a worker may be read a little after the worker's exit
         self.ends_at = max(set.intersection(*map(set, saved_steps)), default=None)
         for replica, step in lacking.items() if self.ends_at is None else ():
-            detail = f"ended before its snapshot of step {step} was whole: end with commit(step, durable=True)"
+            detail = (
+                f"ended before its snapshot of step {step} was complete: call commit(step, "
+                "durable=True) after the last step"
+            )
             if self.members[replica].failure is None:
                 self._fail(self.members[replica], detail, at, FailureReason.WORKER_EXITED_EARLY)
 
@@ -182,8 +185,8 @@ class Coordinator:
     def _set(self, state: MemberState) -> None:
         """Store the state of a member.
 
-        Thousands of members send a line twice per second each. So what is derived from the states is computed again
-        only if it can have changed.
+        Thousands of members send a line twice per second each. Values that are derived from the states are therefore
+        computed again only if they can have changed.
         """
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
@@ -206,7 +209,7 @@ class Coordinator:
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """Return the members that have missed a deadline, each with a clause that says what it failed to do."""
         never = f"did not join within {self._join_seconds:g} s"
-        reasons = {True: f"has been silent for {SILENCE_SECONDS:g} s", False: never}
+        reasons = {True: f"has not answered for {SILENCE_SECONDS:g} s", False: never}
         late = [replica for replica, deadline in self._give_up_at.items() if now >= deadline]
         for replica in late:
             del self._give_up_at[replica]
@@ -252,7 +255,7 @@ class Coordinator:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return the snapshots whose shards are all in storage, each with a flag: whether it is of the run's last step.
+        """Return the snapshots whose shards are all in storage, each with True if it is from the run's last step.
 
         Each snapshot is returned only once.
         """

@@ -89,8 +89,8 @@ def worker_failure(
 
 
 def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
-    """Return the failure for a worker that exists but is stopped. Only its agent notices this."""
-    message = f"Rank {rank} is stopped (by SIGSTOP, or the like): the others wait for it in vain."
+    """Return the failure for a worker that a signal has stopped. Only the worker's own agent notices this."""
+    message = f"Rank {rank} is stopped (by SIGSTOP or a similar signal), so the other ranks can't continue."
     return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
 
 
@@ -126,7 +126,7 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def better(previous: Optional[Failure], new: Failure) -> Failure:
-    """Return whichever of two failures of the same replica says more about the cause."""
+    """Return the failure that says more about the cause, of two failures of the same replica."""
     return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 

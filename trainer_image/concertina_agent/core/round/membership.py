@@ -27,7 +27,7 @@ class Preparation:
     """Candidates that get a Ping (see `probes`)."""
     waiting: list[int]
     released: bool = False
-    """Whether the operator has sent Release: the replica is not a member, and the round does not need its state."""
+    """True if the operator has sent Release: the replica is not a member, and the round does not need its state."""
     gone: bool = False
     replaced: tuple[p.Replaced, ...] = ()
     """Reasons why the workers of the round are new processes (see `Prepared.replaced`)."""
@@ -37,7 +37,7 @@ class Preparation:
 
     @property
     def quiet(self) -> bool:
-        """Whether this agent can begin the round: no worker of an older round is left and the store's port is bound."""
+        """True if this agent can begin the round: no worker of an older round is left and the store's port is bound."""
         return self.gone and self.store is not None
 
 
@@ -92,9 +92,9 @@ class Membership:
     """Members that must depart, as the coordinator has reported."""
     coordinator_gone: bool = False
     copying: bool = False
-    """Whether this agent copies the snapshots of its neighbour."""
+    """True if this agent copies the snapshots of its neighbour."""
     restored: bool = False
-    """Whether all ranks have restored the state with which the round began."""
+    """True if all ranks have restored the state with which the round began."""
     saved: dict[int, tuple[Committed, ...]] = dataclasses.field(default_factory=dict)
     """The two newest snapshots of this round for each shard of this agent's workers, the newest first."""
     ends_at: Optional[int] = None

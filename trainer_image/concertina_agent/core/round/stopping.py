@@ -50,7 +50,7 @@ class Stopping:
 
     @property
     def agreed(self) -> bool:
-        """Whether the workers stop by themselves at an agreed call of should_checkpoint(), without a signal."""
+        """True if the workers stop by themselves at an agreed call of should_checkpoint(), without a signal."""
         return bool(self.call)
 
     def ask(self, now: float, will_attend: bool = False) -> list[e.Effect]:
@@ -66,7 +66,10 @@ class Stopping:
         return []
 
     def attends(self, rank: int) -> list[e.Effect]:
-        """Handle a worker's first call of should_checkpoint(), and answer it. The worker waits for the answer."""
+        """Handle a worker's first call of should_checkpoint().
+
+        The worker waits until this method has answered the call.
+        """
         self.attending.add(rank)
         if self.call:
             return [e.SendToWorker(rank, w.StopAtCall(self.call))]

@@ -64,7 +64,7 @@ class Heartbeats:
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
         self.collecting = False
-        """Whether stacks have been requested or collected for the present hang of the round."""
+        """True if stacks have been requested or collected for the present hang of the round."""
 
     def on_beat(self, rank: int, step: int, phase: str, now: float) -> None:
         """Record the phase in a worker's message.
@@ -94,7 +94,7 @@ class Heartbeats:
         self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in heartbeats)
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
-        """Return the ranks that were stopped (SIGSTOP) at the last call and still are, without any progress in between.
+        """Return the ranks that are stopped (SIGSTOP), were stopped at the last call, and have not run in between.
 
         `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed, the
         rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A briefly
@@ -150,7 +150,7 @@ class Watchdog:
 
     @property
     def hung(self) -> bool:
-        """Whether no rank has made progress for too long. `hang` is set later, when the stacks are collected."""
+        """True if no rank has made progress for too long. `hang` is set later, when the stacks are collected."""
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:
@@ -245,10 +245,10 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 
 
 def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
-    """Return the heartbeats of the ranks that are behind, which the other ranks wait for.
+    """Return the heartbeats of the ranks that are behind, so that the other ranks wait for them.
 
-    If several ranks have made the same progress, these are the ones that do not wait in a collective. If their stacks
-    do not show a difference, all are returned (decision "A heartbeat file instead of messages").
+    These are the ranks with the least progress. Of these, only the ranks that do not wait in a collective are returned.
+    If the stacks show no such rank, all of them are returned (decision "A heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]

@@ -27,7 +27,7 @@ class Worker:
 
     started: bool = False
     traces: bool = False
-    """Whether the worker supports TraceSteps."""
+    """True if the worker supports TraceSteps."""
     done: Optional[w.Done] = None
     fault: Optional[w.Fault] = None
     outcome: Optional[WorkerOutcome] = None
@@ -44,10 +44,10 @@ class Workers:
         """Highest step that a worker of this agent has reported, or None."""
         self._bundled = bundled
         self.keep_state = bundled
-        """Whether the workers save snapshots."""
+        """True if the workers save snapshots."""
         self._workers = {rank: Worker() for rank in ranks}
         self._reports_steps = False
-        """Whether rank 0 reports its steps itself. If so, its optimizer steps are not counted."""
+        """True if rank 0 reports its steps itself. If so, its optimizer steps are not counted."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

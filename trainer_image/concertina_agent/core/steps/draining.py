@@ -86,7 +86,7 @@ def drain_alone(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect]
     notice = agent.notice
     if agent.bundled or notice is None or r.drain is not None or t.now < notice.patient_until:
         return []
-    order = p.Drain(agent.uid, *agent.seen, "the coordinator is silent", False, notice.until - t.now)
+    order = p.Drain(agent.uid, *agent.seen, "the coordinator does not answer", False, notice.until - t.now)
     return [*begin(agent, r, order, t), *r.stopping.stop_at(0)]
 
 

@@ -107,9 +107,9 @@ def on_assign(agent: AgentState, request: int, message: p.Assign, t: e.Moment) -
     if agent.round is not None:
         if agent.round.assign == message:
             return [agent.accept(request)]
-        return [agent.refuse(request, f"round {message.round} has been assigned here in another way")]
+        return [agent.refuse(request, f"round {message.round} was already assigned here with other contents")]
     if agent.preparation is None or not agent.preparation.quiet:
-        return [agent.refuse(request, f"round {message.round} is not prepared by this instance of the agent")]
+        return [agent.refuse(request, f"this instance of the agent has not prepared round {message.round}")]
     own_index = next((i for i, m in enumerate(message.members) if m.replica == agent.replica), None)
     if own_index is None or message.members[own_index].instance != agent.instance:
         identity = f"{agent.replica} ({agent.instance})"

@@ -15,7 +15,7 @@ from concertina_protocol import worker_channel as w
 def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
     """Begin to copy a script's snapshots to a peer and to upload its checkpoints.
 
-    The bundled trainer always saves snapshots. A user's script first has to send a message that it does.
+    The bundled trainer always saves snapshots. A user's script must first send a message that it saves them.
     """
     if agent.bundled or r.copying:
         return []
@@ -72,7 +72,7 @@ def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> 
 
 
 def undo(agent: AgentState, undone: tuple[p.Undone, ...]) -> list[e.Effect]:
-    """Record which states rollbacks have undone, and make LATEST name none of them."""
+    """Record the states that rollbacks have undone, and make LATEST name none of these states."""
     if agent.uploads.storage is None:
         return []
     agent.uploads.undone += tuple(rollback for rollback in undone if rollback not in agent.uploads.undone)

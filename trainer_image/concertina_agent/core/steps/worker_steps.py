@@ -128,11 +128,14 @@ def on_trace(agent: AgentState, request: int, message: p.Trace, t: e.Moment) -> 
     """Start a trace of a worker that reports the ends of its steps."""
     r, most = agent.round, step_traces.MOST_STEPS
     if not step_traces.NAME.fullmatch(message.name) or not 1 <= message.steps <= most or message.first_step < 0:
-        return [agent.refuse(request, f"a trace has a name of hexadecimal digits and 1 to {most} steps")]
+        return [agent.refuse(request, f"a trace needs a name of hexadecimal digits and from 1 to {most} steps")]
     if r is None or not r.workers.alive(message.rank):
-        return [agent.refuse(request, f"rank {message.rank} is no worker of {agent.replica} now")]
+        return [agent.refuse(request, f"rank {message.rank} is not a worker of {agent.replica} now")]
     if not r.workers.traces(message.rank):
-        why = "a trainer of an earlier version, or a script that has not called trainingjob.report or State.commit"
-        return [agent.refuse(request, f"rank {message.rank} can't be traced: it is {why}")]
+        why = (
+            "it is a trainer of an earlier version, or a script that has not yet called "
+            "trainingjob.report or State.commit"
+        )
+        return [agent.refuse(request, f"rank {message.rank} can't be traced: {why}")]
     trace_steps = w.TraceSteps(message.first_step, message.steps, message.name)
     return [agent.accept(request), e.SendToWorker(message.rank, trace_steps)]

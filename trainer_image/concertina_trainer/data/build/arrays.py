@@ -32,14 +32,18 @@ def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
     """
     kinds = {source.format == FRAMES for source in sources}
     if len(kinds) > 1:
-        raise InvalidInput("some of the files are arrays of frames, and others are text: choose by --pattern.")
+        raise InvalidInput(
+            "some of the files are arrays of frames, and others are text: choose one kind with --pattern."
+        )
     if kinds == {False}:
         if classes:
-            raise InvalidInput("--classes is of targets in .npz files, and these files are text: leave it out.")
+            raise InvalidInput(
+                "--classes applies only to the targets of .npz files, and these files are text: leave --classes out."
+            )
         return None
     features, targets = _arrays(sources[0])
     if targets is not None and not classes:
-        raise InvalidInput(f"{sources[0].location} has targets: say how many classes there are by --classes.")
+        raise InvalidInput(f"{sources[0].location} has targets: give the number of classes with --classes.")
     return FrameFacts(features.shape[1], features.dtype.itemsize, classes)
 
 
@@ -52,20 +56,23 @@ def document(source: DataSource, frames: FrameFacts) -> bytes:
     features, targets = _arrays(source)
     if (features.shape[1], features.dtype.itemsize) != (frames.width, frames.number_bytes):
         raise InvalidInput(
-            f"{source.location} has frames of {features.dtype} x {features.shape[1]}, and the first file has "
-            f"{frames}: they have to be alike."
+            f"{source.location} has frames of {features.dtype} x {features.shape[1]}, and the first file "
+            f"has {frames}: all files must have the same type and width."
         )
     if not np.isfinite(features).all():
-        raise InvalidInput(f"{source.location} has features that are not finite: correct it.")
+        raise InvalidInput(f"{source.location} has features that are not finite: correct the values.")
     elements = np.empty(len(features), element(frames))
     elements["features"] = features
     if frames.classes:
         if targets is None:
-            raise InvalidInput(f"{source.location} has no targets, and --classes is {frames.classes}: add them.")
+            raise InvalidInput(
+                f"{source.location} has no targets, and --classes is {frames.classes}: add "
+                "targets, or leave --classes out."
+            )
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < frames.classes:
             raise InvalidInput(
-                f"{source.location} has targets from {targets.min()} to {targets.max()}: they have to be from 0 to "
-                f"{frames.classes - 1}."
+                f"{source.location} has targets from {targets.min()} to {targets.max()}: they must be from "
+                f"0 to {frames.classes - 1}."
             )
         elements["target"] = targets
     return elements.tobytes()
@@ -76,7 +83,7 @@ def _why_unreadable(whole: bytes, error: Exception) -> str:
     if container and container not in _OWN_CONTAINERS:
         return f"it holds {container}"
     if "pickle" in str(error):  # NumPy's own message advises to allow pickle, which would run code from the file
-        return "it is no array of numbers"
+        return "it is not an array of numbers"
     return str(error)[:300].rstrip(".")
 
 
@@ -91,12 +98,12 @@ def _arrays(source: DataSource) -> Arrays:
         raise InvalidInput(f"{source.location} can't be read: {_why_unreadable(whole, error)}.") from error
     if features.ndim != 2 or not features.shape[1] or features.dtype not in (np.float16, np.float32):
         raise InvalidInput(
-            f"{source.location} has features of shape {list(features.shape)}, {features.dtype}: they have to be "
-            "[frames, width] of float16 or float32."
+            f"{source.location} has features of shape {list(features.shape)}, {features.dtype}: they must "
+            "be [frames, width] of float16 or float32."
         )
     if targets is not None and (targets.shape != features.shape[:1] or targets.dtype.kind not in "iu"):
         raise InvalidInput(
-            f"{source.location} has targets of shape {list(targets.shape)}, {targets.dtype}: there has to be a whole "
-            f"number for each of {len(features)} frames."
+            f"{source.location} has targets of shape {list(targets.shape)}, {targets.dtype}: it needs one "
+            f"integer for each of {len(features)} frames."
         )
     return features, targets

@@ -21,18 +21,31 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
-from concertina_data.data_manifest import FORMAT, NAME, OF_FRAMES, VALIDATION, DataManifest, TokenizerFacts
+from concertina_data.data_manifest import (
+    FORMAT,
+    NAME,
+    OF_CHATS,
+    OF_FRAMES,
+    VALIDATION,
+    ChatFacts,
+    DataManifest,
+    TokenizerFacts,
+    TokenShard,
+)
 from concertina_protocol.codec.typed_json import from_json
 from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.data.build.find import find_evaluation
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.build.sources import DataSource, Piece, check, cut
-from concertina_trainer.data.build.write import ShardInput, Written, write
+from concertina_trainer.data.build.write import ChatCounts, ShardInput, Written, write
 from concertina_trainer.data.defaults import SHARD_BYTES
+from concertina_trainer.data.packing import pack
 
 _HEADS_AT_ONCE = 16
 """Number of files whose first bytes are read at the same time."""
+TEMPLATE = "tokenizer_config.json"
+"""Name of the object with the chat template and the special tokens (see `chat_template.FILE`)."""
 MADE_BY = "made-by"
 """Name of the object with a digest of the build's sources and options."""
 
@@ -111,9 +124,9 @@ def _source(path: Path) -> DataSource:
 
 
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
-    """Check the first bytes of the sources of these inputs before any work is done.
+    """Check the first bytes of source files before any work is done.
 
-    Each machine of a build checks only the sources that begin in its own inputs.
+    If several machines share a build, each checks only the sources that begin in its own inputs.
     """
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_HEADS_AT_ONCE) as pool:
@@ -127,8 +140,13 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
     A build can continue another only if their digests are equal.
     """
     against = find_evaluation(recipe.against) if recipe.against else []
+    options, template = dataclasses.asdict(recipe), recipe.chat_template()
+    if recipe.chats is None:  # the digest of a build of text is that of earlier versions
+        del options["chats"]
+    else:
+        options["template"] = template and template.digest
     content = [
-        dataclasses.asdict(recipe), recipe.load_tokenizer().digest, shard_bytes,
+        options, recipe.load_tokenizer().digest, shard_bytes,
         [dataclasses.asdict(source) for source in against], [dataclasses.asdict(shard) for shard in inputs],
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -150,8 +168,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
     manifest = folder.get(NAME)
     if manifest is not None:
         raise InvalidInput(
-            f"{folder.uri} holds data already, which other sources or options gave (`concertina data show` says what): "
-            "build into another folder, or delete that one first."
+            f"{folder.uri} already contains data that were built from other sources or with other options "
+            "(`concertina data show` describes them): build into another folder, or delete the data first."
         )
     # The shards of the other build are not deleted: this build's have the same names, and other machines may have
     # written some of them just now.
@@ -162,8 +180,8 @@ def _claim(folder: ObjectPrefix, key: str) -> None:
 def _check_claim(folder: ObjectPrefix, key: str) -> None:
     if folder.get(MADE_BY) != key.encode():
         raise InvalidInput(
-            f"another build into {folder.uri} was begun meanwhile, with other sources or options, so this one ends: "
-            "give each its own folder."
+            f"this build ends because another build into {folder.uri} has started with other sources or "
+            "options: give each build its own folder."
         )
 
 
@@ -207,8 +225,8 @@ def _written(
                 yield future.result()
         except BrokenProcessPool as error:
             raise InvalidInput(
-                "a process that writes shards was killed, perhaps for want of memory: run the same command again with "
-                "fewer --processes; what is done is kept."
+                "a process that writes shards was killed, possibly because memory ran out: run the same "
+                "command again with fewer --processes. Finished shards are kept."
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
@@ -230,8 +248,8 @@ def _finish(
 ) -> tuple[DataManifest, dict[str, object] | None] | None:
     """Write the manifests if all inputs of the build are finished.
 
-    The result is the training manifest and the counts of overlaps with evaluation files, or None if some input is not
-    finished. Several processes may do this at the same time. They write the same contents.
+    Return the training manifest and the counts of overlaps with evaluation files, or None if some input is not
+    finished. Several processes may call this function at the same time, because they write the same contents.
 
     Raises:
         InvalidInput: When there is no text to train on, or another build has begun.
@@ -246,11 +264,20 @@ def _finish(
     written = [_read(folder, _record(records, index), text) for index, text in enumerate(texts) if text is not None]
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
-    shape = (OF_FRAMES if recipe.frames else FORMAT, loaded.token_bytes, loaded.vocab_size, facts)
-    manifest = DataManifest(*shape, tuple(shard for part in written for shard in part.training), recipe.frames)
-    aside = DataManifest(*shape, tuple(shard for part in written for shard in part.validation), recipe.frames)
+    template = recipe.chat_template()
+    digest, element_bytes = template.digest if template else "", recipe.element_bytes()
+
+    def manifest_of(shards: Iterator[TokenShard], counts: Iterator[ChatCounts]) -> DataManifest:
+        number, chats = OF_FRAMES if recipe.frames else FORMAT, None
+        if recipe.chats is not None:
+            total = sum(counts, start=ChatCounts())
+            number, chats = OF_CHATS, ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(total))
+        return DataManifest(number, element_bytes, loaded.vocab_size, facts, tuple(shards), recipe.frames, chats)
+
+    manifest = manifest_of((s for part in written for s in part.training), (part.training_chats for part in written))
+    aside = manifest_of((s for part in written for s in part.validation), (part.validation_chats for part in written))
     if not manifest.tokens:
-        raise InvalidInput(f"there is no text to train on: all {aside.documents} documents are empty or set aside.")
+        raise InvalidInput(f"there is no text to train on: all {aside.documents:,} documents are empty or set aside.")
     overlap = None
     if recipe.against:
         from concertina_trainer.data.build.overlap import report
@@ -260,13 +287,25 @@ def _finish(
         folder.put("overlap.json", json.dumps(overlap, indent=1).encode())
     if loaded.file:
         folder.put("tokenizer.json", loaded.file)
+    if template is not None:
+        folder.put(TEMPLATE, template.file)
+    if recipe.chats is not None:
+        _pack(folder, manifest, recipe.chats.length)
     if aside.shards:
-        ObjectPrefix(f"{folder.uri}/{VALIDATION}").put(NAME, aside.to_json())
+        validation = ObjectPrefix(f"{folder.uri}/{VALIDATION}")
+        if recipe.chats is not None:
+            _pack(validation, aside, recipe.chats.length)
+        validation.put(NAME, aside.to_json())
     folder.put(NAME, manifest.to_json())
     folder.delete([_record(records, index) for index in range(count)])
     if "://" not in folder.uri:
         _sweep(Path(folder.uri), records)
     return manifest, overlap
+
+
+def _pack(folder: ObjectPrefix, manifest: DataManifest, length: int) -> None:
+    for _ in pack(folder, manifest, length, _HEADS_AT_ONCE):
+        pass
 
 
 def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
@@ -275,8 +314,8 @@ def _read(folder: ObjectPrefix, name: str, text: bytes) -> Written:
     except ValueError as error:
         folder.delete([name])
         raise InvalidInput(
-            f"{folder.uri}/{name} can't be read (a machine that loses its power may cut files off) and was deleted: "
-            "run the same command again, which makes this part again."
+            f"{folder.uri}/{name} can't be read (a power failure may have cut it off) and was deleted: run "
+            "the same command again to write it again."
         ) from error
 
 

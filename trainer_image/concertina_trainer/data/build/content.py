@@ -68,8 +68,8 @@ def why_not_text(head: bytes, complete: bool) -> str:
         return "looks like UTF-16: convert it to UTF-8."
     if (nul := head.find(b"\0")) >= 0:
         return (
-            f"holds NUL bytes (the first is byte {nul}), as binary files do, and others after a crash: restore it, or "
-            "leave it out by --pattern."
+            f"holds NUL bytes (the first is byte {nul}), like a binary file, or a text file after a crash: "
+            "restore it, or leave it out with --pattern."
         )
     try:
         codecs.utf_8_decode(head, "strict", complete)
@@ -99,17 +99,15 @@ def unpacked(file: BinaryIO, compression: str, location: str) -> Iterator[Binary
     head = file.read(HEAD_BYTES)
     file.seek(0)
     if (name := container_of(head)) != compression:
-        finding = (
-            f"holds {name}" if name else "is empty" if not head else f"does not begin as a {compression} file does"
-        )
+        finding = f"holds {name}" if name else "is empty" if not head else f"does not begin like a {compression} file"
         raise InvalidInput(
-            f"{location} {finding}, but its name says {compression}: give it the name that fits, or restore it."
+            f"{location} {finding}, but its name says {compression}: rename it to fit its content, or restore it."
         )
     try:
         with _OPEN[compression](file) as stream:
             yield stream
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        reason, advice = str(error).rstrip("."), "it is cut off or damaged; fetch it again"
+        reason, advice = str(error).rstrip("."), "the file is cut off or damaged: fetch it again"
         if "too much memory" in reason:
             advice = "compress it again with a window of at most 128 MiB (zstd --long=27)"
         raise InvalidInput(f"{location} can't be unpacked ({reason}): {advice}.") from error

@@ -24,20 +24,21 @@ FORMATS = {
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
 """Supported compressions of text and of JSON lines, by suffix."""
 UNREADABLE = {
-    **dict.fromkeys((".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar"), "an archive, which is not read"),
+    **dict.fromkeys((".tar", ".tgz", ".tbz2", ".txz", ".zip", ".7z", ".rar"), "archives are not supported"),
     **dict.fromkeys(
-        (".lz4", ".lzma", ".z", ".br", ".sz", ".snappy", ".lzo", ".zstd"), "a compression that is not read"
+        (".lz4", ".lzma", ".z", ".br", ".sz", ".snappy", ".lzo", ".zstd"), "this compression is not supported"
     ),
-    **dict.fromkeys((".csv", ".tsv"), "CSV or TSV, which is not read"),
-    **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".pptx"), "a document format that is not read"),
-    **dict.fromkeys((".xls", ".xlsx", ".orc", ".avro", ".feather", ".dta"), "a table format that is not read"),
+    **dict.fromkeys((".csv", ".tsv"), "CSV and TSV are not supported"),
+    **dict.fromkeys((".pdf", ".doc", ".docx", ".odt", ".epub", ".pptx"), "this document format is not supported"),
+    **dict.fromkeys((".xls", ".xlsx", ".orc", ".avro", ".feather", ".dta"), "this table format is not supported"),
     **dict.fromkeys(
         (".warc", ".wet", ".wat", ".tfrecord", ".tfrecords", ".array_record", ".mds"),
-        "a record format that is not read",
+        "this record format is not supported",
     ),
-    **dict.fromkeys((".sqlite", ".sqlite3", ".db", ".mdb", ".lmdb"), "a database, which is not read"),
+    **dict.fromkeys((".sqlite", ".sqlite3", ".db", ".mdb", ".lmdb"), "databases are not supported"),
     **dict.fromkeys(
-        (".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".bin"), "binary data, which is not read"
+        (".h5", ".hdf5", ".pkl", ".pickle", ".pt", ".pth", ".safetensors", ".bin"),
+        "this binary format is not supported",
     ),
 }
 """Reasons why a build does not read a file, by the file's suffix.
@@ -105,9 +106,9 @@ def why_unreadable(name: str) -> str:
     if kind.compression and inner in COMPRESSIONS:
         return "compressed twice"
     if kind.compression and kind.format in (PARQUET, ARROW, FRAMES):
-        return f"compressed {inner}, which must be unpacked first"
+        return f"{inner} files must not be compressed: unpack them first"
     if inner in _WITH_PARTS and not kind.compression and kind.format == TEXT:
-        return f"{inner} data in another form, or incomplete"
+        return f"its name has more after {inner}, so it may be incomplete"
     return ""
 
 

@@ -18,7 +18,7 @@ from concertina_trainer.data.build.sources import DataSource
 from concertina_trainer.data.build.splits import TRAINING, split_of
 from concertina_trainer.data.rangefile import split
 
-ADVICE = "choose files by --pattern, convert or remove these, or build without them by --allow-left-out"
+ADVICE = "choose files with --pattern, convert or remove these files, or build without them with --allow-left-out"
 _SHOWN = 5
 """Maximum number of names in a line of the report."""
 
@@ -41,7 +41,7 @@ class LeftOut:
     name: str
     reason: str
     data: bool = False
-    """Whether it may contain data that the user expects to be used."""
+    """True if it may contain data that the user expects to be used."""
 
 
 Listing = list[InputFile | LeftOut]
@@ -76,7 +76,7 @@ def find(
     if problems:
         names = [f"{item.name} ({item.reason})" for item in problems]
         raise InvalidInput(
-            f"These would be left out and may hold data: {_bounded(names)}. Nothing was built: {advice}."
+            f"Some files may contain data and would be left out: {_bounded(names)}. Nothing was built: {advice}."
         )
     if not taken_files:
         raise InvalidInput(f"no file matches {pattern or '**/*'} in {', '.join(locations)}.")
@@ -85,7 +85,9 @@ def find(
 
 def find_evaluation(locations: Sequence[str], say: Callable[[str], None] = lambda line: None) -> list[DataSource]:
     """Return the evaluation files that a user names by `--against`."""
-    return find(locations, say=lambda line: say(f"--against: {line}"), advice="name the files themselves by --against")
+    return find(
+        locations, say=lambda line: say(f"--against: {line}"), advice="name the files themselves with --against"
+    )
 
 
 def _plain(location: str) -> str:
@@ -112,7 +114,7 @@ def _within(location: str, pattern: str, out: str) -> Listing:
         status = root.stat()
     except OSError as error:
         problem = "is a broken link" if root.is_symlink() else "does not exist"
-        raise InvalidInput(f"{location} {problem}: correct it.") from error
+        raise InvalidInput(f"{location} {problem}: correct the path.") from error
     if stat.S_ISREG(status.st_mode):
         return _named_file(InputFile("", _local(str(root), status), os.path.realpath(root)))
     if not stat.S_ISDIR(status.st_mode):
@@ -121,14 +123,15 @@ def _within(location: str, pattern: str, out: str) -> Listing:
 
 
 def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
-    """Return the item with the name that a user would write, which begins with the location that the user named."""
+    """Return the item with its full name: the location that the user named, and the item's name below it."""
     return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
 def _named_file(file: InputFile) -> Listing:
-    """Return a file that the user named, or the reason why a build cannot read this file.
+    """Return a file that the user named, or a LeftOut with the reason why a build cannot read the file.
 
-    In a folder, some files are left out because their names show that they are no data. This is not done here.
+    A file that the user named is read whatever its name is. A file in a folder is left out if its name shows that it is
+    no data.
     """
     reason = why_unreadable(file.source.location)
     return [LeftOut(file.name, reason, data=True)] if reason else [file]
@@ -164,7 +167,7 @@ def _stored(uri: str, objects: dict[str, ObjectEntry], out: str) -> Listing:
 
 
 def _into_itself(location: str) -> InvalidInput:
-    return InvalidInput(f"--out is {location}, a folder of sources: build into another folder.")
+    return InvalidInput(f"--out is {location}, which is also a folder of sources: build into another folder.")
 
 
 def _hidden_part(key: str) -> str:
@@ -196,7 +199,7 @@ class _Walk:
     def _follow(self, path: str, name: str) -> Iterator[InputFile | LeftOut]:
         real, parent = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
         if os.path.commonpath([real, parent]) == real:
-            yield LeftOut(name, "a link to a folder that it lies in", data=real not in self._name_by_folder)
+            yield LeftOut(name, "a link to a folder that contains it", data=real not in self._name_by_folder)
         else:
             yield from self._folder(path, name, real)
 
@@ -288,9 +291,9 @@ _REASONS = {
 
 
 def _training(location: str, files: Sequence[InputFile]) -> Listing:
-    """Return a folder's data files, or its text files if it has no data files.
+    """Return the data files of a folder, or its text files if it has no data files.
 
-    If these files are the splits of a data set, only those of the split `train` are used.
+    If the files are splits of a data set (such as train and test), only the split `train` is returned.
     """
     role_by_name = {file.name: role_of(file.name) for file in files}
     present = set(role_by_name.values())
@@ -320,7 +323,7 @@ def _of_split(
         return list(taken_files)
     if TRAINING not in kinds:
         raise InvalidInput(
-            f"{location} holds the splits {', '.join(kinds)}, and no {TRAINING}: choose files by --pattern."
+            f"{location} holds the splits {', '.join(kinds)}, and not {TRAINING}: choose files with --pattern."
         )
     return [
         file if kind == TRAINING else LeftOut(file.name, f"split {kind}" if kind else _REASONS[Role.OTHER])

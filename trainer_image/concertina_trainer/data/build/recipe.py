@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from concertina_data.data_manifest import FrameFacts
+from concertina_state.errors import InvalidInput
 from concertina_trainer.data import defaults
 from concertina_trainer.data import frames as elements
 from concertina_trainer.data import tokenizer as tokenizers
+
+if TYPE_CHECKING:
+    from concertina_trainer.data.chat_template import ChatTemplate
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatRecipe:
+    """Options of a build whose documents are chats, or prompts with completions."""
+
+    length: int
+    """Most tokens that a document predicts: `trainer.model.sequenceLength`. The end of a longer document is cut off."""
+    split_turns: bool = False
+    """Whether each turn of the assistant becomes a document, with the messages before it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +43,38 @@ class Recipe:
     """Column of the evaluation files that contains the text. If it is "", `column` is used."""
     frames: FrameFacts | None = None
     """Format of the frames if documents are arrays, or None if they are text."""
+    chats: ChatRecipe | None = None
+    """Options of chats, or None if documents are something else."""
 
     def load_tokenizer(self) -> tokenizers.Tokenizer:
+        """Load the tokenizer. A chat ends with the end token of its template, if that has one.
+
+        Raises:
+            InvalidInput: When the tokenizer can't be used.
+        """
         if self.frames is not None:
             return elements.as_tokenizer(self.frames)
-        return tokenizers.load(self.tokenizer, self.separator, self.split_pattern)
+        template = self.chat_template()
+        separator = self.separator or (template.tokens.get("eos_token", "") if template else "")
+        return tokenizers.load(self.tokenizer, separator, self.split_pattern)
+
+    def chat_template(self) -> ChatTemplate | None:
+        """Return the chat template beside the tokenizer, or None if there is none or documents are not chats.
+
+        Raises:
+            InvalidInput: When the template can't be read, or the tokenizer has no place for one.
+        """
+        if self.chats is None:
+            return None
+        if not self.tokenizer.endswith(".json"):
+            raise InvalidInput(f"chats need a tokenizer.json, and --tokenizer is {self.tokenizer}: name the model's.")
+        from concertina_trainer.data.chat_template import beside  # needs jinja2
+
+        return beside(self.tokenizer)
+
+    def element_bytes(self) -> int:
+        """Return the bytes of a token in a shard, including its weight; or those of a frame."""
+        return self.load_tokenizer().token_bytes + (self.chats is not None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from concertina_trainer.data.rangefile import open_range
 
 _BATCH = 1024
 """Number of rows of a Parquet file to read at once."""
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def _row_group_sizes(source: DataSource, column: str) -> list[int]:
 def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
     if column not in names:
         raise InvalidInput(
-            f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name one by --column."
+            f"{source.location} has no column {column}, but {', '.join(names[:20])[:300]}: name the column "
+            "with --column."
         )
     return names.index(column)
 
@@ -190,46 +192,90 @@ def _text(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
     yield whole.removeprefix(codecs.BOM_UTF8)
 
 
-def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
-    """Yield the text of each line of a piece. A line belongs to the piece that contains its first byte."""
+@dataclass(frozen=True)
+class Line:
+    """Line of a file of JSON lines."""
+
+    source: DataSource
+    offset: int
+    """Offset of the line in the unpacked file, in bytes."""
+    content: bytes
+
+    @property
+    def location(self) -> str:
+        """File and line number, for an error message. The file is read up to this line."""
+        number, rest = 1, self.offset
+        with _opened(self.source) as file:
+            while rest and (block := file.read(min(rest, _BLOCK_BYTES))):
+                number, rest = number + block.count(b"\n"), rest - len(block)
+        return f"{self.source.location}, line {number}"
+
+    def record(self) -> dict[str, Any] | None:
+        """Parse the line. The result is None if the line is blank.
+
+        Raises:
+            InvalidInput: When the line is not a JSON object.
+        """
+        if b"\0" in self.content:
+            raise InvalidInput(
+                f"{self.location} holds NUL bytes, like a file after a crash: restore the file, or remove the NUL "
+                "bytes and everything after them."
+            )
+        try:
+            text = self.content.decode("utf-8-sig")
+            record = json.loads(text) if text.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise InvalidInput(
+                f"{self.location} can't be read as JSON ({error}): correct the line. Each line must be one JSON object."
+            ) from error
+        if not isinstance(record, dict) and text.strip():
+            raise InvalidInput(
+                f"{self.location} holds a {kind(record)}, not an object: write each document as one JSON object on a "
+                "line."
+            )
+        return record
+
+
+def read_lines(piece: Piece) -> Iterator[Line]:
+    """Yield the lines of a piece of a file of JSON lines."""
+    with _opened(piece.source) as file:
+        yield from _lines(piece, file)
+
+
+def _lines(piece: Piece, file: BinaryIO) -> Iterator[Line]:
+    """Yield the lines of a piece. A line belongs to the piece that contains its first byte."""
     whole = bool(piece.source.compression)
     offset = piece.begin
     if offset:
         file.seek(offset - 1)
         offset += len(file.readline()) - 1
-    while (whole or offset < piece.end) and (line := file.readline()):
-        yield _parsed(line, piece.source, offset, column)
-        offset += len(line)
+    while (whole or offset < piece.end) and (content := file.readline()):
+        yield Line(piece.source, offset, content)
+        offset += len(content)
 
 
-def _parsed(line: bytes, source: DataSource, offset: int, column: str) -> bytes:
-    where = f"{source.location}, the line at byte {offset}{' (unpacked)' if source.compression else ''}"
-    if b"\0" in line:
-        raise InvalidInput(
-            f"{where} holds NUL bytes, as files have after a crash: restore the file, or remove what follows."
-        )
-    try:
-        text = line.decode("utf-8-sig")
-        if not text.strip():
-            return b""
-        record = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(
-            f"{where} can't be read as JSON ({error}): correct it; each line holds one object."
-        ) from error
-    if not isinstance(record, dict):
-        raise InvalidInput(f"{where} holds a {_kind(record)}, not an object: write each document as an object a line.")
+def _json_lines(piece: Piece, file: BinaryIO, column: str) -> Iterator[bytes]:
+    return (_text_of(line, column) for line in _lines(piece, file))
+
+
+def _text_of(line: Line, column: str) -> bytes:
+    record = line.record()
+    if record is None:
+        return b""
     if column not in record:
         raise InvalidInput(
-            f"{where} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name one by --column."
+            f"{line.location} has no {column}, but {', '.join([*record][:20])[:300] or 'nothing'}: name the column "
+            "with --column."
         )
     value = record[column]
     if not isinstance(value, str | None):
-        raise InvalidInput(f"{where}: its {column} is a {_kind(value)}, not text: name another by --column.")
+        raise InvalidInput(
+            f"{line.location}: its {column} is a {kind(value)}, not text: name another column with --column."
+        )
     return (value or "").encode(errors="replace")
 
 
-def _kind(value: object) -> str:
+def kind(value: object) -> str:
     """Return the name of a value's type in JSON."""
     names = {dict: "object", list: "list", str: "string", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
@@ -261,7 +307,7 @@ def _texts(values: Any, source: DataSource, column: str) -> Iterator[bytes]:
 
 
 def _not_text(source: DataSource, column: str, kind: str) -> InvalidInput:
-    advice = "name another by --column, or write each document's text into a column of its own first"
+    advice = "name another column with --column, or first write the text of each document into its own column"
     return InvalidInput(f"{source.location}: column {column} holds {kind}, not text: {advice}.")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from concertina_data.data_manifest import DataManifest, FrameFacts, TokenShard
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
+from concertina_trainer.data import weighted
 from concertina_trainer.data.frames import element
 from concertina_trainer.data.tokenizer import TYPES
 
@@ -30,28 +31,43 @@ def _problem(folder: ObjectPrefix, shard: TokenShard, manifest: DataManifest) ->
     if content is None or begins is None:
         return f"{location if content is None else f'{folder.uri}/{shard.documents_file}'} is missing."
     if hashlib.sha256(content).hexdigest() != shard.sha256:
-        return f"{location} is damaged: it has {len(content)} bytes, of which the manifest's sha256 is not."
+        return f"{location} is damaged: the sha256 of its {len(content)} bytes differs from the manifest's."
     if hashlib.sha256(begins).hexdigest() != shard.documents_sha256:
-        return f"{folder.uri}/{shard.documents_file} is damaged: the manifest's sha256 is not its."
+        return f"{folder.uri}/{shard.documents_file} is damaged: its sha256 differs from the manifest's."
     starts = np.frombuffer(begins, "<u8")
     if len(starts) != shard.documents or starts[0] != 0 or (np.diff(starts.astype(np.int64)) <= 0).any():
-        return f"{folder.uri}/{shard.documents_file} does not hold where {shard.documents} documents begin."
+        return (
+            f"{folder.uri}/{shard.documents_file} does not contain the beginnings of {shard.documents} "
+            "documents, which the manifest names."
+        )
     if len(content) != shard.tokens * manifest.token_bytes:
         return (
-            f"{location} holds {len(content)} bytes, and {shard.tokens} of {manifest.token_bytes} are its manifest's."
+            f"{location} has {len(content)} bytes, but the manifest has {shard.tokens} tokens of "
+            f"{manifest.token_bytes} bytes."
         )
     if manifest.frames is not None:
         return _of_frames(location, content, manifest.frames)
-    highest = int(np.frombuffer(content, TYPES[manifest.token_bytes]).max())
+    if manifest.chats is not None:
+        tokens, weights = weighted.parts(content, manifest.token_bytes)
+        if weights.max() > 1:
+            return f"{location} holds weight {weights.max()}, and weights are 0 or 1."
+    else:
+        tokens = np.frombuffer(content, TYPES[manifest.token_bytes])
+    highest = int(tokens.max())
     if highest >= manifest.vocab_size:
-        return f"{location} holds token {highest}, which the manifest ({manifest.vocab_size} values) rules out."
+        return (
+            f"{location} contains token {highest}, but the manifest's vocabulary has only {manifest.vocab_size} tokens."
+        )
     return ""
 
 
 def _of_frames(location: str, content: bytes, frames: FrameFacts) -> str:
     elements = np.frombuffer(content, element(frames))
     if not np.isfinite(elements["features"]).all():
-        return f"{location} holds features that are not finite."
+        return f"{location} contains features that are not finite."
     if frames.classes and elements["target"].max() >= frames.classes:
-        return f"{location} holds target {elements['target'].max()}, and there are {frames.classes}."
+        return (
+            f"{location} contains target {elements['target'].max()}, but the manifest has only "
+            f"{frames.classes} classes."
+        )
     return ""

@@ -38,12 +38,39 @@ class ShardInput:
 
 
 @dataclasses.dataclass(frozen=True)
+class ChatCounts:
+    """Counts of the chats of some shards (see `data_manifest.ChatFacts`)."""
+
+    trained: int = 0
+    truncated: int = 0
+    dropped: int = 0
+
+    def __add__(self, other: ChatCounts) -> ChatCounts:
+        return ChatCounts(self.trained + other.trained, self.truncated + other.truncated, self.dropped + other.dropped)
+
+
+@dataclasses.dataclass(frozen=True)
 class Written:
     """Shards that a ShardInput has become."""
 
     training: tuple[TokenShard, ...]
     validation: tuple[TokenShard, ...]
     overlap: Overlap
+    training_chats: ChatCounts = ChatCounts()
+    validation_chats: ChatCounts = ChatCounts()
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """Document in the format of a shard."""
+
+    source: bytes
+    """Bytes by whose hash the document is training or validation data."""
+    text: bytes
+    """Text in which n-grams of evaluation files are searched for."""
+    content: bytes
+    """Tokens, or b"" if the document is dropped."""
+    chats: ChatCounts = ChatCounts()
 
 
 class Draft:
@@ -84,12 +111,16 @@ class ShardWriter:
         self._shard_bytes, self._check = shard_bytes, check
         self._draft, self._text_bytes = Draft(), 0
         self._written: list[TokenShard] = []
+        self.chats = ChatCounts()
 
-    def add(self, tokens: bytes, text_bytes: int) -> None:
+    def add(self, document: Document) -> None:
+        self.chats += document.chats
+        if not document.content:
+            return
         if self._text_bytes >= self._shard_bytes:
             self._put()
-        self._draft.documents.append(tokens)
-        self._text_bytes += text_bytes
+        self._draft.documents.append(document.content)
+        self._text_bytes += len(document.text)
 
     def finished(self) -> tuple[TokenShard, ...]:
         """Write the last shard, and return all shards of the input."""
@@ -112,23 +143,37 @@ def write(
     A shard contains about `shard_bytes` of text. `check` is called before each write, and raises an error if another
     build is now writing to the folder.
     """
-    tokenizer = recipe.load_tokenizer()
     search = Search(recipe) if recipe.against else None
-    name = f"shard-{source.index:06}"
+    name, element_bytes = f"shard-{source.index:06}", recipe.element_bytes()
     training, validation = (
-        ShardWriter(folder, name, tokenizer.token_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
+        ShardWriter(folder, name, element_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
     )
+    for document in _chats(source, recipe) if recipe.chats else _texts(source, recipe):
+        if set_aside(document.source, recipe.validation):
+            validation.add(document)
+        else:
+            training.add(document)
+            if search is not None:
+                search.search(document.text)
+    overlap = search.found() if search is not None else Overlap()
+    return Written(training.finished(), validation.finished(), overlap, training.chats, validation.chats)
+
+
+def _texts(source: ShardInput, recipe: Recipe) -> Iterator[Document]:
+    tokenizer = recipe.load_tokenizer()
     texts = (text for piece in source.pieces for text in _documents(piece, recipe) if text)
     for batch in _batches(texts):
         for text, tokens in zip(batch, tokenizer.encode(batch), strict=True):
-            if set_aside(text, recipe.validation):
-                validation.add(tokens, len(text))
-            else:
-                training.add(tokens, len(text))
-                if search is not None:
-                    search.search(text)
-    overlap = search.found() if search is not None else Overlap()
-    return Written(training.finished(), validation.finished(), overlap)
+            yield Document(text, text, tokens)
+
+
+def _chats(source: ShardInput, recipe: Recipe) -> Iterator[Document]:
+    from concertina_trainer.data.build.chats import read_samples  # needs jinja2 and tokenizers
+
+    for sample in read_samples(source.pieces, recipe):
+        is_whole = bool(sample.elements)
+        counts = ChatCounts(sample.trained, int(sample.truncated and is_whole), int(not is_whole))
+        yield Document(sample.line, sample.text, sample.elements, counts)
 
 
 def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:

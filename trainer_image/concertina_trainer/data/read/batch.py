@@ -1,6 +1,6 @@
 """Division of a global batch among ranks and into microbatches.
 
-It is a pure function of the batch size and the world size, or of the ranks' shares.
+The division depends only on the batch size and the world size, or on the shares of the ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BatchPlan:
     rows: int
     """Number of rows of a microbatch. If `shares` is set, this is the maximum."""
     fixed: bool = False
-    """Whether the batch has the same microbatches in every world. They are then assigned to the ranks in turn."""
+    """True if the batch has the same microbatches in every world. They are then assigned to the ranks in turn."""
     shares: tuple[int, ...] = ()
     """Number of sequences of each rank, or empty if all ranks have the same number."""
 
@@ -57,7 +57,7 @@ class BatchPlan:
         return max(1, count) if self.shares else self.rows
 
     def shared_out(self, shares: Sequence[int], micro_size: int) -> BatchPlan:
-        """Return the plan of the same batch with other shares.
+        """Return a plan that divides the same batch among the ranks by other shares.
 
         All ranks have the same number of microbatches, which is the number that the largest share needs.
         """

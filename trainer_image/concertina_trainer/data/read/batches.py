@@ -32,9 +32,10 @@ class Microbatch:
     tokens: Tensor
     """Token ids, int64 `[rows, length + 1]`."""
     weights: Tensor
-    """Weight of each prediction in the mean over the global batch, float32 `[rows, length]`. It is 0 for padding.
+    """Weight of each prediction in the mean over the global batch, float32 `[rows, length]`. It is 0 for padding, and
+    for tokens of chats that are not trained.
 
-    The weights of all microbatches of all ranks add up to 1.
+    The weights of all microbatches of all ranks add up to 1, or to 0 if no token of the batch is trained.
     """
     document_ids: Tensor | None
     """Number of each token's document within its row, int32 `[rows, length]`, or None if documents are not
@@ -62,7 +63,7 @@ class Microbatch:
 
 
 class Batches:
-    """One rank's parts of the global batches, step after step, beginning at `position`."""
+    """Parts of the global batches that one rank computes, step after step, beginning at `position`."""
 
     def __init__(self, reader: Reader, plan: BatchPlan, rank: int, position: int, device: torch.device) -> None:
         self._reader, self._rank, self._device = reader, rank, device
@@ -100,10 +101,11 @@ class Batches:
         return [microbatch.to(self._device) for microbatch in batch]
 
     def change(self, plan: BatchPlan) -> None:
-        """Divide the batches by another plan, from the first batch whose preparation cannot have begun yet.
+        """Divide the batches by another plan, from the first batch that cannot be in preparation yet.
 
-        At most AHEAD batches are prepared, and one more is being prepared. So if all ranks have consumed the same
-        number of batches, they change at the same batch. Do not call this method again before that batch.
+        The thread prepares at most AHEAD batches in advance, and one more can be in progress. The change therefore
+        takes effect AHEAD + 1 batches later, at the same batch on all ranks that have consumed the same number of
+        batches. Do not call this method again before that batch.
         """
         self._change = (self._consumed + AHEAD + 1, plan)
 
@@ -142,7 +144,8 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end:
     reader.expect(position)
     counts = reader.predicted(position, position + plan.global_size)
     sequence_count = plan.global_size if end is None else end - position
-    weight = 1.0 / max(1, int(counts[:sequence_count].sum()))
+    sums = reader.weight_sums(position, position + sequence_count)
+    weight = 1.0 / max(1, int(sums.sum()))
     return [
         _filled(reader, position + offsets[offsets < sequence_count], rows, length, weight)
         for offsets, rows, length in _shapes(reader, counts, plan, rank)
@@ -176,7 +179,8 @@ def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int
     weights[:count] = weight
     if batch.predicted is None or batch.document_ids is None:
         return Microbatch(tokens, weights, None, samples, features)
-    weights[:count] *= torch.from_numpy(batch.predicted[:, :length])
+    of_tokens = batch.predicted if batch.weights is None else batch.weights
+    weights[:count] *= torch.from_numpy(of_tokens[:, :length])
     if reader.mode is DocumentMode.bucketed:
         return Microbatch(tokens, weights, None, samples, features)  # padding comes last, so no token attends to it
     document_ids = torch.zeros(rows, length, dtype=torch.int32)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.data_manifest import TOO_SHORT, DataManifest
+from concertina_data.data_manifest import TOO_SHORT, ChatFacts, DataManifest
 from concertina_data.files import documents_file, tokens_file
 from concertina_data.opening import OpenShards, Threads, open_place, read_manifest
 from concertina_data.places import CacheSettings, DataPlace, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DocumentMode
-from concertina_trainer.data import packing
+from concertina_trainer.data import packing, weighted
 from concertina_trainer.data.batch_order import BatchOrder
 from concertina_trainer.data.frames import parts
 from concertina_trainer.data.sequence_plan import PLANNERS, SequencePlan
@@ -25,13 +25,17 @@ from concertina_trainer.data.tokenizer import TYPES
 
 @dataclass(frozen=True)
 class Opened:
-    """Open shard of a data set."""
+    """Shard of a data set whose file is open."""
 
     tokens: NDArray[np.unsignedinteger]
     plan: SequencePlan | None
     """Plan that assigns tokens of the shard to sequences, or None if sequences ignore document boundaries."""
     features: NDArray[np.floating[Any]] | None = None
     """Features `[tokens, width]` if the data are frames. `tokens` then contains their targets."""
+    weights: NDArray[np.uint8] | None = None
+    """Weight of each token in the loss if the data are chats, or None if all tokens have weight 1."""
+    sums: NDArray[np.int64] | None = None
+    """Sum of the weights of the predicted tokens of each sequence, or None without `weights`."""
 
 
 class DataSet:
@@ -50,6 +54,8 @@ class DataSet:
         """
         self._place = open_place(uri, cache)
         self.manifest = read_manifest(self._place, on_wait)
+        if self.manifest.chats is not None:
+            _check_chats(uri, self.manifest.chats, mode, length)
         self._mode, self._length = mode, length
         self._counts = self._sequences(on_wait)
         if not sum(self._counts):
@@ -64,7 +70,7 @@ class DataSet:
         return self._place.waiting_for
 
     def _sequences(self, on_wait: OnWait) -> list[int]:
-        """Return the number of sequences of each shard."""
+        """Return the number of sequences in each shard of the data set."""
         if self._mode in (DocumentMode.joined, DocumentMode.masked):
             return self.manifest.sequences(self._length)
         text = self._place.get(packing.name(self._length), on_wait)
@@ -87,18 +93,38 @@ def _open(
     place: DataPlace, manifest: DataManifest, mode: DocumentMode, length: int, counts: Sequence[int], index: int
 ) -> Opened:
     shard = manifest.shards[index]
-    content, frames, features = place.open(tokens_file(shard)), manifest.frames, None
-    if frames is None:
-        tokens = np.frombuffer(content, TYPES[manifest.token_bytes])
+    content, features, weights = place.open(tokens_file(shard)), None, None
+    tokens: NDArray[np.unsignedinteger]
+    if manifest.frames is not None:
+        features, tokens = parts(content, manifest.frames)
+    elif manifest.chats is not None:
+        tokens, weights = weighted.parts(content, manifest.token_bytes)
     else:
-        features, tokens = parts(content, frames)
+        tokens = np.frombuffer(content, TYPES[manifest.token_bytes])
     if mode is DocumentMode.joined:
         return Opened(tokens, None, features)
     begins = np.frombuffer(place.open(documents_file(shard)), "<u8").astype(np.int64)
     plan = PLANNERS[mode](begins, shard.tokens, length)
     if len(plan) != counts[index]:
         raise InvalidInput(
-            f"{place.uri}/{shard.file} gives {len(plan)} sequences, and {counts[index]} were planned: "
-            f"run `concertina data pack {place.uri} --length {length}` again."
+            f"{place.uri}/{shard.file} gives {len(plan)} sequences, but {counts[index]} were planned: run "
+            f"`concertina data pack {place.uri} --length {length}` again."
         )
-    return Opened(tokens, plan, features)
+    return Opened(tokens, plan, features, weights, None if weights is None else plan.sums(weights))
+
+
+def _check_chats(uri: str, chats: ChatFacts, mode: DocumentMode, length: int) -> None:
+    """Check that each chat is in one sequence. Otherwise a part of it would be trained without what is before it.
+
+    Raises:
+        InvalidInput: When chats would be cut.
+    """
+    if mode not in (DocumentMode.packed, DocumentMode.bucketed):
+        raise InvalidInput(
+            f"{uri} holds chats, and data.documents {mode} cuts them: set trainer.data.documents to Packed or Bucketed."
+        )
+    if length < chats.length:
+        raise InvalidInput(
+            f"{uri} holds chats of up to {chats.length} predicted tokens, and sequences of {length} would cut them: "
+            f"set trainer.model.sequenceLength to {chats.length} or more, or build with --length {length}."
+        )

@@ -39,12 +39,17 @@ class SequenceBatch:
     None means that documents are not distinguished. Every token is then predicted.
     """
     predicted: NDArray[np.bool_] | None = None
-    """Whether the prediction after each input counts, `[count, length]`.
+    """True if the prediction after each input counts, `[count, length]`.
 
     It counts if the next token is of the same document as the input.
     """
     features: NDArray[np.floating[Any]] | None = None
     """Features `[count, length + 1, width]` if the data are frames. `tokens` then contains their targets."""
+    weights: NDArray[np.uint8] | None = None
+    """Weight of the prediction after each input, `[count, length]`. It is 0 where `predicted` is False.
+
+    None means that the weight is 1 where `predicted` is True.
+    """
 
 
 class Reader:
@@ -114,8 +119,9 @@ class Reader:
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
             raise InvalidInput(
-                "the data sets of data.mixture were built with different tokenizers, or of different frames "
-                f"({', '.join(tokenizers.values())}): build them again alike."
+                "the data sets of data.mixture must have the same tokenizer, or frames of the same type "
+                f"and width, but they differ ({', '.join(tokenizers.values())}): build them again in the "
+                "same way."
             )
 
     @property
@@ -155,9 +161,9 @@ class Reader:
         return self._skipped.position_of(consumed)
 
     def tokens(self, start: int, stop: int) -> int:
-        """Return the number of tokens that training on the sequences from `start` to `stop` - 1 counts.
+        """Return the number of tokens that count as trained in the sequences from `start` to `stop` - 1.
 
-        Padding counts too, with one exception: in the mode `bucketed`, only predicted tokens count.
+        In the mode `bucketed`, only predicted tokens count. In all other modes, padding counts too.
         """
         if self.mode is DocumentMode.bucketed:
             return int(self.predicted(start, stop).sum())
@@ -183,14 +189,18 @@ class Reader:
             return SequenceBatch(tokens, features=features)
         document_ids = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
+        weights = np.zeros((count, length), dtype=np.uint8) if self._weighted else None
         for opened, which, indexes in self._opened(consumed):
             assert opened.plan is not None
             for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
                 _lay_out(opened.tokens, opened.plan, index, tokens[i], document_ids[i], predicted[i])
-                if features is not None and opened.features is not None:
-                    for offset, begin, size in _segments(opened.plan, index):
+                for offset, begin, size in opened.plan.segments(index):
+                    if features is not None and opened.features is not None:
                         features[i, offset : offset + size] = opened.features[begin : begin + size]
-        return SequenceBatch(tokens, document_ids[:, :-1], predicted, features)
+                    if weights is not None:
+                        targets = 1 if opened.weights is None else opened.weights[begin + 1 : begin + size]
+                        weights[i, offset : offset + size - 1] = targets
+        return SequenceBatch(tokens, document_ids[:, :-1], predicted, features, weights)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """Return the number of predicted tokens in each of the sequences from `start` to `stop` - 1.
@@ -203,6 +213,24 @@ class Reader:
                 assert opened.plan is not None
                 counts[which] = opened.plan.predicted(indexes)
         return counts
+
+    def weight_sums(self, start: int, stop: int) -> _Numbers:
+        """Return the sum of the weights of the predicted tokens, for each of the sequences from `start` to `stop` - 1.
+
+        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, so it knows by what
+        the loss is divided.
+        """
+        if not self._weighted:
+            return self.predicted(start, stop)
+        sums = np.empty(stop - start, dtype=np.int64)
+        for opened, which, indexes in self._opened(np.arange(start, stop)):
+            assert opened.plan is not None
+            sums[which] = opened.plan.predicted(indexes) if opened.sums is None else opened.sums[indexes]
+        return sums
+
+    @property
+    def _weighted(self) -> bool:
+        return any(data_set.manifest.chats is not None for data_set in self._sets)
 
     def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
         """Yield each shard that contains some of the sequences.
@@ -226,7 +254,7 @@ class Reader:
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
     """Return the data set, shard and index of each sequence of a block, as int64 `[3, _BLOCK]`.
 
-    A whole block is computed at once, because a single sequence would take as long as a hundred.
+    numpy computes the places of a whole block in about the time of a single one.
     """
     sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
     places = np.empty((3, _BLOCK), dtype=np.int64)
@@ -244,21 +272,9 @@ def _lay_out(
 ) -> None:  # fmt: skip
     """Copy the segments of a sequence into `tokens`, one after the other, and fill `document_ids` and `predicted`."""
     end = count = 0
-    for offset, begin, size in _segments(plan, index):
+    for offset, begin, size in plan.segments(index):
         tokens[offset : offset + size] = shard[begin : begin + size]
         document_ids[offset : offset + size] = count
         predicted[offset : offset + size - 1] = True
         end, count = offset + size, count + 1
     document_ids[end:] = count
-
-
-def _segments(plan: SequencePlan, index: int) -> Iterator[tuple[int, int, int]]:
-    """Yield each segment of a sequence: its offset in the sequence, its offset in the shard, and its length.
-
-    All three are numbers of tokens, or of frames.
-    """
-    offset = 0
-    for segment in range(int(plan.first[index]), int(plan.first[index + 1])):
-        size = int(plan.lengths[segment])
-        yield offset, int(plan.begins[segment]), size
-        offset += size

@@ -37,7 +37,7 @@ class Launch:
     hostname: str
     mounts: list[rootfs.Mount]
     gpus: bool
-    """Whether the container can use the machine's GPUs."""
+    """True if the container can use the machine's GPUs."""
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,8 @@ class Jobs:
             job = self.get(name)
             return job if condition(job) else None
 
-        return until(look, f"what the test waits for of job {name}", lambda: self.describe(name))
+        # Each look takes processor time of the API server's that the job lacks.
+        return until(look, f"what the test waits for of job {name}", lambda: self.describe(name), pause=0.25)
 
     def wait_reason(self, name: str, *reasons: str) -> Object:
         """Wait until Ready has one of these reasons. The reason is the word in the column Status."""

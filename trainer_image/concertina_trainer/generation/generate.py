@@ -1,0 +1,157 @@
+"""Continuation of a prompt by the model of a checkpoint, in one process.
+
+Each token is computed from the whole text before it. Keys and values are not kept, so the time of a token grows with
+the length of the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import InvalidInput
+from concertina_state.format.read_plan import reads
+from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.trainer import Precision, TrainerConfig
+from concertina_trainer.export.export import TORCH_NAMES, content_of, dtype_of, shards_of, trainer_of, whole
+from concertina_trainer.export.tokenizer_files import data_of
+from concertina_trainer.format.hf_names import MODEL
+from concertina_trainer.generation.vocabulary import Vocabulary, read_vocabulary
+from concertina_trainer.model.decoder import Decoder
+
+_MULTIPLE = 64
+"""Lengths of texts are filled up to a multiple of this, so that kernels are compiled for few lengths."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen."""
+
+    tokens: int = 256
+    """Most tokens to generate."""
+    temperature: float = 0.0
+    """Divisor of the logits. 0 chooses the most probable token."""
+    top_p: float = 1.0
+    """Only the most probable tokens are chosen from, as few as have this probability together."""
+    seed: int = 0
+
+
+class Continuation:
+    """Model and tokenizer of a checkpoint."""
+
+    def __init__(self, checkpoint: StoredCheckpoint, data: str = "", device: str = "") -> None:
+        """Load the model and the tokenizer.
+
+        Args:
+            checkpoint: Checkpoint to load.
+            data: Folder of the run's data if they have been moved.
+            device: Device of the model. Default: a GPU if there is one.
+
+        Raises:
+            InvalidInput: When the checkpoint or its tokenizer can't be used.
+            StorageError: When storage can't be read.
+        """
+        trainer = trainer_of(checkpoint)
+        if trainer.model.entrypoint:
+            raise InvalidInput(
+                f"{checkpoint.uri} is of {trainer.model.entrypoint}, a model of your own: only the decoder generates "
+                "texts."
+            )
+        self.vocabulary: Vocabulary = read_vocabulary(*data_of(trainer, checkpoint.manifest.data, data))
+        self._device = _device(device)
+        self._model = load(checkpoint, trainer.model).to(self._device, _dtype(trainer, self._device))
+
+    @torch.no_grad()
+    def text(self, prompt: str, chat: bool = False, sampling: Sampling = Sampling()) -> str:
+        """Return what the model writes after a prompt.
+
+        The text ends with a token that ends texts of the data, which is left out, or after `sampling.tokens` tokens. If
+        `chat` is set, the prompt is what the user says in a chat, and the result is the assistant's turn.
+
+        Raises:
+            InvalidInput: When the prompt is empty, or the data have no chat template.
+        """
+        if chat and self.vocabulary.chat is None:
+            raise InvalidInput("the data of this run have no chat template: leave --chat out.")
+        tokens = self.vocabulary.encode(self.vocabulary.chat(prompt) if chat and self.vocabulary.chat else prompt)
+        if not tokens:
+            raise InvalidInput("the prompt is empty: give a text that the model continues.")
+        generator, begin = torch.Generator().manual_seed(sampling.seed), len(tokens)
+        while len(tokens) - begin < sampling.tokens:
+            token = chosen(self.logits(tokens), sampling, generator)
+            if token in self.vocabulary.ends:
+                break
+            tokens.append(token)
+        return self.vocabulary.decode(tokens[begin:])
+
+    @torch.no_grad()
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Return the logits of the token after these, float32 `[vocabulary]`."""
+        filled = torch.zeros(1, -(-len(tokens) // _MULTIPLE) * _MULTIPLE, dtype=torch.int64)
+        filled[0, : len(tokens)] = torch.tensor(tokens)  # no token attends to what follows it
+        norm = self._model.norm
+        assert norm is not None
+        last = slice(len(tokens) - 1, len(tokens))
+        hook = norm.register_forward_hook(lambda module, inputs, output: output[:, last])
+        with hook:
+            found: Tensor = self._model(filled.to(self._device))
+        return found[0, 0, : self.vocabulary.size].float().cpu()
+
+
+def chosen(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return the next token, given the logits of all tokens `[vocabulary]`."""
+    if not sampling.temperature:
+        return int(logits.argmax())
+    chances, tokens = torch.softmax(logits.double() / sampling.temperature, 0).sort(descending=True, stable=True)
+    kept = chances * (chances.cumsum(0) - chances < sampling.top_p)
+    return int(tokens[torch.multinomial(kept, 1, generator=generator)])
+
+
+def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> Decoder:
+    """Return the model of a checkpoint, on the CPU.
+
+    Raises:
+        InvalidInput: When the checkpoint has other weights than the model.
+        StorageError: When storage can't be read.
+    """
+    shards = shards_of(checkpoint, config)
+    chunks = {
+        name.removeprefix(MODEL): whole(
+            dataclasses.replace(stored.chunk, dtype=dtype_of(name, stored.chunk.dtype, config))
+        )
+        for shard in shards
+        for name, stored in shard.header.chunks.items()
+        if name.startswith(MODEL)
+    }
+    plan = reads({number: shard.header for number, shard in enumerate(shards)}, list(chunks.values()))
+    plan.require(checkpoint.uri)
+    with torch.device("meta"):
+        model = Decoder(config)
+    weights = {}
+    for name, chunk in chunks.items():
+        flat = torch.frombuffer(content_of(chunk, shards, plan), dtype=getattr(torch, TORCH_NAMES[chunk.dtype]))
+        weights[name] = flat.reshape(chunk.shape)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise InvalidInput(f"{checkpoint.uri} has other weights than its model: {str(error)[:500]}.") from error
+    return model
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+        raise InvalidInput(f"the device {name} can't be used: {str(error).splitlines()[0]}.") from error
+    return device
+
+
+def _dtype(trainer: TrainerConfig, device: torch.device) -> torch.dtype:
+    """Return the precision of training on this device."""
+    half = trainer.precision is Precision.bfloat16 or (trainer.precision is Precision.auto and device.type == "cuda")
+    return torch.bfloat16 if half else torch.float32

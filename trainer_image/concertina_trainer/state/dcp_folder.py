@@ -1,0 +1,327 @@
+"""Folders of torch.distributed.checkpoint (DCP) as sources of weights (`initFrom`) and of whole states (`resumeFrom`).
+
+Names are those of `concertina checkpoint export --to dcp`, or those of torchtitan's Llama.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from concertina_protocol import SnapshotId
+from concertina_state.errors import InvalidInput
+from concertina_state.format.shardfile import Chunk, Header, ShardMetadata, StoredChunk
+from concertina_state.objects.prefix import Missing, ObjectPrefix
+from concertina_state.tensors import NAMES, memory
+from concertina_trainer.config.model_config import ModelConfig
+from concertina_trainer.config.positions_config import RotaryPairs
+from concertina_trainer.format.dcp_metadata import MOST_BYTES, NAME, DcpIndex, Location, Piece, parse
+from concertina_trainer.format.hf_names import MODEL
+from concertina_trainer.state.weights import ENDING
+
+OPTIMIZER = r"optimizer\.state\.(.+)\.(\w+)"
+STEP = "step"
+STEPS = ("train_state.step",)
+"""Keys of the number of finished steps, beside the optimizer's own counts."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+TITAN = {
+    r"tok_embeddings\.weight": "embedding.weight",
+    r"(?:lm_head|output)\.weight": "head.weight",
+    r"layers\.(\d+)\.attention\.(?:qkv_linear\.)?wq\.weight": r"blocks.\1.attention.query.weight",
+    r"layers\.(\d+)\.attention\.(?:qkv_linear\.)?wk\.weight": r"blocks.\1.attention.key.weight",
+    r"layers\.(\d+)\.attention\.(?:qkv_linear\.)?wv\.weight": r"blocks.\1.attention.value.weight",
+    r"layers\.(\d+)\.attention\.wo\.weight": r"blocks.\1.attention.output.weight",
+    r"layers\.(\d+)\.feed_forward\.w1\.weight": r"blocks.\1.feed_forward.gate.weight",
+    r"layers\.(\d+)\.feed_forward\.w2\.weight": r"blocks.\1.feed_forward.down.weight",
+    r"layers\.(\d+)\.feed_forward\.w3\.weight": r"blocks.\1.feed_forward.up.weight",
+    r"layers\.(\d+)\.attention_norm\.weight": r"blocks.\1.attention_norm.weight",
+    r"layers\.(\d+)\.ffn_norm\.weight": r"blocks.\1.feed_forward_norm.weight",
+}
+"""Names of this project's weights, by the name in torchtitan's Llama (torchtitan 0.1 to 0.3, models/llama3)."""
+HEAD, EMBEDDING = "head.weight", "embedding.weight"
+FUSED = r"layers\.(\d+)\.attention\.qkv_linear\.wqkv\.weight"
+"""Name in torchtitan of a tensor with the rows of query, key and value: of its moments, while weights are apart.
+
+For each head of keys, it has the rows of the queries' heads, then those of the key, then those of the value.
+"""
+STRIDE = 1 << 40
+"""Distance of two parts in a DcpFile. It is more than the size of any piece."""
+_NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Rows of a piece that are a box of one of this project's tensors. Mostly these are all rows."""
+
+    chunk: Chunk
+    piece: Piece
+    row: int = 0
+    """First of the rows."""
+
+    @property
+    def begin(self) -> int:
+        """Offset of the first row in the piece, in bytes."""
+        rows = self.piece.chunk.shape[0] if self.row else 1
+        return self.row * (self.piece.chunk.size // rows)
+
+
+class DcpFile:
+    """Parts of tensors in one file of a folder, at most one of each tensor.
+
+    A piece can be read only whole, because torch.save may have written it in any order of its dimensions. So each part
+    has a range of offsets of its own, in which the bytes are those of its piece in row-major order.
+    """
+
+    batch_bytes = STRIDE
+    """Distance of the parts, so that all bytes of a part are read in one batch."""
+
+    def __init__(self, folder: ObjectPrefix, parts: Sequence[Part]) -> None:
+        self._folder, self._parts = folder, parts
+        chunks = {
+            part.chunk.name: StoredChunk(part.chunk, number * STRIDE + part.begin) for number, part in enumerate(parts)
+        }
+        self.header = Header(_NOBODY, chunks)
+
+    def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each memoryview with bytes, beginning at the memoryview's offset.
+
+        Raises:
+            InvalidInput: When a piece is not what the index says.
+            StorageError: When the file can't be read.
+        """
+        contents: dict[int, Tensor] = {}
+        for begin, target in parts:
+            number, offset = divmod(begin, STRIDE)
+            if number not in contents:
+                contents = {number: self._tensor(self._parts[number].piece)}
+            target[:] = memory(contents[number])[offset : offset + len(target)]
+
+    def _tensor(self, piece: Piece) -> Tensor:
+        tensor, chunk = _loaded(self._folder, piece.location), piece.chunk
+        if type(tensor) is not Tensor or (NAMES.get(tensor.dtype), tuple(tensor.shape)) != (chunk.dtype, chunk.shape):
+            raise InvalidInput(
+                f"{self._folder.uri}/{piece.location.file} has a part of {chunk.name} that is not what {NAME} says: "
+                "use another checkpoint."
+            )
+        return tensor.contiguous()
+
+
+@dataclasses.dataclass(frozen=True)
+class DcpFolder:
+    """Folder that torch.distributed.checkpoint has written."""
+
+    folder: ObjectPrefix
+    index: DcpIndex
+
+    @staticmethod
+    def open(uri: str) -> DcpFolder:
+        """Read the index of a folder.
+
+        Raises:
+            InvalidInput: When the index can't be used, or names files that are missing or too short.
+            StorageError: When storage can't be read.
+        """
+        folder = ObjectPrefix(uri)
+        sizes = folder.list("")
+        if sizes.get(NAME, 0) > MOST_BYTES:
+            raise InvalidInput(f"{uri}/{NAME} has {sizes[NAME]} bytes, over the limit of {MOST_BYTES}.")
+        index = parse(folder.get(NAME) or b"", f"{uri}/{NAME}")
+        for place in (*(piece.location for piece in index.pieces), *index.values.values()):
+            if place.begin + place.size > sizes.get(place.file, 0):
+                raise InvalidInput(f"{uri}/{place.file} is missing or too short: use another checkpoint.")
+        return DcpFolder(folder, index)
+
+    def weights(self, names: Collection[str], model: ModelConfig) -> list[DcpFile]:
+        """Return the weights under this project's names. `names` are the names of all arrays of the state.
+
+        Raises:
+            InvalidInput: When the state has no place for a tensor.
+        """
+        return self._files(part for part in self._own(names, model) if part.chunk.name.startswith(MODEL))
+
+    def state(self, names: Collection[str], model: ModelConfig) -> list[DcpFile]:
+        """Return weights and moments under this project's names.
+
+        Raises:
+            InvalidInput: When the state has no place for a tensor.
+        """
+        return self._files(self._own(names, model))
+
+    def step(self) -> int:
+        """Return the number of finished steps.
+
+        Raises:
+            InvalidInput: When the folder has no number of steps, or several different ones.
+        """
+        places = [self.index.values[key] for key in STEPS if key in self.index.values]
+        for piece in self.index.pieces:
+            match = re.fullmatch(OPTIMIZER, piece.chunk.name)
+            if piece.chunk.name in STEPS or (match and match[2] == STEP):
+                places.append(piece.location)
+        found = {_number(_loaded(self.folder, place)) for place in places}
+        if len(found) != 1 or None in found:
+            numbers = ", ".join(sorted(map(str, found))) or "none"
+            raise InvalidInput(
+                f"{self.folder.uri} must have one number of finished steps ({STEPS[0]}, or the optimizer's step), and "
+                f"has: {numbers}. To use only its weights, set checkpoint.initFrom."
+            )
+        [step] = found
+        assert step is not None
+        return step
+
+    def check_tied(self, model: ModelConfig) -> None:
+        """Check that the folder's head has the weights of the embedding, if the model uses these for both.
+
+        One rank is enough for this check, which reads both tensors.
+
+        Raises:
+            InvalidInput: When the head has weights of its own.
+        """
+        if not model.tie_embeddings:
+            return
+        pieces: dict[str, dict[tuple[int, ...], Piece]] = {EMBEDDING: {}, HEAD: {}}
+        for piece in self.index.pieces:
+            bare = piece.chunk.name.removeprefix(MODEL)
+            own = next((ours for theirs, ours in TITAN.items() if re.fullmatch(theirs, bare)), bare)
+            if own in pieces:
+                pieces[own][piece.chunk.offsets] = piece
+        for offsets, head in pieces[HEAD].items():
+            embedding = pieces[EMBEDDING].get(offsets)
+            if embedding is None or not torch.equal(
+                *(_loaded(self.folder, each.location) for each in (head, embedding))
+            ):
+                raise InvalidInput(
+                    f"{self.folder.uri} has {head.chunk.name}, which is not the embedding: set "
+                    "trainer.model.tieEmbeddings to false."
+                )
+
+    def _own(self, names: Collection[str], model: ModelConfig) -> list[Part]:
+        own: list[Part] = []
+        for piece in self.index.pieces:
+            moment = re.fullmatch(OPTIMIZER, piece.chunk.name)
+            if moment and moment[2] in MOMENTS and (fused := re.fullmatch(FUSED, moment[1].removeprefix(MODEL))):
+                self._check_pairs(piece.chunk.name, model)
+                own += _separated(piece, f"optimizer.{moment[2]}.blocks.{fused[1]}.attention", model)
+            elif name := self._own_name(piece.chunk.name, names, model):
+                own.append(Part(dataclasses.replace(piece.chunk, name=name), piece))
+        return own
+
+    def _own_name(self, key: str, names: Collection[str], model: ModelConfig) -> str:
+        """Return this project's name of a tensor, or "" for one that is no array of the state.
+
+        Raises:
+            InvalidInput: When the state has no place for the tensor.
+        """
+        moment = re.fullmatch(OPTIMIZER, key)
+        if key in STEPS or (moment and moment[2] == STEP):
+            return ""
+        bare = (moment[1] if moment else key).removeprefix(MODEL)
+        if f"{MODEL}{bare}" not in names:
+            bare = self._from_titan(bare, model)
+        if bare == HEAD and model.tie_embeddings and not moment:
+            return ""  # see `check_tied`
+        name = f"optimizer.{moment[2]}.{bare}" if moment else f"{MODEL}{bare}"
+        if name not in names:
+            raise InvalidInput(
+                f"{self.folder.uri} has a tensor {key:.100}, which this model has no place for: correct "
+                "spec.trainer.model, or use another checkpoint."
+            )
+        return name
+
+    def _from_titan(self, bare: str, model: ModelConfig) -> str:
+        for theirs, ours in TITAN.items():
+            if match := re.fullmatch(theirs, bare):
+                self._check_pairs(bare, model)
+                return match.expand(ours)
+        return bare
+
+    def _check_pairs(self, name: str, model: ModelConfig) -> None:
+        """Check that the model rotates queries and keys as torchtitan's Llama does.
+
+        Raises:
+            InvalidInput: When it does not.
+        """
+        if model.rotary_pairs is not RotaryPairs.adjacent:
+            raise InvalidInput(
+                f"{self.folder.uri} has torchtitan's name {name:.100}, and torchtitan's Llama rotates adjacent "
+                "elements: set trainer.model.rotaryPairs to Adjacent."
+            )
+
+    def _files(self, parts: Iterable[Part]) -> list[DcpFile]:
+        files: dict[str, list[dict[str, Part]]] = {}
+        for part in parts:
+            of_file = files.setdefault(part.piece.location.file, [])
+            free = next((names for names in of_file if part.chunk.name not in names), None)
+            if free is None:
+                of_file.append(free := {})
+            free[part.chunk.name] = part
+        return [DcpFile(self.folder, list(names.values())) for of_file in files.values() for names in of_file]
+
+
+def _separated(piece: Piece, attention: str, model: ModelConfig) -> Iterator[Part]:
+    """Yield the rows of queries, keys and values in a piece of a tensor FUSED.
+
+    `attention` is the beginning of this project's names.
+
+    Raises:
+        InvalidInput: When the tensor has another number of rows than the model.
+    """
+    head, keys = model.resolved_head_dim, model.resolved_kv_heads
+    widths = {"query": model.query_dim // keys, "key": head, "value": head}
+    rows, columns = sum(widths.values()), piece.chunk.global_shape[1]
+    if piece.chunk.global_shape[0] != keys * rows:
+        raise InvalidInput(
+            f"{piece.chunk.name} has {piece.chunk.global_shape[0]} rows, and this model has {keys * rows}: correct "
+            "spec.trainer.model."
+        )
+    (begin, column), (count, width) = piece.chunk.offsets, piece.chunk.shape
+    for key in range(keys):
+        first = key * rows
+        for kind, length in widths.items():
+            low, high = max(begin, first), min(begin + count, first + length)
+            if low < high:
+                chunk = Chunk(
+                    f"{attention}.{kind}.weight",
+                    piece.chunk.dtype,
+                    (key * length + low - first, column),
+                    (high - low, width),
+                    (keys * length, columns),
+                )
+                yield Part(chunk, piece, low - begin)
+            first += length
+
+
+def is_dcp(uri: str) -> bool:
+    """Return whether `uri` is a folder of torch.distributed.checkpoint."""
+    if uri.endswith(ENDING):
+        return False
+    try:
+        ObjectPrefix(uri).get_ranges(NAME, [(0, 1)])
+    except Missing:
+        return False
+    return True
+
+
+def _loaded(folder: ObjectPrefix, place: Location) -> Any:
+    """Return an object that torch.save has written. Only tensors and plain values are loaded.
+
+    Raises:
+        InvalidInput: When it can't be loaded.
+    """
+    [data] = folder.get_ranges(place.file, [(place.begin, place.begin + place.size)])
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged bytes can raise anything
+        problem = " ".join(str(error).split())[:200]
+        raise InvalidInput(f"{folder.uri}/{place.file} can't be read: {problem}.") from error
+
+
+def _number(value: Any) -> int | None:
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    return int(number) if isinstance(number, int | float) and number == int(number) and number >= 0 else None
