@@ -4,7 +4,8 @@ The bundled trainer's model, optimizer and snapshots run with one rank and with 
 the training speed and the memory, and compares both with the estimate of `concertina plan` for the same GPU. It also
 measures the cost of a snapshot: the time of two steps with a snapshot between them. For comparison, two steps run
 without a snapshot, with a copy to memory that is not pinned, and with torch's own stager. The variants alternate, and
-each starts after the previous snapshot has been committed. At the end, a snapshot is restored.
+each starts after the previous snapshot has been committed. At the end, a snapshot is restored, and the training speed
+is measured with compiled blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Microbatch
 from concertina_trainer.model.flops import token_flops
 from concertina_trainer.model.optimizer import LocalOptimizer
-from concertina_trainer.parallel import summing
+from concertina_trainer.parallel import compiled, summing
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.parallelize import parallelized
 from concertina_trainer.planning.memory import memory
@@ -191,9 +192,19 @@ def measure(name: str, runs: int, gpu: Gpu | None, folder: Path) -> tuple[dict[s
         "state, GiB": round(size / GIB, 3),
         "a snapshot's copy, GB/s": round(size / device / 1e9, 1),
     }
+    for part in subject.model.parts:
+        compiled.compile_blocks(part)
+    facts["first five steps of compiled blocks, s"] = round(timed(functools.partial(five_steps, subject)), 1)
+    torch.cuda.reset_peak_memory_stats()
+    compiled_steps = [timed(functools.partial(five_steps, subject)) / 5 for _ in range(runs)]
+    rows[f"{name}: a step, compiled"] = compiled_steps
+    compiled_rate = subject.tokens / statistics.median(compiled_steps)
+    facts["tokens a second, compiled"] = round(compiled_rate)
+    facts["memory at the peak, compiled, GiB"] = round(torch.cuda.max_memory_allocated() / GIB, 3)
     if gpu:
         model = subject.config.model
         facts["MFU"] = round(token_flops(model) * rate / gpu.flops, 4)
+        facts["MFU, compiled"] = round(token_flops(model) * compiled_rate / gpu.flops, 4)
         facts["MFU, all of attention counted"] = round(token_flops(model, full_attention=True) * rate / gpu.flops, 4)
     return rows, facts
 

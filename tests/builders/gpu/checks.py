@@ -94,9 +94,9 @@ CHECKS = (
     ),
     _benchmark(
         "throughput",
-        "tokens a second, MFU, memory and the cost of a snapshot, model of 0.3B",
+        "tokens a second (eager and compiled), MFU, memory and the cost of a snapshot, model of 0.3B",
         *("benchmarks/gpu.py", "--model", "0.3B", "--runs", "5"),
-        limit_seconds=180,
+        limit_seconds=240,
         memory_gib=48,
     ),
     _tests(
@@ -168,7 +168,7 @@ CHECKS = (
         "throughput-0.7B",
         "the figures of `throughput`, model of 0.7B",
         *("benchmarks/gpu.py", "--model", "0.7B", "--runs", "5"),
-        limit_seconds=180,
+        limit_seconds=240,
         memory_gib=48,
     ),
     _tests(

@@ -1,5 +1,7 @@
 """Compiled blocks in processes: the gradients of every layout, and rounds without another compilation."""
 
+import json
+
 import pytest
 import torch
 
@@ -34,10 +36,10 @@ def test_every_layout_has_the_same_gradients(parent, trainer, tmp_path, layout):
 COMPILES = "has compiled graphs"
 
 
-def rounds(folder, parent, trainer, worlds, parallelism="{}"):
+def rounds(folder, parent, trainer, worlds):
     """Run rounds of one job, whose processes stay, and return their outcomes and the log of the first processes."""
     job = node.Job(folder, parent, trainer, stays=True)
-    job.worker, job.environment = "workers.compiled:main", {"CONCERTINA_PARALLELISM": parallelism}
+    job.worker = "workers.compiled:main"
     outcomes, restore = [], node.FRESH
     for i, world in enumerate(worlds):
         last = i == len(worlds) - 1
@@ -57,3 +59,20 @@ def test_a_survivor_compiles_nothing_in_its_next_rounds(folder, parent, trainer)
     plain = node.Job(folder / "plain", parent, {**trainer, "compile": "None"}).run(1)
     losses = {step: loss for outcome in outcomes for step, loss in outcome.losses.items()}
     assert losses == pytest.approx(plain.losses, rel=2e-4)
+
+
+@pytest.mark.long(law=f"{HERE}::test_a_survivor_compiles_nothing_in_its_next_rounds")
+def test_a_new_process_of_a_later_round_finds_its_code_in_the_cache(folder, parent, trainer, tmp_path):
+    """Also code that contains the names of a tensor group and its mesh."""
+    model = {**trainer["model"], "kvHeads": 2}
+    trainer = {**trainer, "steps": 2, "globalBatchSize": 4, "compile": "Blocks", "model": model}
+    for number, expected in ((0, "cache: 0 hits, 2 misses"), (3, "cache: 2 hits, 0 misses")):
+        job = node.Job(folder / str(number), parent, trainer)
+        job.worker, job.number = "workers.cached:main", number
+        job.environment = {
+            "CONCERTINA_PARALLELISM": json.dumps({"tensor": 2}),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"),
+        }
+        outcome = job.run(2)
+        assert set(outcome.codes.values()) == {0}, outcome.output
+        assert outcome.output.count(expected) == 2, outcome.output

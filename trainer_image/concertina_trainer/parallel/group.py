@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import itertools
 import os
 import socket
 import struct
@@ -21,6 +22,12 @@ from concertina_trainer.degrees import Degrees
 from concertina_trainer.parallel.mesh import Meshes
 from concertina_trainer.parallel.step_times import StepTimes
 
+_ROUNDS = itertools.count()
+"""Numbers of the rounds of this process.
+
+Names of meshes contain them instead of the job's numbers of rounds, because compiled code contains the names too. So
+the compiler's cache has the code for a new process, which begins with 0 in any round.
+"""
 GROUP_TIMEOUT = datetime.timedelta(minutes=10)
 _SIOCGIFADDR = 0x8915
 
@@ -163,7 +170,7 @@ def join(
         timeout=GROUP_TIMEOUT,
         device_id=device if device.type == "cuda" else None,
     )
-    return DistContext.of(rank, size, device, parallelism, routed, round)
+    return DistContext.of(rank, size, device, parallelism, routed, next(_ROUNDS))
 
 
 def make_deterministic() -> None:
