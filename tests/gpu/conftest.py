@@ -42,7 +42,7 @@ def trainer(data):
     """
     return {
         "steps": 40,
-        "compile": "None",
+        "compile": "Never",
         "data": {"uri": str(data)},
         "globalBatchSize": 16,
         "microBatchSize": 4,

@@ -227,7 +227,7 @@ def run(channel: RoundChannel, start: Start, reporter: Reporter) -> Done:
     compile = compiled.choose(config, cuda)
     with reporter.timed("group"):
         # Compiled code contains names of groups, and the compiler's cache finds it by them.
-        world = group.join(os.environ, parallelism, config.model.experts is not None, compile is Compile.nothing)
+        world = group.join(os.environ, parallelism, config.model.experts is not None, compile is Compile.never)
     with reporter.timed("build"):
         source = usable_start(start.restore, start.uid, world)
         saved = recorded(source, start.uid, checkpoint, config.model, world, channel)

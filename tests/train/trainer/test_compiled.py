@@ -56,7 +56,7 @@ def test_a_survivor_compiles_nothing_in_its_next_rounds(folder, parent, trainer)
     outcomes, log = rounds(folder, parent, trainer, (3, 3, 2))
     assert [line for line in log.splitlines() if COMPILES in line] == [f"step 1 {COMPILES}: 1"], log
     assert ["compile" in outcome.progress[-1].timeline for outcome in outcomes] == [True, False, False]
-    plain = node.Job(folder / "plain", parent, {**trainer, "compile": "None"}).run(1)
+    plain = node.Job(folder / "plain", parent, {**trainer, "compile": "Never"}).run(1)
     losses = {step: loss for outcome in outcomes for step, loss in outcome.losses.items()}
     assert losses == pytest.approx(plain.losses, rel=2e-4)
 

@@ -45,7 +45,7 @@ def choose(config: TrainerConfig, cuda: bool) -> Compile:
     """
     if config.compile is not None:
         return config.compile
-    return Compile.blocks if cuda and not compile_obstacle(config) else Compile.nothing
+    return Compile.blocks if cuda and not compile_obstacle(config) else Compile.never
 
 
 def compile_blocks(model: Decoder) -> None:

@@ -97,16 +97,16 @@ def test_masks_of_gpus_need_no_other_graph(monkeypatch):
     ("changed", "on_gpu"),
     [
         ({}, Compile.blocks),
-        ({"compile": "None"}, Compile.nothing),
-        ({"determinism": "Bitwise"}, Compile.nothing),
-        ({"model": {"entrypoint": "a.b:c"}}, Compile.nothing),
-        ({"data": {"uri": "/a", "documents": "Bucketed"}}, Compile.nothing),
-        ({"data": {"uri": "/a", "balance": "Speed"}}, Compile.nothing),
+        ({"compile": "Never"}, Compile.never),
+        ({"determinism": "Bitwise"}, Compile.never),
+        ({"model": {"entrypoint": "a.b:c"}}, Compile.never),
+        ({"data": {"uri": "/a", "documents": "Bucketed"}}, Compile.never),
+        ({"data": {"uri": "/a", "balance": "Speed"}}, Compile.never),
     ],
 )
 def test_blocks_are_compiled_on_gpus_where_they_can_be(changed, on_gpu):
     config = TrainerConfig.model_validate({"data": {"uri": "/a"}, **changed})
     assert compiled.choose(config, cuda=True) is on_gpu
-    assert compiled.choose(config, cuda=False) is Compile.nothing
+    assert compiled.choose(config, cuda=False) is Compile.never
     asked = config.model_copy(update={"compile": Compile.blocks})
     assert compiled.choose(asked, cuda=False) is Compile.blocks
