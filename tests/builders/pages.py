@@ -23,6 +23,7 @@ WITHOUT_CLUSTER = {
         "concertina data pack",
         "concertina data build --out s3://bucket/audio",
     ),
+    "dcp.md": ("concertina checkpoint export",),
     "fine-tune.md": (
         "concertina data build --chat",
         "concertina generate",

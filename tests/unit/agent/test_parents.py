@@ -32,7 +32,7 @@ def test_one_that_dies_as_it_imports_is_followed_where_the_first_was_warm(tmp_pa
 @pytest.mark.parametrize(
     ("scenario", "why"),
     [
-        ("for good", "The process that imports little.preload died: its output says why."),
+        ("for good", "The process that imports little.preload died: see its output."),
         ("can't start", "The command '/nowhere/python3' can't be started: No such file or directory."),
     ],
 )

@@ -92,5 +92,5 @@ def test_no_library_and_one_without_a_driver_are_said(library: Path, monkeypatch
     with pytest.raises(NvmlError, match="can't be loaded"):
         Nvml("libnothing-of-the-kind.so.1")
     monkeypatch.setenv("NVML_BROKEN", "1")
-    with pytest.raises(NvmlError, match="nvmlInit_v2 answers 9"):
+    with pytest.raises(NvmlError, match="nvmlInit_v2 returned the error code 9"):
         Nvml(str(library))
