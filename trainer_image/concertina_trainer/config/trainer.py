@@ -138,8 +138,8 @@ class TrainerConfig(Section):
     )
     compile: Compile | None = Field(
         default=None,
-        description="Parts of the model to compile with torch.compile. Blocks compiles each block of the decoder. Never "
-        "compiles nothing. Absent: Blocks on GPUs, if the model and the data allow it (docs/speed.md).",
+        description="Parts of the model to compile with torch.compile. Blocks compiles each block of the decoder, and "
+        "Never compiles nothing. Absent: Blocks on GPUs, if the model and the data allow it (docs/speed.md).",
     )
     gradient_precision: StatePrecision = Field(
         default=StatePrecision.float32,
