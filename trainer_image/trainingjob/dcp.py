@@ -236,7 +236,8 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
         The URI of the checkpoint.
 
     Raises:
-        concertina_state.errors.InvalidInput: The checkpoint is damaged, or the folder is not empty.
+        concertina_state.errors.InvalidInput: The checkpoint is damaged, or its frozen weights are stored elsewhere, or
+            the folder is not empty.
         concertina_state.objects.prefix.StorageError: Storage can't be read.
     """
     _storage.find_client()
@@ -245,6 +246,11 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
     if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
         raise InvalidInput(f"{folder} is not empty: name a new folder.")
     with opened(resolve(uri)) as checkpoint, warnings.catch_warnings():
+        if frozen := checkpoint.manifest.frozen:
+            raise InvalidInput(
+                f"{checkpoint.uri} has only the adapters of a model, whose other weights are in {frozen.uri}: export it "
+                "as a Hugging Face model instead."
+            )
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         planner = _CopyPlanner(_Contents.of(checkpoint), advance)
         dcp.save({}, storage_writer=FileSystemWriter(folder, thread_count=WRITE_THREADS), planner=planner, no_dist=True)

@@ -7,9 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+import trainingjob.dcp
 from builders.train import node, states
 from builders.train.course import HALF, Course
 from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import InvalidInput
 from concertina_state.format.shardfile import FrozenWeights
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.model_config import LoraConfig
@@ -130,6 +132,8 @@ def test_frozen_weights_are_read_from_their_files_and_not_saved(parent, trainer,
     checkpoint = StoredCheckpoint(third.durable[-1].uri)
     frozen = StoredCheckpoint(alone.durable[-1].uri).manifest.frozen
     assert checkpoint.manifest.frozen == frozen == FrozenWeights(base.as_uri(), frozen.digest)
+    with pytest.raises(InvalidInput, match="has only the adapters of a model"):
+        trainingjob.dcp.convert(checkpoint.uri, tmp_path / "dcp")
     export(checkpoint, ObjectPrefix(str(tmp_path / "hf"), create=True), lambda size: None)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).state_dict()
     adapters = states.of_checkpoint(checkpoint.uri)
