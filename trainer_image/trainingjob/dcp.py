@@ -248,8 +248,8 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
     with opened(resolve(uri)) as checkpoint, warnings.catch_warnings():
         if frozen := checkpoint.manifest.frozen:
             raise InvalidInput(
-                f"{checkpoint.uri} has only the adapters of a model, whose other weights are in {frozen.uri}: export it "
-                "as a Hugging Face model instead."
+                f"{checkpoint.uri} has only the adapters of a model, whose other weights are in {frozen.uri}: export "
+                "it as a Hugging Face model instead."
             )
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         planner = _CopyPlanner(_Contents.of(checkpoint), advance)
