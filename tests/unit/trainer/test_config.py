@@ -33,6 +33,7 @@ def test_yaml_names_are_camel_case_and_defaults_fill_the_rest():
         ({"data": {"uri": "/a", "documents": "Bucketed"}, "determinism": "Bitwise"}, "another value of data.documents"),
         ({"data": {"uri": "/a", "balance": "Speed"}, "determinism": "Bitwise"}, "set balance to Even"),
         ({"data": {"uri": "/a", "balance": "Speed", "documents": "Bucketed"}}, "set balance to Even"),
+        ({"model": {"size": []}}, "model.size"),
         ({"compile": "Everything"}, "'Blocks' or 'Never'"),
         ({"compile": "Blocks", "determinism": "Bitwise"}, "set determinism to Order"),
         ({"compile": "Blocks", "model": {"entrypoint": "a.b:c"}}, "or model.entrypoint"),

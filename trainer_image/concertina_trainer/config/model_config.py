@@ -306,7 +306,7 @@ class ModelConfig(Section):
 
         The API server has filled in defaults, so a field with its default value counts as not set.
         """
-        if not isinstance(data, Mapping) or data.get("size") not in set(ModelSize):
+        if not isinstance(data, Mapping) or data.get("size") not in list(ModelSize):  # it may not be hashable
             return data
         defaults = {to_camel(name): field.default for name, field in cls.model_fields.items()}
         given = {to_camel(name): value for name, value in data.items()}

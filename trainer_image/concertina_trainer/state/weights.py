@@ -72,6 +72,11 @@ class SafetensorsFiles:
             StorageError: When storage can't be read.
         """
         self.uri = uri
+        self._has_tied_head = False
+        """True if a file has a tensor for the output layer of a model that uses its embeddings there.
+
+        Some programs store the same weights twice. config.json then says that they are tied.
+        """
         if uri.endswith(ENDING):
             folder, _, file = uri.rpartition("/")
             self._folder, self._keys = ObjectPrefix(folder), [file]
@@ -122,7 +127,13 @@ class SafetensorsFiles:
                 f"that they were trained with the same {', '.join(UNSEEN)} and activation as in "
                 "spec.trainer.model"
             )
-        return [weights for key in self._keys for weights in self._read(key, model, family)], unchecked
+        files = [weights for key in self._keys for weights in self._read(key, model, family)]
+        if unchecked and self._has_tied_head:
+            raise InvalidInput(
+                f"{self.uri} has {ENDS['head.weight']}, and this model uses its embeddings as output layer: set "
+                f"spec.trainer.model.tieEmbeddings to false, or put the config.json of the weights at {where}."
+            )
+        return files, unchecked
 
     def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
         """Yield the tensors of a file, each at most once: an expert's tensor is a part of a larger one."""
@@ -144,6 +155,7 @@ class SafetensorsFiles:
             header.pop("__metadata__", None)
             for name, entry in header.items():
                 is_tied_head = model.tie_embeddings and name == ENDS["head.weight"]
+                self._has_tied_head |= is_tied_head
                 if not (name.endswith(PASSED_OVER) or is_tied_head):
                     yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from builders.train import families, small
 from concertina_state.checkpoints.reader import StoredCheckpoint
+from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.optimizer_config import OptimizerConfig
 from concertina_trainer.config.parallelism import ParallelismConfig
@@ -157,7 +158,11 @@ def test_the_head_of_a_tied_model_is_passed_over(tmp_path):
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
     save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, file)
-    decoder_of(config_of(tmp_path), tmp_path)
+    config = config_of(tmp_path)
+    decoder_of(config, tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(InvalidInput, match=r"has lm_head\.weight, and this model uses its embeddings"):
+        SafetensorsFiles(tmp_path.as_uri()).of(config.model)
 
 
 LAYOUTS = {
