@@ -102,7 +102,7 @@ class Subject:
     def begin(self) -> TakenSnapshot:
         """Begin a snapshot as the training loop does.
 
-        This call waits for the copy, and a thread commits the snapshot.
+        This call waits until the tensors are copied. A thread then commits the snapshot.
         """
         return self.snapshots.begin(self._next())
 
@@ -171,10 +171,10 @@ def in_turn(runs: int, works: Mapping[str, Callable[[], object]]) -> dict[str, l
 
 
 def firsts(subject: Subject, runs: int, memory: Path) -> list[float]:
-    """Return the seconds for which the training loop waits at each of the first snapshots of a round.
+    """Return the seconds for which the training loop waits at each of a round's first four snapshots.
 
-    The third snapshot is still being uploaded when its slot is needed again. The first four snapshots therefore use new
-    files.
+    A snapshot is written into a slot, which is a file that later snapshots use again. The third snapshot is still being
+    uploaded when its slot would be used again, so each of the first four snapshots needs a new file.
     """
     seconds = []
     for run in range(runs):
@@ -258,9 +258,9 @@ def durables(subject: Subject, runs: int, disk: Path, bucket: str) -> tuple[dict
     """Return the seconds from the start of a save until the checkpoint is durable, by row, and the checkpoints.
 
     A checkpoint is durable when the file LATEST refers to it. dcp.save, and obstore's own upload of the same file to
-    the same server, run alternately with these saves. In the row `kept`, dcp.save keeps as many checkpoints as
+    the same server, run alternately with concertina's saves. In the row `kept`, dcp.save keeps as many checkpoints as
     concertina, and deletes the oldest one after each save. If a file is deleted just before a save, the save can reuse
-    its memory. On a virtual machine, this halves the time.
+    the file's memory. On a virtual machine, the save then takes half the time.
     """
     newest = dict[str, Durable]()
     target, tensors = disk / "dcp", subject.tensors()

@@ -2,8 +2,9 @@
 
 python benchmarks/checkpoint_floor.py [--mebibytes 1016] [--runs N] [--json FILE]
 
-The unit is processor seconds, because other load on the machine affects them less than elapsed seconds. Use the best
-run. If both ends share two cores, a pull takes at least half of the sum.
+The unit is processor seconds, because other load on the machine affects them less than elapsed seconds. Of several
+runs, use the one with the least processor time. If both ends of a transfer share two cores, it takes at least half of
+the sum of all parts.
 """
 
 import argparse
@@ -54,7 +55,7 @@ class Secure:
 
 
 def parts(pieces: int, folder: Path) -> dict[str, float]:
-    """Return the processor seconds of each part of the transfer of `pieces` pieces."""
+    """Return the processor seconds of each part of a transfer, such as encryption, for `pieces` pieces of data."""
     piece, into, target = memoryview(os.urandom(PIECE)), memoryview(bytearray(PIECE)), bytearray(pieces * PIECE)
     seconds: dict[str, float] = {}
     last = time.process_time()

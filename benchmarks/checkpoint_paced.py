@@ -32,7 +32,7 @@ STEPS = 300
 
 
 class CopiedForFree:
-    """State from which no bytes are copied."""
+    """Training state whose copy takes no time, because no bytes are copied."""
 
     def __init__(self, mebibytes: float) -> None:
         elements = int(mebibytes * 2**18)
@@ -64,7 +64,10 @@ class OneReplica:
 
 
 def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[str, object]]:
-    """Return the seconds of each step by row, and facts such as the number of snapshots that the paced loop took."""
+    """Return the seconds of each step by row.
+
+    Also return facts such as the number of snapshots of the loop that limits their pace.
+    """
     state = CopiedForFree(mebibytes)
     metadata = ShardMetadata(SnapshotId(1, 0, "l", 1), 0, 0, "", "")
 
@@ -100,7 +103,10 @@ def steps(mebibytes: float, memory: Path) -> tuple[dict[str, list[float]], dict[
 
 
 def _timed(end_of_step: Callable[[int], None], count: int) -> list[float]:
-    """Return the seconds of each step. Three steps before them allocate the memory of the slots."""
+    """Return the seconds of each of `count` steps.
+
+    Three further steps run first and are not timed. They allocate the memory of the snapshots' files.
+    """
     seconds = []
     for step in range(1, count + 4):
         started = time.perf_counter()

@@ -30,7 +30,7 @@ GIVE_UP = 60.0
 
 
 class Pulling:
-    """Both agents of a transfer, and the shard that the receiver has pulled."""
+    """The two agents of a transfer, and the shard that the receiving agent pulls from the other."""
 
     def __init__(self, id: p.SnapshotId, address: str, identity: Path, volume: Path) -> None:
         self._id, self._identity, self._volume = id, identity, volume

@@ -94,7 +94,7 @@ class Bench:
             self.say(scenario, f"until {mark} of the jobs {what}", seconds)
 
     def begin(self) -> Usage:
-        """Start a measurement, and return the current usage. The argument `before` of `measured` expects it."""
+        """Start a measurement, and return the current usage. Pass it to `measured` as `before`."""
         self.requests.more()
         self.hosts.longest_standstill()
         return self.meter.usage()
@@ -172,8 +172,7 @@ async def kill_member(bench: Bench) -> None:
 async def _all_train(bench: Bench, names: Collection[str] | None = None) -> None:
     """Wait until all jobs, or the jobs in `names`, train.
 
-    This also covers the end of an earlier fault. If a process was killed between a commit and its Assign, more rounds
-    are necessary.
+    The wait also covers the recovery from an earlier fault. A job may need several rounds for that.
     """
     await bench.jobs.until("train", time.time(), bench.options.limit, lambda _, job: job.trains, names)
 
@@ -248,7 +247,7 @@ async def delete_jobs(bench: Bench) -> None:
 
 
 def _rounds(bench: Bench) -> dict[str, int]:
-    """Return the highest claimed round of each job."""
+    """Return the number of the newest round that the operator has begun for each job."""
     return {name: max(job.claims, default=0) for name, job in bench.jobs.seen.items()}
 
 
@@ -268,7 +267,7 @@ SCENARIOS: Mapping[str, Callable[[Bench], Coroutine[Any, Any, None]]] = {
 
 
 async def _beside(following: asyncio.Task[None], scenario: Coroutine[Any, Any, None]) -> None:
-    """Run the scenario. If the task that watches the jobs fails, raise its error at once.
+    """Run `scenario`. If `following`, the task that watches the jobs, fails meanwhile, raise its error at once.
 
     Without that task, the scenario would wait forever.
     """

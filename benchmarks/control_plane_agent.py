@@ -69,8 +69,8 @@ REACH_BACKLOG = 64
 def beat_rarely() -> None:
     """Make the members and coordinators of this process send heartbeats less often.
 
-    The operator does not receive these messages. They caused almost all of the processor time of a stand-in: 6 ms per
-    second for a job with four replicas.
+    The operator does not receive heartbeats. At the usual rate, they caused almost all of the processor time of a
+    simulated agent: 6 ms per second for a job with four replicas.
     """
     p.BEAT_SECONDS = MEMBER_BEAT_SECONDS
     for module in (p, coordinator):
@@ -89,9 +89,9 @@ class NoShards:
 
 class StandIn:
     def __init__(self, settings: AgentSettings) -> None:
-        """Initialize the stand-in, inside a running event loop.
+        """Initialize the simulated agent. An event loop must be running.
 
-        Raises OSError or ssl.SSLError if the identity can't be read.
+        Raises OSError or ssl.SSLError if the agent's certificate can't be read.
         """
         self._settings = settings
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -128,7 +128,7 @@ class StandIn:
         """Functions that carry out each type of effect, in order. Effects on storage have no functions."""
 
     def start(self) -> None:
-        """Start to listen.
+        """Start to listen for connections.
 
         Raises OSError if the address is not available.
         """
@@ -145,7 +145,7 @@ class StandIn:
         self.emit(e.TerminationNotice(grace))
 
     async def die(self) -> None:
-        """Close the port and break all connections, as when the process is killed."""
+        """Close the port and break all connections, as happens when an agent's process is killed."""
         self._dead = True
         self._tasks.cancel()
         if self._ticks is not None:
@@ -274,10 +274,10 @@ class StandInWorkers:
 
 
 class Reach:
-    """Check of whether other stand-ins can be reached, over connections that stay open.
+    """Check of whether other simulated agents can be reached, over connections that stay open.
 
-    In a large job, each stand-in always checks the same few others. Real agents also keep the connections for their
-    pings open. For an agent, a ping takes 0.05 ms for both ends together.
+    In a large job, each simulated agent always checks the same few others. Real agents also keep the connections for
+    their pings open. For an agent, a ping takes 0.05 ms for both ends together.
     """
 
     def __init__(self, pod_ip: str) -> None:

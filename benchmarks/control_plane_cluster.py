@@ -126,7 +126,7 @@ class Operator:
         return self._process.pid
 
     async def start(self, limit: float = START_SECONDS) -> float:
-        """Start a process, wait until it works, and return the Unix time of the start in seconds.
+        """Start an operator process, wait until it works, and return the Unix time of the start in seconds.
 
         Raises:
             TimeoutError: When the process does not work in time.
@@ -163,7 +163,10 @@ class Operator:
                 self.end()
 
     async def heard(self) -> int:
-        """Return the number of open agent streams from the operator's metrics, or 0 if there is no response."""
+        """Return the number of agents connected to the operator, from its metrics.
+
+        Return 0 if the operator does not respond.
+        """
         url = f"http://{self._metrics}/metrics"
         try:
             answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=SCRAPE_SECONDS)
@@ -174,7 +177,7 @@ class Operator:
         return int(next(sample.value for sample in streams.samples if sample.labels == {"state": "open"}))
 
     def errors(self) -> Counter[str]:
-        """Return the number of occurrences of each exception in the operator's log, by its last line."""
+        """Return how often each exception occurs in the operator's log, keyed by the last line of its traceback."""
         lines = (json.loads(line) for line in self.log.read_text().splitlines() if '"traceback"' in line)
         return Counter(str(line["traceback"]).strip().splitlines()[-1][:200] for line in lines)
 
@@ -303,7 +306,10 @@ class Requests:
     _read: int = 0
 
     def more(self) -> list[Request]:
-        """Return the requests since the last call. A request may appear with a delay of a second."""
+        """Return the requests since the last call.
+
+        The audit log may contain a request only a second after it was sent.
+        """
         requests: list[Request] = []
         with self.path.open("rb") as file:
             file.seek(self._read)

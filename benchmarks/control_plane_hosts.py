@@ -43,7 +43,10 @@ class KillNode:
 
 @dataclass(frozen=True)
 class LongestStandstill:
-    """Order to return the longest time for which the event loop was blocked since the last such order."""
+    """Order to a process of simulated nodes: return the longest time for which its event loop was blocked.
+
+    The time counts since the previous order of this kind.
+    """
 
 
 Order = KillPod | KillNode | LongestStandstill | None

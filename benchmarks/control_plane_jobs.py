@@ -67,7 +67,7 @@ class SeenJob:
 
     @property
     def is_smaller(self) -> bool:
-        """True if the job started without a replica that was too slow to answer."""
+        """True if the job started with fewer replicas than requested, because one was too slow to answer."""
         return self.trains and len(self.members) < self.wanted
 
     @property
@@ -99,7 +99,7 @@ class Jobs:
         self.seen: dict[str, SeenJob] = {}
 
     def of(self, name: str) -> SeenJob:
-        """Return the job to which an object belongs, by the beginning of the object's name."""
+        """Return the job to which the object with this name belongs. The object's name begins with the job's name."""
         return self.seen.get("-".join(name.split(".")[0].split("-")[:2]), SeenJob(0))
 
     async def create(self, names: Iterable[str], replicas: int) -> None:
@@ -153,10 +153,10 @@ class Jobs:
         holds: Callable[[str, SeenJob], bool],
         names: Collection[str] | None = None,
     ) -> dict[str, float]:
-        """Return the seconds since `begun` after which the condition is true for half, 99 % and all of the jobs.
+        """Return the seconds since `begun` after which `holds` is true for half, 99 % and all of the jobs.
 
-        The condition is checked for all jobs, or for the jobs in `names`. A value is infinite if it was not reached
-        within `limit` seconds.
+        `holds` is called for all jobs, or for the jobs in `names`. If a share of the jobs does not reach the condition
+        within `limit` seconds, its value is infinite.
         """
         of = self.seen if names is None else {name: self.seen[name] for name in names}
         said_at = time.time()

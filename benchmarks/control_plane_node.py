@@ -36,7 +36,8 @@ KILLED = 137
 
 @dataclass
 class Identities:
-    """Certificates of jobs. Each Secret is read once and stored in a folder."""
+    """Certificates of jobs, read from Secrets. Each Secret is read once, and its certificates are stored in a folder.
+    """
 
     client: Client
     folder: Path
@@ -202,7 +203,7 @@ class SimulatedNode:
         return agent
 
     async def _end(self, pod: Raw, running: RunningPod | None) -> None:
-        """End a pod that is being deleted."""
+        """End a pod that is being deleted: stop its simulated agent, and report the end to the API server."""
         if running is not None:
             running.ending = True
             if not running.agent.ended.done():

@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return the speed in Mtok/s by row, and further facts."""
+    """Return the speed in Mtok/s by row, and further facts such as the cost of computing the order of sequences."""
     speeds: dict[str, list[float]] = collections.defaultdict(list)
     facts: dict[str, Any] = {}
     made = folder / "data"
@@ -135,9 +135,10 @@ def write(uri: str, mebibytes: int) -> None:
 
 
 def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the fastest variant of each peer that shuffles single sequences, and its variant that shuffles runs.
+    """Return two variants of each other library: its fastest variant for single sequences, and its variant for runs.
 
-    `facts` receives the speed of all variants in Mtok/s. If a peer could not run, it receives the reason.
+    The first variant shuffles single sequences. The second one shuffles runs of consecutive sequences. `facts` receives
+    the speed of all variants in Mtok/s. If a library could not run, `facts` receives the reason.
     """
     best, facts["sweep"] = [], {}
     for name, ways in data_peers.WAYS.items():
@@ -154,7 +155,7 @@ def sweep(made: Path, facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def speed(batches: Iterable[Any]) -> float:
-    """Return the speed in Mtok/s, measured in the same way as for the peers."""
+    """Return the speed in Mtok/s, measured in the same way as for the other libraries."""
     seconds, tokens = data_peers.consume(batches, LENGTH, MOST_SECONDS)
     return tokens / seconds / 1e6
 
@@ -174,7 +175,10 @@ def read_in_script(uri: str) -> Iterator[Any]:
 
 
 def cold(uri: str) -> float:
-    """Return the speed in Mtok/s. The time includes the start, in which the first shards are downloaded."""
+    """Return the speed in Mtok/s of reading from S3 with an empty cache.
+
+    The time includes the start, in which the first shards are downloaded.
+    """
     started = time.perf_counter()
     count = sum(len(batch) for batch in read(uri))
     return count * LENGTH / (time.perf_counter() - started) / 1e6

@@ -39,7 +39,10 @@ Batches = Iterable[Any]
 
 
 def install() -> Path:
-    """Return the folder with the peers and their dependencies, except torch and numpy. Install them on first use."""
+    """Return the folder with the other libraries and their dependencies, except torch and numpy.
+
+    Install them on first use.
+    """
     if not (FOLDER / "complete").exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
@@ -244,7 +247,7 @@ def measure(name: str, way: str, folder: Path, length: int, batch: int, most_sec
     """Return the speed in Mtok/s, measured in a separate process.
 
     Raises:
-        RuntimeError: When the peer could not run. The message contains its output.
+        RuntimeError: When the library could not run. The message contains its output.
     """
     path = f"{install()}:{Path(__file__).parent}"
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -101,7 +101,7 @@ async def _hear(ports: list[int]) -> dict[str, float]:
     connections = AgentConnections(changed)
 
     async def job(number: int, port: int) -> None:
-        """Observe a job as its first pass does."""
+        """Connect to the coordinator of job `number`, as the operator does when it first sees a job."""
         await connections.open(uid(number), CREATED, MASTER)
         connections.watch(uid(number), {"a-0-0": f"127.0.0.1:{port}"})
 

@@ -128,7 +128,7 @@ def snapshots(subject: Subject, runs: int) -> tuple[dict[str, list[float]], floa
     stager = DefaultStager(StagingOptions(True, True, False, False))
 
     def stages_twice() -> bool:
-        """Return whether the stager can be used again: that of torch 2.11 ends with its first snapshot."""
+        """Return whether torch's stager can be used for more than one snapshot. The stager of torch 2.11 can not."""
         for _ in range(2):
             try:
                 stager.stage({"a": torch.ones(1, device="cuda")})

@@ -248,7 +248,10 @@ Average = Callable[[Sequence[float]], float]
 
 
 def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: str, average: Average) -> list[float]:
-    """Return by how many percent each block of `one` is slower than the neighbouring block of `other`."""
+    """Return by how many percent the steps in each block of `one` are slower than those in the next block of `other`.
+
+    `one` and `other` are kinds of blocks.
+    """
     percents = []
     for at in range(0, len(blocks), 3):
         turn = {kind: average(seconds) for kind, seconds in blocks[at : at + 3]}
@@ -257,7 +260,7 @@ def differences(blocks: Sequence[tuple[str, Sequence[float]]], one: str, other: 
 
 
 def interval(values: Sequence[float], average: Average) -> tuple[float, float]:
-    """Return the 95 % interval of the average, by bootstrap."""
+    """Return the 95 % confidence interval of the average of `values`, by bootstrap."""
     draw = random.Random(0)
     averages = sorted(average(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
     return averages[int(0.025 * RESAMPLES)], averages[int(0.975 * RESAMPLES)]
@@ -267,9 +270,9 @@ PAIRS = {"with beside without": (WITH, WITHOUT), "without beside without": (AGAI
 
 
 def judge(kind: Kind, seen: Run) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """Return the milliseconds of steps by row, and the difference of each pair of kinds with its interval.
+    """Return the milliseconds of steps by row, and the difference of each pair of kinds of blocks.
 
-    Differences and intervals are in percent.
+    Each difference has its confidence interval. Differences and intervals are in percent.
     """
     steps: dict[str, list[float]] = {}
     facts: dict[str, dict[str, float]] = {}

@@ -96,7 +96,10 @@ def small(stage: Stage, name: str, samples: dict[str, list[float]], kind: str) -
 
 
 def lags(stage: Stage, samples: list[float], stop: threading.Event) -> None:
-    """Record, twice a second, the age in seconds of the progress in the job's status."""
+    """Record, twice a second, how many seconds old the progress in the job's status is.
+
+    Stop when `stop` is set.
+    """
     while not stop.wait(0.5):
         at = stage.job("trains", "small")["status"]["progress"]["at"]
         samples.append(time.time() - unix_seconds(at))

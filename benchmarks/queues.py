@@ -124,7 +124,7 @@ def kinds(checkpoint_seconds: int) -> Mapping[str, Kind]:
 
 @dataclass
 class Bench:
-    """Cluster with Kueue, JobSet and the operator, and with a queue whose quota is ALL GPUs."""
+    """Cluster with Kueue, JobSet and the operator, and with a queue whose quota is all GPUs of the cluster (`ALL`)."""
 
     client: Client
     folder: Path
@@ -187,7 +187,7 @@ class Bench:
         return trace
 
     def _trains(self, trace: Path, workers: int, seconds: float = 0.0) -> Step:
-        """Return the first step with `workers` ranks, after training with this number of ranks has lasted `seconds`."""
+        """Wait until training with `workers` ranks has lasted `seconds`, and return its first step."""
 
         def long() -> Step | None:
             taken = [step for step in steps(trace) if step.world == workers]
@@ -211,7 +211,7 @@ def _first(trace: Path, workers: int, after: float) -> Step | None:
 
 
 def lost(done: Sequence[Step]) -> int:
-    """Return the total number of steps by which rank 0 went back."""
+    """Return the number of steps that rank 0 had to train again, because it continued from an earlier step."""
     return sum(max(0, one.step - other.step + 1) for one, other in pairwise(done))
 
 

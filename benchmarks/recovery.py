@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def split(found: list[Recovery]) -> dict[str, list[float]]:
-    """Return the seconds of each part, over all runs of a row."""
+    """Return the seconds of each part of a recovery, such as the detection, as a list over all runs of a row."""
     return {part: [recovery.parts[part] for recovery in found] for part in PARTS}
 
 

@@ -47,7 +47,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 class Recovery:
     """Times of one recovery in seconds.
 
-    The sum of `parts` is `total`, except for the time between two logs.
+    The sum of `parts` is `total`, except for the time between an event in one log and the next event in another log.
     """
 
     total: float
@@ -188,10 +188,10 @@ class Bench:
         return Recovery(at_work.at - warm, replayed, self._parts(at_work, warm))
 
     def _joined(self, before: dict[str, Any]) -> tuple[float, int]:
-        """Return the Unix time at which the successor of a lost member was warm, and the round that it joined.
+        """Return the Unix time at which the replacement of a lost member was warm, and the round that it joined.
 
-        The successor is warm after its own imports, or after importing the modules that another replica learned from
-        the script.
+        The replacement is warm when it has imported the modules that its workers need. For a script, another replica
+        may have told it which modules these are.
         """
         known = {*_instance_by_replica(before).values()}
 
@@ -263,7 +263,7 @@ class Bench:
         return BLOWS[scenario](Victims(self._stage, uid, status, self._stopped))
 
     def _revert(self) -> None:
-        """Start nodes that do not run, and continue stopped processes."""
+        """Undo the injected faults: start nodes that do not run, and continue stopped processes."""
         for pid in self._stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -274,7 +274,8 @@ class Bench:
                 cluster.start_node(name)
 
     def _at_work_since(self, known: int) -> RoundStarted | None:
-        """Return the log line of the first finished step in a round above `known`, or None."""
+        """Return the log line of the first finished step in a round after round `known`, or None if there is none yet.
+        """
         for pod in self._stage.pods(self._name):
             if pod["status"].get("phase") != "Running":
                 continue

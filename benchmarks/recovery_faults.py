@@ -20,7 +20,11 @@ OPERATOR_TOO = "member and operator"
 
 @dataclass
 class Victims:
-    """Processes that faults can affect, from the job's status, and the stopped processes to continue later."""
+    """Processes of a job into which faults can be injected.
+
+    The job's status names these processes. The object also lists the processes that a fault has stopped, to continue
+    them later.
+    """
 
     stage: Stage
     uid: str

@@ -35,7 +35,7 @@ def job(name: str, replicas: int) -> dict[str, Any]:
 
 
 def seconds(begun: float, what: str, check: Callable[[], Any]) -> float:
-    """Return the seconds until the condition is true. The result is infinite if that takes too long."""
+    """Return the seconds from `begun` until `check` returns True. The result is infinite if that takes too long."""
     try:
         until(what, LIMIT, check)
     except TimeoutError as error:

@@ -19,7 +19,10 @@ A value is infinite if the run did not finish.
 
 @contextmanager
 def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Print a message about a part of the setup. Yield a function for further messages, which ignores them."""
+    """Print a message about a part of the setup.
+
+    Yield a function that callers may call with further messages, but that prints nothing.
+    """
     print(f"{text} ...", flush=True)
     yield lambda more: None
 

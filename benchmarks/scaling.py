@@ -130,12 +130,12 @@ def written(folder: Path, ranks: int, process: subprocess.Popen[bytes], log: Cal
 
 
 def mean(rank: Rank, key: str) -> float:
-    """Return the mean of a key over all steps, in milliseconds."""
+    """Return the mean of the time `key` of a rank over all steps, in milliseconds."""
     return 1000 * statistics.fmean(rank[key])
 
 
 def note(rows: dict[str, list[float]], name: str, ranks: Sequence[Rank]) -> None:
-    """Append one value per rank to the rows."""
+    """Append one value of each rank to each row of `rows`."""
     for rank in ranks:
         processor, computing = mean(rank, "processor"), mean(rank, "computing")
         rows.setdefault(f"{name}: processor time", []).append(processor)

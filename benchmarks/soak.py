@@ -90,7 +90,7 @@ class Outcome:
 
 async def drill_on(target: Target, name: str, options: argparse.Namespace, over: float, shared: asyncio.Lock,
                    played: list[Played]) -> None:  # fmt: skip
-    """Run drills on one job until the time is over."""
+    """Run drills (injected faults) on one job until the time `over`."""
     chance, due = random.Random(f"{options.seed} {name}"), time.time()
     async with target.connect() as (client, namespace):
         job = DrillTarget(client, namespace, name, cluster.serving(client.access.server))
@@ -150,7 +150,7 @@ def suspended(stage: Stage, name: str) -> bool:
 
 
 def spent(stage: Stage, name: str) -> dict[str, float]:
-    """Return the seconds of a job's lifetime so far, by goodput class."""
+    """Return how a job has spent its lifetime so far, in seconds, by goodput class such as training or restoring."""
     goodput = stage.job(name)["status"].get("goodput", {})
     return {what: goodput.get(what, 0.0) for what in BUCKETS}
 

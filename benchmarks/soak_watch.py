@@ -139,7 +139,10 @@ class Memory:
 
 
 def _settled(points: list[tuple[float, float]], peaks: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the values after the process's first peak. Without a peak, return the values after its first minute."""
+    """Return the memory values after the process's first peak.
+
+    Without a peak, return those after the process's first minute.
+    """
     begin, end = points[0][0], points[-1][0]
     settled = next((peak for peak in sorted(peaks) if begin < peak < end), begin + 60.0)
     return [(at, size) for at, size in points if at >= settled]

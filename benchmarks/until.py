@@ -8,7 +8,7 @@ from typing import Any
 
 
 def until(what: str, limit: float, check: Callable[[], Any]) -> Any:
-    """Call `check` until its result is truthy, and return that result.
+    """Call `check` until its result is truthy, and return that result. `what` describes the condition.
 
     Raises:
         TimeoutError: When that takes longer than `limit` seconds. The message contains `what`.

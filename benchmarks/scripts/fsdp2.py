@@ -1,4 +1,5 @@
-"""Peer of `scaling.py`: a plain FSDP2 script of the same model for torchrun, as in torch's tutorials."""
+"""Plain FSDP2 script of the same model for torchrun, as in torch's tutorials. `scaling.py` compares concertina with it.
+"""
 
 from __future__ import annotations
 

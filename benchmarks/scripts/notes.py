@@ -26,7 +26,7 @@ class Notes:
         """Further values of the rank."""
 
     def add(self, waiting: float = 0.0) -> bool:
-        """Record a step, and return whether all steps are done.
+        """Record a step, and return whether all steps that TURNS requests are done.
 
         `waiting` is the number of seconds spent in collectives so far.
         """

@@ -21,7 +21,7 @@ KINDS = ("with", "without", "without, again")
 
 
 class Hooks:
-    """Time that the measurements themselves take, and the number of their calls, per step."""
+    """Cost of the measurements: the time that they take and the number of their calls, per step."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = collections.defaultdict(list)
@@ -85,6 +85,7 @@ class Turns:
 
 
 def _typical(steps: list[tuple[float, int]]) -> tuple[float, float, float]:
-    """Return the seconds in the median step, the seconds in the mean step, and the mean number of calls."""
+    """Return the cost of the measurements per step: the median seconds, the mean seconds, and the mean number of calls.
+    """
     seconds = [duration for duration, _ in steps]
     return statistics.median(seconds), statistics.fmean(seconds), statistics.fmean(calls for _, calls in steps)

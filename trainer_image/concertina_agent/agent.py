@@ -47,7 +47,9 @@ class Agent:
     """The agent of a replica, which is process 1 of its container."""
 
     def __init__(self, settings: AgentSettings) -> None:
-        """Read the volume's contents, and prepare the agent to run. An event loop must already be running.
+        """Read the contents of the replica's volume, and prepare the agent to run.
+
+        An event loop must already be running.
 
         Raises:
             OSError: If a file or folder is missing; the error names it.
@@ -183,7 +185,7 @@ class Agent:
     async def _ship_all(self) -> None:
         """Before the exit, send all records of the run that the tracking tool has not received yet.
 
-        If there is a grace period, sending stops when that period ends.
+        If the pod is being terminated, sending stops when the pod's grace period ends.
         """
         if self._tracking is not None:
             notice = self._core.notice

@@ -179,7 +179,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the arguments before the first `--`, and those after it, which are the user's own command."""
+    """Return the arguments before the first `--`, and the arguments after it, which are the user's own command."""
     separator = arguments.index("--") if "--" in arguments else len(arguments)
     return list(arguments[:separator]), tuple(arguments[separator + 1 :])
 

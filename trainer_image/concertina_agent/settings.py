@@ -80,7 +80,8 @@ class AgentSettings:
 
     @property
     def even(self) -> bool:
-        """True if all ranks have equally large parts of the state, in the order of the ranks, as with FSDP alone."""
+        """True if the state is divided into equally large parts, in the order of the ranks. That is so with FSDP alone.
+        """
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
 
@@ -131,7 +132,7 @@ def read(
 
 
 def _object(text: str) -> Mapping[str, object]:
-    """Parse a JSON object. The text `null` yields an empty one.
+    """Parse a JSON object, and return it. For the text `null`, return an empty object.
 
     Raises:
         ValueError: If the text is not a JSON object.
@@ -214,10 +215,11 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def _with_trainer_defaults(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment of the bundled trainer. Variables that the pod template sets stay.
+    """Return the environment with defaults for the bundled trainer.
 
-    The compiler's cache contains code that workers run. So its folder is in the pod's own volume by default, and not in
-    a folder for temporary files, which other jobs may be able to write to.
+    Variables that the pod template sets are not changed. The compiler's cache contains code that workers run. So its
+    folder is in the pod's own volume by default, and not in a folder for temporary files, which other jobs may be able
+    to write to.
     """
     if command:
         return environment
@@ -238,7 +240,9 @@ def _volume(environment: Mapping[str, str]) -> Path:
 
 
 def _with_temporary_folder(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment. If the container has no writable temporary folder, TMPDIR is a folder in the volume.
+    """Return the environment with a usable temporary folder.
+
+    If the container has no writable temporary folder, TMPDIR is set to a folder in the volume.
 
     torch cannot be imported without a temporary folder (decision "Temporary files where nothing else is writable").
     """

@@ -198,7 +198,7 @@ class AgentState:
 
     @property
     def held(self) -> tuple[p.HeldSnapshot, ...]:
-        """Snapshots that this agent holds, newest first."""
+        """Snapshots whose shards are in the volume of this agent, newest first."""
         return self.snapshots.all()
 
     @property
@@ -237,7 +237,7 @@ class AgentState:
         return tuple(r.coordinator.noticed()) if r.coordinator is not None else r.leaving
 
     def _is_last_holder(self, r: Membership) -> bool:
-        """Return whether this agent may be the only one left that has a certain state.
+        """Return whether this agent may be the only remaining agent that has the training state of its shards.
 
         Termination notices often come in groups. Until the coordinator has reported which other members depart, the
         result is therefore True.
@@ -253,7 +253,10 @@ class AgentState:
         return bool(leaving & {names[r.me - 1], names[(r.me + 1) % len(names)]} - {self.replica})
 
     def all_succeeded(self) -> bool:
-        """Return whether the whole round has succeeded, as the coordinator reports. Agents then exit with code 0."""
+        """Return whether the whole round has succeeded, as the coordinator reports.
+
+        All agents of the round then exit with code 0.
+        """
         r = self.round
         is_outcome_known = r is not None and (r.coordinator is not None or r.succeeded_at is not None)
         return is_outcome_known and self.reported is OwnState.SUCCEEDED
@@ -274,6 +277,6 @@ class AgentState:
         return e.Reply(request, p.Refused(reason, *self.seen))
 
     def refuse_older(self, request: int, round: int) -> e.Reply:
-        """Refuse a request that is not of the highest round and claim that this agent has seen."""
+        """Return the refusal of a request that is older than the highest round and claim that this agent has seen."""
         highest = f"{self.seen[0]} ({self.seen[1]})"
         return self.refuse(request, f"round {round} under this claim is not the highest seen here: {highest}")

@@ -40,7 +40,10 @@ class RequestReceived:
 
 @dataclasses.dataclass(frozen=True)
 class WorkersGone:
-    """Event after KillWorkers: no worker of a round below `round` is left, and the volume has been read since."""
+    """Event after KillWorkers: no worker of a round before `round` is left.
+
+    After their end, the agent has read the volume again.
+    """
 
     round: int
     held: Optional[tuple[p.HeldSnapshot, ...]] = None
@@ -55,7 +58,7 @@ class WorkersGone:
 
 @dataclasses.dataclass(frozen=True)
 class StoreBound:
-    """Event after BindStore: a port is bound for the c10d store of the round."""
+    """Event after BindStore: a port is bound for the round's c10d store, at which the ranks rendezvous."""
 
     round: int
     claim: str
@@ -64,7 +67,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Event after PingPeers: these candidates have answered a Ping. This agent is one of them."""
+    """Event after PingPeers: these candidates for the round have answered a Ping. They include this agent itself."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -93,7 +96,7 @@ class WorkerMessage:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerExited:
-    """Event: a worker has exited. All its messages have been handled before.
+    """Event: a worker has exited. This event comes after all messages of that worker.
 
     `code` is negative for a signal, as in `subprocess`.
     """
@@ -166,7 +169,7 @@ class CoordinatorGone:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCopied:
-    """Event: the next member in the ring of copies has a copy of this shard of this agent."""
+    """Event: the next member in the ring of copies has copied this shard, which a worker of this agent has saved."""
 
     id: p.SnapshotId
     shard: int
@@ -174,7 +177,7 @@ class PeerCopied:
 
 @dataclasses.dataclass(frozen=True)
 class CopyHeld:
-    """Event: this agent has a copy of this shard of the previous member in the ring of copies."""
+    """Event: this agent has copied this shard from the previous member in the ring of copies."""
 
     id: p.SnapshotId
     shard: int
@@ -191,7 +194,7 @@ class PartShipped:
 class PublishDone:
     """Event after Publish: the attempt to publish a checkpoint is over.
 
-    `durable` is the checkpoint that LATEST names now.
+    `durable` is the checkpoint that the file LATEST in storage names now.
 
     `durable` is None if the checkpoint was refused permanently, because a later round or another job has published one.
     """
@@ -210,7 +213,7 @@ class StorageSeen:
 
 @dataclasses.dataclass(frozen=True)
 class TrackingSeen:
-    """Event: the tracking tool has started or stopped accepting records."""
+    """Event: the tracking tool, such as MLflow, has started or stopped accepting records of the run."""
 
     trouble: str
     """Sentence about why the tracking tool does not accept records, or "" if it does."""
@@ -218,7 +221,10 @@ class TrackingSeen:
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """Event: the preparation for warm starts has ended. Workers can start at once, or never if `error` is set."""
+    """Event: the preparation for warm starts has ended.
+
+    Workers can now start at once. If `error` is set, they can't be started at all.
+    """
 
     error: str = ""
 
@@ -234,8 +240,8 @@ class Learning:
 class WarmStartKnown:
     """Event: the agent now knows how well warm starts work for the user's command.
 
-    The event says why the command has no warm start, or which modules each warm start has to import again. A new event
-    of this kind replaces the previous one.
+    The event says why the command has no warm start, or which modules each worker imports again in spite of its warm
+    start. A new event of this kind replaces the previous one.
     """
 
     warm_start_disabled_reason: str = ""
@@ -325,11 +331,11 @@ class PersistSeen:
 
 @dataclasses.dataclass(frozen=True)
 class KillWorkers:
-    """Effect: end everything of rounds below `round`, then emit WorkersGone(round).
+    """Effect: end all workers and transfers of rounds before `round`, then emit WorkersGone(round).
 
     Workers whose processes can continue in the next round are asked to leave their round. All other workers are killed
-    by SIGKILL and reaped. The store, copies, uploads, and the streams between coordinator and members are ended. If
-    this effect occurs again, it is carried out again.
+    by SIGKILL and reaped. The store, copies, uploads, and the streams between coordinator and members are ended. The
+    effect may occur again for the same round, and is then carried out again.
     """
 
     round: int
@@ -337,7 +343,7 @@ class KillWorkers:
 
 @dataclasses.dataclass(frozen=True)
 class BindStore:
-    """Effect: bind a port for the c10d store of the round, then emit StoreBound."""
+    """Effect: bind a port for the round's c10d store, at which the ranks rendezvous. Then emit StoreBound."""
 
     round: int
     claim: str
@@ -379,7 +385,7 @@ class StartRound:
 
 @dataclasses.dataclass(frozen=True)
 class CopyFrom:
-    """Effect: copy these shards of another member after each of its commits in this round.
+    """Effect: copy the shards of another member, each time that member has saved a snapshot in this round.
 
     After each copy, emit CopyHeld.
     """
@@ -424,7 +430,7 @@ class Broadcast:
 
 @dataclasses.dataclass(frozen=True)
 class Ship:
-    """Effect: upload a shard file to storage. Repeat until it is there (PartShipped) or the round is over.
+    """Effect: upload a shard file to storage. Repeat until the file is in storage (PartShipped) or the round is over.
 
     If an earlier upload of the same shard is not finished, it is dropped.
     """
@@ -450,7 +456,9 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Undo:
-    """Effect on the coordinator: make LATEST name no state that a rollback has undone, then emit StorageSeen.
+    """Effect on the coordinator: make LATEST name no checkpoint that a rollback has undone.
+
+    Then emit StorageSeen.
 
     Failed attempts are repeated, even after the end of the round. Until one succeeds, no checkpoint is published.
     """
@@ -483,12 +491,15 @@ class UseStorage:
 
 @dataclasses.dataclass(frozen=True)
 class ProbeStorage:
-    """Effect: check what LATEST names, because what the agent knows may be outdated. StorageSeen follows."""
+    """Effect: check which checkpoint LATEST names, because the agent's knowledge may be outdated.
+
+    Then emit StorageSeen.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Exit:
-    """Effect: exit with this code."""
+    """Effect: end the agent's process with this exit code."""
 
     code: int
 

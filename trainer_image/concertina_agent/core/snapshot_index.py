@@ -49,7 +49,7 @@ class SnapshotIndex:
         return max(older, key=lambda id: (id.round, id.step), default=None)
 
     def keep(self, round: int, *ids: Optional[SnapshotId]) -> tuple[SnapshotId, ...]:
-        """Remove the snapshots of rounds before `round`, except those in `ids`, and return the removed ones.
+        """Remove the snapshots of rounds before `round`, except those in `ids`, from the index, and return them.
 
         The job's memory request has no space for all snapshots of an earlier round beside those of `round`
         (plan/state/snapshot_memory.py).

@@ -47,7 +47,7 @@ class OwnState(str, enum.Enum):
 
     @property
     def on_wire(self) -> p.State:
-        """State as in messages, in which `preparing` is called `prepared`."""
+        """The same state under its name in messages. Only `preparing` has another name there: `prepared`."""
         return p.State.PREPARED if self is OwnState.PREPARING else p.State(self.value)
 
 
@@ -104,7 +104,7 @@ TRANSITIONS: Mapping[OwnState, Mapping[OwnState, tuple[type, ...]]] = {
 
 
 def trigger(event: e.Event) -> type:
-    """Return the class that stands for an event in TRANSITIONS.
+    """Return the class by which the table TRANSITIONS refers to an event.
 
     For a request, it is the class of the request's message.
     """

@@ -1,7 +1,7 @@
 """Records of the run for a tracking tool, derived from the events that the agent handles.
 
-The record of a step includes an evaluation after that step. So it is written only at the next step, or when the worker
-exits. The module has no side effects.
+The record of a step includes an evaluation after that step. So the record is written only at the next step, or when the
+worker exits. The module has no side effects.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TrackingRecorder:
     """
 
     def __init__(self, every_steps: int) -> None:
-        """Prepare to record one in `every_steps` steps, and each step with an evaluation."""
+        """Prepare to record every `every_steps`-th step, and also each step that is followed by an evaluation."""
         self._every_steps = every_steps
         self._round_record = RoundRecord(-1)
 

@@ -46,7 +46,7 @@ class UploadState:
         return None if latest is None or self.voids(latest.round, latest.step) else latest
 
     def voids(self, round: int, step: int) -> bool:
-        """Return whether a rollback made the state of this round and step invalid."""
+        """Return whether a rollback of the job has made the state of this round and step invalid."""
         return any(rollback.covers(round, step) for rollback in self.undone)
 
     @property
@@ -74,7 +74,10 @@ class UploadState:
         self._wanted.clear()
 
     def wanted(self, message: WantDurable) -> None:
-        """Record that a shard must be uploaded. A new request replaces an earlier request for the same shard."""
+        """Record that a worker has requested the upload of a shard.
+
+        A new request replaces an earlier request for the same shard.
+        """
         self._unshipped = {waiting for waiting in self._unshipped if waiting[1] != message.shard}
         self._unshipped.add((message.id, message.shard))
         self._wanted.add((message.id, message.shard))
@@ -85,7 +88,7 @@ class UploadState:
         return (id, shard) in self._wanted
 
     def is_coming(self, id: SnapshotId, shard: int) -> bool:
-        """Return whether a shard is being uploaded, or is in storage already."""
+        """Return whether an upload of this shard has been requested or is finished."""
         arrived = any((part.id, part.shard) == (id, shard) for part in self.parts)
         return arrived or (id, shard) in self._unshipped
 
@@ -103,7 +106,8 @@ class UploadState:
     def seen(self, storage: Storage, round: int) -> bool:
         """Record the state of storage after a check, and return whether anything has changed.
 
-        If the check has failed, the checkpoint that LATEST was last seen to name is kept.
+        If the check has failed, this agent still assumes that LATEST names the same checkpoint as at the last
+        successful check.
         """
         if storage.state == StorageHealth.ERROR and storage.latest is None:
             previous = self.storage or storage

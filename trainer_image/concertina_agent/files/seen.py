@@ -15,8 +15,8 @@ from concertina_protocol.log import log_event
 def read(volume: Path) -> tuple[int, str]:
     """Return the highest round and claim seen, or (0, "") if there is no file or it cannot be read.
 
-    An agent without the file knows as little as the agent of a new pod. That is sufficient, because claims and instance
-    ids prevent old rounds from returning (decision "Agents without seen.json act like new pods").
+    Without the file, the agent behaves like the agent of a new pod. That is safe, because claims and instance ids
+    prevent old rounds from returning (decision "Agents without seen.json act like new pods").
     """
     try:
         record = json.loads((volume / "seen.json").read_text())

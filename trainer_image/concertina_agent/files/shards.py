@@ -27,7 +27,7 @@ protocol."""
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Shard file that is complete."""
+    """Complete shard file, which has a sidecar with its size and checksum."""
 
     path: Path
     id: p.SnapshotId
@@ -94,7 +94,7 @@ def part_of(size: int, number: int, parts: int) -> range:
 
 
 def fill(path: Path, header: p.ShardHeader, read_into: Callable[[memoryview], int], number: int = 0) -> int:
-    """Write a part of a shard into its file, and return the part's crc32.
+    """Write part `number` of a shard into the file at `path`, and return the part's crc32.
 
     The shard counts as present only after `commit`, when all its parts are written.
 

@@ -58,14 +58,14 @@ class SnapshotFiles:
         return next((shard for shard in self._all() if (shard.id, shard.number) == (id, number)), None)
 
     def committed(self, path: Path) -> None:
-        """Record that a worker has committed the slot at `path`."""
+        """Record that a worker has completely written its shard into the file at `path`."""
         shard = committed_shard(path)
         if shard is not None:
             self._newest[shard.id.round, shard.number] = shard
             self.news.notify()
 
     def link_for_shipping(self, path: Path, step: int) -> Path:
-        """Create a hard link to a committed slot, and return its path.
+        """Create a hard link to the shard file at `path`, and return the link's path. The link is for the uploader.
 
         The uploader removes the link when the shard is in storage.
         """
@@ -80,7 +80,7 @@ class SnapshotFiles:
         return shard if shard is not None and shard.id.step > after_step else None
 
     def drop(self, ids: Iterable[p.SnapshotId]) -> None:
-        """Delete these snapshots, and all shards that were fetched from peers."""
+        """Delete the snapshots `ids`, and all shards that workers have fetched from peers to restore a state."""
         unwanted = set(ids)
         for shard in [shard for shard in self._all() if shard.id in unwanted]:
             remove_sidecar(shard.path)
@@ -94,9 +94,9 @@ class SnapshotFiles:
     def discard(self, shard: Shard) -> None:
         """Delete a shard whose bytes are damaged, so that no later round uses it.
 
-        The slot is not deleted if it has no sidecar or another sidecar by now, because a writer has then begun to write
-        a newer snapshot into it. See decisions "The holder of a damaged snapshot removes it" and "A drain may write
-        over a running copy".
+        The file is not deleted if its sidecar has been removed or replaced meanwhile, because a worker has then begun
+        to write a newer snapshot into the file. See decisions "The holder of a damaged snapshot removes it" and "A
+        drain may write over a running copy".
         """
         if committed_shard(shard.path) == shard:
             log_event(
@@ -118,7 +118,10 @@ class SnapshotFiles:
             self._freeing.submit(_empty, aside)
 
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path for the next copy of a peer's shard. The newest copy of that shard is not overwritten."""
+        """Return the path at which to store the next copy of a peer's shard.
+
+        There are two such paths for each shard, so the newest copy is not overwritten.
+        """
         folder = self._folder_of(self._copies, id.round) / f"shard-{number}"
         steps = dict.fromkeys((folder / f"slot-{index}" for index in range(COPY_SLOTS)), -1)
         for path in steps:

@@ -107,7 +107,7 @@ class MetricsDriver:
             self._replaced.update(why.value for why in event.replaced)
 
     def _count_steps(self) -> None:
-        """Record the progress of a script whose optimizer steps are counted."""
+        """Record the progress of a script that does not report its steps, from the count of its optimizer steps."""
         r = self._agent.round
         progress = r.workers.progress if r is not None else None
         if r is not None and progress is not None and progress.optimizer and progress is not self._counted:

@@ -130,7 +130,9 @@ class Nvml:
             )
 
     def wait_for_xid(self, seconds: float) -> Optional[tuple[GpuIdentity, int]]:
-        """Wait for the next critical XID, and return its GPU and its number. Return None if there is none in time.
+        """Wait for the next critical XID (error code of NVIDIA's driver), and return its GPU and its number.
+
+        Return None if there is none in time.
 
         `seconds` is the longest time to wait. If the library does not support events, the method returns None at once.
         """
@@ -148,7 +150,10 @@ class Nvml:
         return self._events is not None
 
     def _registered(self) -> Optional[ctypes.c_void_p]:
-        """Return an NVML event set for all GPUs that support events, or None if no GPU does."""
+        """Return a new NVML event set, to which all GPUs that support events are registered.
+
+        Return None if no GPU does.
+        """
         events = ctypes.c_void_p()
         if self._call("nvmlEventSetCreate", ctypes.byref(events)) != _SUCCESS:
             return None

@@ -81,7 +81,7 @@ class Training:
             self._tokens += max(0, progress.tokens - last.tokens)
 
     def _add(self, key: Hashable, seconds: float) -> None:
-        """Update a counter that the worker reports as a total since the beginning of the round.
+        """Update a counter of this pod from a worker's report, which has a total since the beginning of the round.
 
         Args:
             key: Name of the counter.

@@ -65,7 +65,7 @@ class _Family:
 
 
 class WorkerProcesses:
-    """Resource usage of the workers. It must be read repeatedly.
+    """Resource usage of the workers. `look` must be called repeatedly.
 
     What a worker uses between the last reading and its exit is not counted.
     """
@@ -142,7 +142,7 @@ def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, in
 
 
 def own(proc: str = "/proc") -> tuple[float, int]:
-    """Return the CPU time in seconds and the resident memory in bytes of the agent's own process."""
+    """Return two values of the agent's own process: its CPU time in seconds and its resident memory in bytes."""
     stat = _stat(f"{proc}/self/stat")
     return (sum(map(int, stat[_UTIME : _UTIME + 2])) / _TICKS, int(stat[_RSS]) * _PAGE) if stat else (0.0, 0)
 

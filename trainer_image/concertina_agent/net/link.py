@@ -91,7 +91,7 @@ async def follow_coordinator(
 
 
 async def _join_again(connector: Connector, join: p.Join, address: str) -> Optional[Connection]:
-    """Join the coordinator again after the stream broke.
+    """Join the coordinator again after the stream to it broke.
 
     The result is the new connection, or None if the coordinator is lost. Raises MovedOn, as `_try_to_join` does.
     """
@@ -135,7 +135,7 @@ async def _try_to_join(connector: Connector, join: p.Join, address: str) -> Opti
 
 
 async def _answer(wire: Connection, join: p.Join) -> Optional[p.Message]:
-    """Send the Join until the coordinator gives a final answer, and return that answer.
+    """Repeat the Join until the coordinator accepts it or refuses it permanently, and return that answer.
 
     The result is None if the answer is not valid or the connection breaks.
     """
@@ -195,7 +195,7 @@ class MemberStreams:
         self._wires[join.replica] = wire
 
     async def serve(self, join: p.Join, wire: Connection) -> None:
-        """Serve the stream of a member until it breaks. If the member is lost then, emit MemberGone.
+        """Serve the stream of a member until the stream breaks. If the member turns out to be lost, emit MemberGone.
 
         The coordinator sends its heartbeat only at fixed times. If it sent each change to each of N members, a change
         of every member would cause N² lines.

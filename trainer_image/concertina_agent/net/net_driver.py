@@ -59,7 +59,7 @@ class Learns(Protocol):
     def answer(self) -> p.Message: ...
 
     def hear_of(self, address: str) -> None:
-        """Record the address of another agent, which may know the modules that the script imports."""
+        """Handle the address of another agent, which may be asked for the modules that the script imports."""
 
 
 class NetworkDriver:

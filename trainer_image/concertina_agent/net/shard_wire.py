@@ -108,7 +108,7 @@ class ShardWire:
         await self._run(lambda: self._send(memoryview(p.encode(message))))
 
     async def give(self, shard: Shard, part: int, parts: int) -> None:
-        """Send the header of a shard, and the bytes of one of its parts. The other end verifies the bytes.
+        """Send the header of a shard, and the bytes of one of its parts. The receiving end verifies the bytes.
 
         Raises OSError if the connection fails, and Damaged if the file is too short.
         """
@@ -117,15 +117,15 @@ class ShardWire:
     async def take(self, path: Path, header: p.ShardHeader, part: int) -> int:
         """Receive the bytes of a part of a shard into a file, and return their crc32.
 
-        The shard counts as present only after all its parts have been committed. Raises OSError if the connection or
-        the volume fails, and Damaged if too few bytes arrive.
+        The shard counts as present only when all its parts have arrived and it has been committed. Raises OSError if
+        the connection or the volume fails, and Damaged if too few bytes arrive.
         """
         return await self._run(lambda: self._take(path, header, part))
 
     def gone(self) -> bool:
         """Return whether the other end has closed the connection.
 
-        Call this method only when the other end has nothing to send.
+        Call this method only while the other end is not expected to send data.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)

@@ -23,7 +23,7 @@ S = TypeVar("S", p.MemberState, p.Report)
 
 @dataclasses.dataclass(frozen=True)
 class Lines(Generic[S]):
-    """Functions that define the content and the pace of a stream of states."""
+    """Functions that define the lines of a stream of states, and when they are sent."""
 
     only_numbers: Callable[[S, S], bool]
     """Function that returns whether two states differ only in numbers. The change can then be sent `pace` seconds
@@ -58,9 +58,9 @@ async def stream(
 ) -> None:
     """Send the present `state` when it changes, and regularly as a heartbeat.
 
-    A change that affects only numbers is sent at least `pace` seconds after the line with the previous change. Without
-    any change, a line is sent `beat(state)` seconds after the previous one. Such a line has the same bytes each time,
-    so the receiver need not decode it again.
+    A change that affects only numbers is delayed until `pace` seconds have passed since the line with the previous
+    change. Without any change, a line is sent `beat(state)` seconds after the previous one. Such a line has the same
+    bytes each time, so the receiver need not decode it again.
     """
     loop, count = asyncio.get_running_loop(), changes.count
     unchanged_line: Optional[bytes] = None

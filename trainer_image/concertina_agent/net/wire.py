@@ -42,7 +42,7 @@ class Connector:
         self._threads = concurrent.futures.ThreadPoolExecutor(THREADS, "shards")
 
     async def connect(self, address: str, timeout: float = CONNECT_SECONDS) -> Connection:
-        """Connect to an agent.
+        """Connect to an agent of the job by TLS.
 
         Raises:
             OSError: If the connection is refused, the host is unreachable, or the certificate is wrong.

@@ -23,8 +23,8 @@ class TaskGroup:
     def __init__(self, failed: Optional[Callable[[BaseException], None]] = None) -> None:
         """Create an empty group.
 
-        The function `failed` is called with an unexpected error of a task. It can be left out if an error concerns only
-        the task itself, such as a task that serves one connection.
+        The function `failed` is called with an unexpected error of a task. Leave it out if an error of a task does not
+        concern the rest of the agent, for example if each task serves one connection.
         """
         self.failed = failed
         self._tasks: set[asyncio.Task[None]] = set()

@@ -53,7 +53,7 @@ class Peers:
     ) -> None:
         """Prepare transfers with the agents of other replicas. No round has begun yet.
 
-        Set `even` if ranks hold parts of the state of equal size, in the order of the ranks.
+        Set `even` if the state is divided into equally large parts, in the order of the ranks.
         """
         self._even = even
         self._uid, self._replica, self._connector, self._snapshots = uid, replica, connector, snapshots
@@ -198,8 +198,8 @@ class Peers:
     async def _receive_shard(self, wire: ShardWire, address: str, path: Path, header: p.ShardHeader) -> Shard:
         """Receive a shard and commit it.
 
-        If the shard is damaged, the sending agent is informed before the error is raised, so that the next round does
-        not use its file.
+        If the shard is damaged, the sending agent is informed before the error is raised. The sending agent then
+        deletes its file, so that the next round does not use it.
 
         Raises:
             Damaged: If the bytes differ from those that the header announced.
@@ -266,7 +266,8 @@ class Peers:
         return max(1, min(message.parts, shard.size // LEAST, _parallel_streams(self._sending)))
 
     async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
-        """Send each newest commit of a shard of this round, until the receiver is gone or the round ends."""
+        """Send a shard each time a worker has committed it in this round, until the receiver is gone or the round ends.
+        """
         news, after = self._snapshots.news, message.after_step
         while not wire.gone():
             count = news.count
@@ -324,7 +325,10 @@ def _header(answer: Optional[p.Message], parts: int = 1) -> p.ShardHeader:
 
 
 def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
-    """Return the other members that hold a shard, sorted by distance: same node, then same zone, then all others."""
+    """Return the other members that hold a shard, sorted by distance.
+
+    Members on the same node come first, then those in the same zone, then all others.
+    """
     own_member = next((member for member in assign.members if member.replica == replica), None)
     holders = assign.restore.holders.get(str(number), ())
     holding_members = [
@@ -342,9 +346,9 @@ def nearest(assign: p.Assign, replica: str, number: int) -> list[p.Member]:
 def expected(assign: p.Assign, replica: str, even: bool) -> range:
     """Return the shards that workers of this replica will probably request.
 
-    Before the workers have built their model, this is only a guess. If the world was not resized, the shards are those
-    with the workers' own numbers. If the world was resized and `even` is set, they are the shards that contain parts of
-    the workers' state.
+    Before the workers have built their model, this is only a guess. If the number of ranks is that of the saved state,
+    they are the shards whose numbers equal the workers' ranks. If the number of ranks has changed and `even` is set,
+    they are the shards that contain parts of the workers' state.
     """
     world, id = sum(member.workers for member in assign.members), assign.restore.id
     own_member = next((member for member in assign.members if member.replica == replica), None)

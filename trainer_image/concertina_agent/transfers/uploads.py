@@ -66,7 +66,10 @@ class UploadDriver:
     # --- requests for the uploader ----------------------------------------------------------------------------------
 
     def begin(self, effect: e.StartRound) -> None:
-        """At the start of a round, make this job the owner of its checkpoint folder before any state is written."""
+        """At the start of a round, queue the request that makes this job the owner of its checkpoint folder.
+
+        This happens before any state is written.
+        """
         self._living = effect.assign.living
         if not self._owned:
             self.probe(e.ProbeStorage())

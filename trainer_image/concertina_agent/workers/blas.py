@@ -27,7 +27,7 @@ def set_threads(environment: Mapping[str, str]) -> None:
 
 
 def _threads(environment: Mapping[str, str]) -> int:
-    """Return the number of threads that OpenBLAS would choose, at most the number of available processors."""
+    """Return the number of threads that OpenBLAS would choose: at most the number of available processors."""
     processors = len(os.sched_getaffinity(0))
     for name in ("OPENBLAS_NUM_THREADS", "OPENBLAS_DEFAULT_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS"):
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Child processes of the agent, which has a single thread. It reaps them and their orphans, and none outlives it."""
+"""Child processes of the agent. The agent reaps its children and their orphans, and none of them outlives the agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_ANCESTORS = 100
 
 
 class Reaper:
-    """Reaper of the agent's child processes, and of orphans of these.
+    """Reaper of the agent's child processes, and of the orphans that these leave behind.
 
     An agent is process 1 of its container, or it is a subreaper, which receives orphans too (decision "The agent is a
     child subreaper").
@@ -36,7 +36,10 @@ class Reaper:
         self._ends[pid] = on_exit
 
     def strays(self) -> list[int]:
-        """Return child processes that are not watched. They are orphans of processes that this agent had started."""
+        """Return the child processes for which `watch` was not called.
+
+        They are orphans of processes that this agent had started.
+        """
         return [pid for pid in children() if pid not in self._ends]
 
     def _reap(self) -> None:

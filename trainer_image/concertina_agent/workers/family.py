@@ -34,7 +34,7 @@ def adopt_orphans() -> None:
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to the process group that `pid` leads.
 
-    If `pid` leads no group (yet), send it to this process alone.
+    If process `pid` does not lead a group (yet), send the signal to that process alone.
     """
     try:
         os.killpg(pid, number)
@@ -44,9 +44,10 @@ def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def ends(pid: int) -> bool:
-    """Return whether a process runs no more user code, because it is gone or each of its threads has begun to exit.
+    """Return whether a process has stopped running user code, because it is gone or all its threads have begun to exit.
 
-    The process is reaped later, when its memory and that of a GPU are freed. See proc_pid_stat(5), flags.
+    The process can be reaped only later, after the kernel has freed its memory and that of its GPU. See
+    proc_pid_stat(5), flags.
     """
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -115,7 +115,7 @@ def become_worker(environment: Mapping[str, str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Forked:
-    """Request of the agent for which this child process was forked."""
+    """The agent's request that a forked child process must carry out."""
 
     request: Mapping[str, Any]
     fds: Sequence[int]

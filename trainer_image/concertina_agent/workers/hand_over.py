@@ -67,7 +67,7 @@ def run(value: str, initial_modules: Iterable[str]) -> None:
 def interpreter() -> dict[str, Any]:
     """Return properties of this Python interpreter, such as its version and flags.
 
-    Another interpreter can take over this one's script only if it has the same properties.
+    A forked process can take over this interpreter's script only if it has the same properties.
     """
     return {
         "executable": sys.executable,
@@ -79,7 +79,9 @@ def interpreter() -> dict[str, Any]:
 
 
 def _asked(start: int, path: str) -> str:
-    """Describe this interpreter to the agent. Return the file for the record of imports, or "" for no record.
+    """Describe this interpreter to the agent, and handle the answer.
+
+    Return the path of the file in which to record imports, or "" if they are not to be recorded.
 
     The function returns only if the script has to start in this process.
 
@@ -154,7 +156,7 @@ def _inherited_files() -> list[int]:
 
 
 def _stand_in(agent: socket.socket, pid: int, group: int, files: Iterable[int]) -> NoReturn:
-    """Act for the process that runs the script: forward signals to it, and end in the same way when it ends."""
+    """Represent process `pid`, which runs the script: forward signals to it, and end in the same way when it ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     # A signal to this process's group reaches the script directly, because the script is in the same group.
     with contextlib.suppress(OSError):
@@ -176,7 +178,8 @@ def _forward(pid: int, number: int) -> None:
 
 
 def _release(files: Iterable[int]) -> None:
-    """Close the inherited files here, so that a pipe's reader sees the end when the script closes the pipe."""
+    """Close the inherited files in this process, so that a pipe's reader sees the end when the script closes the pipe.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for file in files:
         if file <= 2:

@@ -45,7 +45,7 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """Answer to a Python interpreter of a worker's command that it must run its script itself."""
+    """Answer to a Python interpreter of a worker's command: the interpreter must run its script itself."""
 
     record: str = ""
     """File into which the interpreter records imports, or ""."""
@@ -53,9 +53,9 @@ class Plain:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """Answer to an interpreter that its script runs in another process.
+    """Answer to a Python interpreter of a worker's command: its script runs in another process.
 
-    That process is a fork of a process that has imported the script's modules.
+    That process was forked from one that has already imported the script's modules.
     """
 
     child: Child
@@ -85,7 +85,7 @@ class HandOvers:
         self._serving: set[asyncio.Task[None]] = set()
 
     def begin(self) -> str:
-        """Begin to listen, and return "". If that is impossible, return the reason."""
+        """Begin to listen on the socket, and return "". If that is impossible, return the reason."""
         if len(os.fsencode(self.path)) > MOST_PATH:
             return f"the path {self.path} is too long for a socket"
         try:
@@ -108,9 +108,9 @@ class HandOvers:
 
     @property
     def silent_since(self) -> float:
-        """Time of the oldest start of a command whose interpreters have not connected yet.
+        """Start time of the oldest command of which no Python interpreter has connected yet.
 
-        If there is no such start, the value is infinity.
+        If there is no such command, the value is infinity.
         """
         return min((start.started_at for start in self._starts.values() if not start.reports), default=float("inf"))
 

@@ -111,7 +111,7 @@ def read(path: str) -> list[Imported]:
 
 
 def lines_to_tell(path: str) -> str:
-    """Return the lines of a file that another replica needs to continue the same record.
+    """Return the lines of the file at `path` that another replica needs to continue the same record of imports.
 
     They include the names of modules that were searched for, but not imported.
     """
@@ -143,6 +143,9 @@ def _is_module(name: str) -> bool:
 
 
 def _is_variable(name: str, value: object) -> bool:
-    """Return whether an environment variable can have this name and value. None stands for a removed variable."""
+    """Return whether an environment variable can have this name and value.
+
+    The value None stands for a variable that the script has removed.
+    """
     can_be_value = value is None or (isinstance(value, str) and "\0" not in value)
     return can_be_value and bool(name) and not set("=\0") & set(name)

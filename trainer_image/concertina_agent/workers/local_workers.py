@@ -91,8 +91,8 @@ class LocalWorkers:
     ) -> None:
         """Prepare to start workers.
 
-        `tasks` is for these workers only. The tasks end with the workers, because a half-started process cannot be
-        killed.
+        `tasks` contains only tasks of these workers. They are not cancelled when the agent kills the workers, because a
+        process that is just being started can't be killed.
         """
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}
@@ -183,10 +183,9 @@ class LocalWorkers:
             ) from None
 
     async def _until_warm(self) -> bool:
-        """Wait until workers can be started. Return False if the workers must end before that.
+        """Wait until workers can be started. Return False if the round ends before that.
 
-        The wait can take seconds, while the warm process imports modules. Workers that must end no longer need these
-        modules.
+        The wait can take seconds, while the warm process imports modules.
         """
         ends = asyncio.ensure_future(self._must_end.wait())
         futures: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._starter.until_warm()), ends}
@@ -196,14 +195,14 @@ class LocalWorkers:
         return not self._must_end.is_set()
 
     async def _store_may_serve(self) -> bool:
-        """Wait until the store is likely to be served. Return False if the round is over first."""
+        """Wait until the round's c10d store probably accepts connections. Return False if the round is over first."""
         if not self._settings.bundled:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(STORE_SECONDS, self._over.wait())
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """Start a worker, or make a process of the last round enter this one.
+        """Start a worker, or make a worker process that has stayed from the last round enter this round.
 
         Return False if the caller must call this method again.
         """
@@ -281,7 +280,7 @@ class LocalWorkers:
         return next((worker for worker in workers if not pids.isdisjoint(worker.process.pids)), None)
 
     def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool) -> None:
-        """Record the connection of a worker to the agent, at the beginning of each of its rounds."""
+        """Record a worker's connection to the agent, at the beginning of each round in which the worker takes part."""
         worker.channel, worker.stays, worker.in_round = channel, stays, True
         for message in worker.waiting:
             channel.send(message)
@@ -386,7 +385,9 @@ class LocalWorkers:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     async def halt(self) -> tuple[Replaced, ...]:
-        """End the current round. Return why workers were killed that could have stayed for the next round.
+        """End the current round of this replica's workers.
+
+        The result says which workers were killed although their processes could have continued, and why.
 
         Worker processes that can stay have LEAVE_SECONDS to leave the round. All other processes of the round get
         SIGKILL. The call returns when all workers have left the round or have written their last byte. A killed process
@@ -433,7 +434,8 @@ class LocalWorkers:
         return why
 
     async def _stands_in_the_way(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Return why a worker process that has left its round can't enter the next round, or None if it can."""
+        """Return the reason why a worker process that has left its round can't enter the next one, or None if it can.
+        """
         if not worker.running:
             return None
         if worker.channel is None:
@@ -451,7 +453,8 @@ class LocalWorkers:
         return None if done else Replaced.LATE
 
     async def _kill(self, workers: list[LocalWorker]) -> None:
-        """Send SIGKILL to these workers and the store, and return when they have written their last byte."""
+        """Send SIGKILL to these workers and the store's process, and return when they have written their last output.
+        """
         processes = [*(worker.process for worker in workers), *self._store_processes]
         for process in processes:
             process.send_signal(signal.SIGKILL)

@@ -61,7 +61,10 @@ class StepCounter:
         self._handle = module.register_optimizer_step_post_hook(after_step)
 
     def stop(self) -> None:
-        """End the count, for example in a forked process, whose steps are not those of the worker."""
+        """Stop counting.
+
+        A process that a worker has forked does this, for example, because its steps are not the worker's.
+        """
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()

@@ -57,7 +57,7 @@ class Sink:
 
 
 class Tail:
-    """Reader of the output of one process."""
+    """Reader of the output of one process. It copies the output, and remembers the last lines."""
 
     def __init__(self, streams: dict[int, int]) -> None:
         self._streams = streams
@@ -79,7 +79,7 @@ class Tail:
         self.resume()
 
     def start_anew(self, prefix: str) -> None:
-        """Forget the lines of an earlier round. Further lines are copied with the new `prefix`."""
+        """Forget the remembered lines of an earlier round, and copy further lines with the new `prefix`."""
         self._prefix, self.last_error = prefix.encode(), ""
         self._lines.clear()
 

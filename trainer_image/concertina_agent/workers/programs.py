@@ -42,7 +42,7 @@ class Program:
 
     @property
     def key(self) -> str:
-        """Key that identifies the program. It is the same in all pods of a job."""
+        """Text that identifies the program, for example in a file name. It is the same in all pods of a job."""
         text = json.dumps([self.line[: self.words], self.script, self.folder])
         return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -112,7 +112,7 @@ def difference(interpreter: Mapping[str, Any], parent: Mapping[str, Any]) -> str
 
 
 def differing_variable(variables: Mapping[str, str], other: Mapping[str, str], read: Collection[str]) -> str:
-    """Return the name of an environment variable that differs and may affect imports, or "" if there is none.
+    """Return the name of an environment variable that may affect imports and differs between two processes, or "".
 
     Args:
         variables: Environment variables of a worker.
@@ -125,5 +125,8 @@ def differing_variable(variables: Mapping[str, str], other: Mapping[str, str], r
 
 
 def is_read(name: str, read: Collection[str]) -> bool:
-    """Return whether a variable has an effect before the script can change it, at Python's start or in imports."""
+    """Return whether an environment variable is read before the script can change it.
+
+    It may be read by Python at its start, or by the imports, which have read the variables `read`.
+    """
     return (name in read or name.startswith(BEFORE_MAIN)) and name not in IGNORED

@@ -31,7 +31,7 @@ class PythonCommand:
 
     @property
     def target(self) -> str:
-        """Path of the file, name of the module, or code that Python runs."""
+        """What Python runs: the path of a file, the name of a module, or code."""
         return self.line[self.options + (self.runs is not Runs.FILE)]
 
 
@@ -89,7 +89,7 @@ def parse(line: Sequence[str]) -> Union[PythonCommand, Unsuited]:
 
 
 def _letters(word: str) -> tuple[Optional[Runs], bool, str]:
-    """Parse a word of one-letter options of Python.
+    """Parse a word of a command line that consists of one-letter options of Python, such as `-um`.
 
     The result has three parts: the kind of program that follows, whether the value of the last option is the next word,
     and the reason why a worker can't be forked.

@@ -162,7 +162,7 @@ class ScriptForkserver(Forkserver):
 
 
 def _separate_from_parent(modules: Iterable[Imported]) -> None:
-    """After the fork, undo what a worker must not share with other workers of the same warm process, such as seeds."""
+    """In a forked worker, replace state that it must not share with other forks of the same process, such as seeds."""
     importlib.invalidate_caches()
     threads = {name: value for module in modules for name, value in module.changes.items() if value is not None}
     blas.set_threads({**os.environ, **threads})
@@ -246,7 +246,7 @@ def _import(module: Imported, is_requested: bool, server: Forkserver) -> None:
 
 
 def _reason_to_leave_out(environment_reads: _EnvironmentReads, config: ParentConfig) -> str:
-    """Return the reason why the module that was imported last must not be imported before a fork, or ""."""
+    """Return why the module that was imported last must not be imported before a fork, or "" if it may be."""
     varying = environment_reads.names & {name.encode() for name in config.varying}
     if varying:
         return f"it reads the variable {min(varying).decode()} when it is imported"
@@ -304,7 +304,9 @@ def _own_memory() -> int:
 
 
 def _shadowed_module(folder: str, initial_modules: Iterable[str]) -> str:
-    """Return an error if a module of the script has the same name as a module that only this package has imported.
+    """Return an error message if a module of the script has the name of a module that only this package has imported.
+
+    Return "" otherwise.
 
     The script could not import its own module, because the name is already in `sys.modules`.
     """
@@ -347,7 +349,7 @@ def _fingerprint(path: str) -> tuple[int, ...]:
 
 
 def _rename(name: str) -> str:
-    """Set the name of this process in `ps`, and return the previous one."""
+    """Set the name under which `ps` shows this process, and return the previous name."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "r+") as file:
         before = file.read().rstrip("\n")
         file.seek(0)

@@ -58,7 +58,7 @@ async def collect(pids: Sequence[int], heartbeat: str, reaper: Reaper) -> list[s
 
 
 def bounded(lines: list[str]) -> tuple[str, ...]:
-    """Return the innermost frames of each thread that is of interest, within the limits of a message.
+    """Return the innermost stack frames of the relevant threads, so few that they fit into a message.
 
     The main thread, which handles the signal, is the last one in faulthandler's output. It is the first one in the
     result.
@@ -158,7 +158,7 @@ def _start_py_spy(program: str, pid: int) -> tuple[int, BinaryIO]:
 
 
 def _size(path: str) -> int:
-    """Return the size of a file in bytes, or -1 if there is no such file."""
+    """Return the size of the file at `path` in bytes, or -1 if there is no such file."""
     try:
         return os.stat(path).st_size
     except OSError:

@@ -20,7 +20,7 @@ class Starter(Protocol):
     """Interface that starts workers."""
 
     async def until_warm(self) -> None:
-        """Wait until workers can be started at once, without waiting for imports."""
+        """Wait until workers can be started at once. Before that, a warm process may be importing their modules."""
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
         """Start a worker, or return None if the caller must wait (`until_warm`) and try again.
@@ -62,7 +62,7 @@ class CommandStarter:
         self.warm = WarmStart(settings, reaper) if settings.warm_start else None
 
     async def warm_up(self) -> None:
-        """Wait until workers can be started."""
+        """Prepare the warm start of the user's command, and return when workers can be started."""
         if self.warm is None:
             return
         self.warm.begin()

@@ -92,7 +92,9 @@ def _ignored(pid: int) -> tuple[int, ...]:
 
 
 def _become(report: Mapping[str, Any]) -> None:
-    """Take on all properties of an interpreter, such as its working directory and limits, except its open files.
+    """Take on the properties of the interpreter that `report` describes, such as its working directory and limits.
+
+    Its open files are handled by `_take_files`.
 
     Raises:
         Unlike: If this process cannot take on a property.
@@ -165,7 +167,7 @@ def _take_files(received: Mapping[int, int]) -> None:
 
 
 def _raised(file: int) -> int:
-    """Move an open file to a free file descriptor of at least HIGH, and return that descriptor."""
+    """Move an open file to a free file descriptor that is at least HIGH, and return that descriptor."""
     import fcntl
 
     high = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, HIGH)

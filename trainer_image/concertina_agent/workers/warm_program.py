@@ -54,7 +54,8 @@ AnyChild = TypeVar("AnyChild", bound=Child)
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Result of a start that the caller must repeat, because a new warm process is being prepared."""
+    """Result of an attempt to start a worker: the caller must try again, because a new warm process is being prepared.
+    """
 
 
 class ScriptParent(WorkerParent):
@@ -85,9 +86,9 @@ class ScriptParent(WorkerParent):
         self.lost = self.stale = False
 
     async def import_more(self, size: int) -> str:
-        """Make the warm process import the modules that were recorded since its last imports.
+        """Make the warm process import the modules that were recorded in the file since its last imports.
 
-        The result is "", or the reason if the warm process has exited.
+        The result is "". If the warm process has exited instead, it is the reason.
         """
         if self._control is None:
             return "it has ended"
@@ -162,7 +163,7 @@ class WarmProgram:
 
     @property
     def size(self) -> int:
-        """Size in bytes of the file with the recorded modules."""
+        """Size in bytes of the file with the recorded modules. It grows when modules are added."""
         return size_of(self.modules)
 
     @property
@@ -179,12 +180,15 @@ class WarmProgram:
 
     @property
     def dispensable(self) -> bool:
-        """True if the program needs no warm process, as far as is known."""
+        """True if no use of a warm process of this program is known, so that it may be stopped."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property
     def skipped(self) -> list[str]:
-        """Modules that each worker imports again although it was forked from a warm process, with the reasons."""
+        """Modules that the warm process has skipped, each with the reason why it can't be imported before a fork.
+
+        Each worker imports these modules itself, in spite of its warm start.
+        """
         if self.parent is None:
             return []
         reasons = {**self.parent.failed, **self.left_out}
@@ -193,7 +197,7 @@ class WarmProgram:
 
     @property
     def told(self) -> str:
-        """Program and its recorded modules, as lines for another replica, or "" if there are none."""
+        """Program and its recorded modules, as lines to send to another replica. "" if no module is recorded."""
         if self.parent is None or self.parent.size == 0:
             return ""
         return f"{self.parent.program.to_json(self._base, self.parent.reads)}\n{lines_to_tell(str(self.modules))}"
@@ -234,7 +238,10 @@ class WarmProgram:
             await asyncio.wait({self._next})
 
     def adopt(self, program: Program) -> None:
-        """Start a new warm process for an interpreter whose properties differ from those of the present one."""
+        """Start a new warm process for `program`.
+
+        Its interpreter differs in a property from that of the present process.
+        """
         self.program, self._tried_size = program, 0
         if self.parent is not None:
             self._retired.append(self.parent)
@@ -277,7 +284,8 @@ class WarmProgram:
             self._next = None
 
     async def _more(self, parent: ScriptParent) -> str:
-        """Make a warm process import more modules. The result is "", or the reason if the warm process has exited."""
+        """Make a warm process import more modules, and return "". If the process has exited instead, return the reason.
+        """
         why = await parent.import_more(self.size)
         if not why:
             log_event("script_parent", learned=parent.size, left_out=self.left_out, why="")

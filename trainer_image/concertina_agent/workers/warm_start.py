@@ -99,13 +99,18 @@ class WarmStart:
 
     @property
     def learned(self) -> Optional[p.Learned]:
-        """Modules that the parent processes have imported, as a message for another replica, or None."""
+        """Modules that this replica's warm processes have imported, as a message for another replica.
+
+        None if no modules are known.
+        """
         text = "".join(warm.told for warm in self._programs.values())
         left_out = {name: why for warm in self._programs.values() for name, why in warm.left_out.items()}
         return p.Learned(text, left_out) if 0 < len(text) <= MOST_TOLD else None
 
     async def take(self, learned: p.Learned) -> None:
-        """Import the modules that another replica has recorded. Return when the imports are done or have failed.
+        """Make warm processes import the modules that another replica has recorded.
+
+        Return when the imports are done or have failed.
 
         The caller ensures that this replica has not recorded any modules itself.
         """
@@ -138,7 +143,10 @@ class WarmStart:
 
     @property
     def warm_start_skipped_modules(self) -> str:
-        """Modules that each worker imports again although it had a warm start, with the reasons, or ""."""
+        """Modules that can't be imported before a fork, with the reasons, or "" if there are none.
+
+        Each worker imports these modules itself, in spite of its warm start.
+        """
         clauses = dict.fromkeys(clause for warm in self._programs.values() for clause in warm.skipped)
         return "; ".join(clauses)[:MOST_CHARACTERS]
 
@@ -264,7 +272,7 @@ class WarmStart:
         self._silent = "" if reports else SILENT
 
     async def _decide(self, interpreter: Interpreter) -> Union[Plain, Taken]:
-        """Decide where the script of an interpreter runs: in a forked process, or in the interpreter itself.
+        """Decide whether the script of an interpreter runs in a forked process or in the interpreter itself.
 
         Raises:
             ValueError: If the interpreter's description is not complete.
@@ -304,7 +312,7 @@ class WarmStart:
         return Plain(record)
 
     def _forget(self) -> bool:
-        """Forget the oldest program that needs no warm process. Return whether there was one."""
+        """Remove the oldest program for which no warm process is needed. Return whether there was one."""
         key = next((key for key, warm in self._programs.items() if warm.dispensable), None)
         if key is not None:
             del self._programs[key]

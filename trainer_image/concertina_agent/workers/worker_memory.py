@@ -30,7 +30,7 @@ def oom_kills(counters: tuple[str, ...] = COUNTERS) -> int:
 
 
 def anonymous_memory(pid: int) -> int:
-    """Return the bytes of memory that only this process uses, or 0 if it has ended."""
+    """Return the bytes of memory that only the process `pid` uses, or 0 if it has ended."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as lines:
         return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
     return 0

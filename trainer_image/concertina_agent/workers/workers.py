@@ -91,7 +91,7 @@ class Process(Child):
                     os.kill(pid, number)
 
     async def gone(self) -> None:
-        """Wait until the process and the forks in `scripts` have been reaped."""
+        """Wait until the process, and the forks in `scripts` that run its scripts, have been reaped."""
         await self.ended
         while self.taking_over:
             await asyncio.wait(self.taking_over)
@@ -253,7 +253,7 @@ class WorkerParent:
         return _refusal(answer)
 
     async def fork_for_interpreter(self, request: Mapping[str, Any], fds: tuple[int, ...]) -> Union[Child, ForkRefused]:
-        """Request a fork that takes over an interpreter, and return the new process or the refusal.
+        """Request a fork that takes over the script of a Python interpreter. Return the new process or the refusal.
 
         Raises:
             StartError: If the parent is gone or does not answer.
@@ -328,7 +328,10 @@ class WorkerParent:
             self.warm.set_result(error)
 
     def _on_loss(self) -> None:
-        """Handle the death of a warm process that was ready to fork. Subclasses override this method."""
+        """Handle the death of a warm process that was ready to fork.
+
+        This implementation does nothing; subclasses override it.
+        """
 
     def _lost(self, control: socket.socket) -> None:
         """Handle the death of the warm process.

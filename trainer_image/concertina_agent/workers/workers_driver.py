@@ -57,7 +57,7 @@ class WorkersDriver:
 
     @property
     def warm_start(self) -> Optional[WarmStart]:
-        """Warm start of a user's own command, or None."""
+        """Warm start of the user's own command, or None if the replica has none."""
         return self._command.warm if self._command is not None else None
 
     def start(self) -> None:
@@ -121,7 +121,10 @@ class WorkersDriver:
         return start_command(line, self._with_storage(environment), self._reaper, "[tracking] ")
 
     def _with_storage(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment in which Python finds a client of durable storage even if the image has none."""
+        """Return the environment with a PYTHONPATH in which Python finds a client library of durable storage.
+
+        The image may have none itself.
+        """
         path = [environment.get("PYTHONPATH", ""), str(self._settings.volume / STORAGE_API)]
         return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 

@@ -49,7 +49,7 @@ class LaunchedWorld:
     run_id: str
 
     def is_within(self, round: LaunchedWorld) -> bool:
-        """Return whether this world is smaller than the world of the round and has another rendezvous."""
+        """Return whether this world is smaller than the round's world `round`, and has another rendezvous address."""
         rendezvous, round_rendezvous = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
         return 0 <= self.rank < self.size < round.size and rendezvous != round_rendezvous
 
@@ -98,7 +98,10 @@ def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "
 
 
 def _descendants(roots: Sequence[int], proc: str) -> dict[int, int]:
-    """Return a mapping from each descendant of these processes to its parent. Parents come before their children."""
+    """Return the parent of each descendant of the processes `roots`, keyed by descendant.
+
+    Parents come before their children.
+    """
     parents: dict[int, int] = {}
     waiting = [*roots]
     while waiting and len(parents) < MOST_PROCESSES:
@@ -123,7 +126,7 @@ def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
 
 
 def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
-    """Return whether one of these processes has a TCP socket at this port or connected to it.
+    """Return whether one of the processes `pids` has a TCP socket that listens at `port` or is connected to it.
 
     If that cannot be seen, the result is True.
     """
@@ -180,7 +183,7 @@ def _has_ended(pid: int, proc: str) -> bool:
 
 
 def _name(pid: int, proc: str) -> str:
-    """Return what a process runs, without arguments: its program, or the script or module that its Python runs."""
+    """Return the name of what a process runs, without arguments: a program, or the script or module of its Python."""
     words: list[str] = []
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/cmdline", errors="replace") as file:
         words = file.read().split("\0")[:-1]

@@ -110,7 +110,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Return True once, when the cause of the round's failures has become known."""
+        """Determine the cause of the round's failures. Return True at the one call at which the cause becomes known."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -133,7 +133,7 @@ class Coordinator:
         return True
 
     def lost_part(self, replica: str, at: float) -> None:
-        """Record that a member is gone whose shard of the run's last checkpoint was not in storage yet.
+        """Record that a member is gone that had not uploaded its shard of the run's last checkpoint.
 
         The round does not wait for such a shard (decision "No wait for checkpoint parts of lost members").
         """
@@ -207,7 +207,7 @@ class Coordinator:
             self._differ_since += seconds
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
-        """Return the members that have missed a deadline, each with a clause that says what it failed to do."""
+        """Return the members that have missed a deadline, each with a clause that says what the member failed to do."""
         never = f"did not join within {self._join_seconds:g} s"
         reasons = {True: f"has not answered for {SILENCE_SECONDS:g} s", False: never}
         late = [replica for replica, deadline in self._give_up_at.items() if now >= deadline]
@@ -255,7 +255,7 @@ class Coordinator:
         return failures.told(self._failures.values(), len(self.members)) if self.settled else ()
 
     def publishable(self) -> list[tuple[SnapshotId, bool]]:
-        """Return the snapshots whose shards are all in storage, each with True if it is from the run's last step.
+        """Return the snapshots whose shards are all in storage, each with a bool that is True for the run's last step.
 
         Each snapshot is returned only once.
         """

@@ -97,7 +97,8 @@ def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> F
 def looks_provoked(failure: Failure) -> bool:
     """Return whether a failure looks like the consequence of a lost peer.
 
-    That is the case if the worker's output names a lost connection, or if a watchdog in the worker aborted it.
+    That is the case if the worker's output names a lost connection, or if a watchdog inside the worker has aborted the
+    worker.
     """
     if failure.reason == FailureReason.WORKER_SIGNALED:
         return -failure.exit_code == signal.SIGABRT
@@ -126,7 +127,7 @@ def mark(failures: Iterable[Failure]) -> tuple[Failure, ...]:
 
 
 def better(previous: Optional[Failure], new: Failure) -> Failure:
-    """Return the failure that says more about the cause, of two failures of the same replica."""
+    """Compare two failures of the same replica, and return the one that says more about the cause."""
     return new if previous is None or (looks_provoked(previous) and not looks_provoked(new)) else previous
 
 
@@ -154,7 +155,7 @@ def whole(failure: Failure) -> Failure:
 def brief(failure: Failure, members: int) -> Failure:
     """Return the failure without the worker's output, and with a shortened message.
 
-    The messages of up to `members` failures must fit into one Report.
+    The message is shortened so that the messages of `members` failures fit into one Report to the operator.
     """
     return dataclasses.replace(
         failure, message=failure.message[: min(LONGEST_BRIEF, TOGETHER // members)], last_lines=()

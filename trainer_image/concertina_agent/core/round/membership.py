@@ -37,7 +37,10 @@ class Preparation:
 
     @property
     def quiet(self) -> bool:
-        """True if this agent can begin the round: no worker of an older round is left and the store's port is bound."""
+        """True if this agent can begin the round.
+
+        No worker of an older round may be left, and the port of the round's c10d store must be bound.
+        """
         return self.gone and self.store is not None
 
 
@@ -116,7 +119,7 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Newest snapshot of this round, for each shard of this agent's workers, keyed by the shard's number."""
+        """Newest commit in this round of each shard that this agent's workers save, keyed by the shard's number."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
@@ -145,7 +148,7 @@ class Membership:
     def peer_has_all(self, snapshots: SnapshotIndex) -> bool:
         """Return whether another replica has a copy of the newest snapshot of each shard of this agent's workers.
 
-        The result is also True if there is no replica that keeps copies, or no snapshot.
+        The result is also True if no replica keeps copies for this agent, or if no worker has saved a snapshot.
         """
         newest = {rank: snapshots.newest(self.assign.round, rank) for rank in self.workers.ranks}
         return self.lonely or all(step is None or self.has_copied(rank, step) for rank, step in newest.items())

@@ -27,7 +27,7 @@ LEAST_SHARE = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Work of one rank within a window."""
+    """Work of one rank within a window of several steps."""
 
     steps: int
     busy: float
@@ -109,7 +109,7 @@ def _straggler(rank: int, replica: str, work: Mapping[int, Work]) -> Straggler:
 
 
 def busy(seconds: Mapping[int, float]) -> Optional[Busy]:
-    """Return a summary of the ranks' seconds of work, or None if some rank does not measure them."""
+    """Return a summary of the ranks' seconds of work. Return None if any rank does not measure its work."""
     if 0 not in seconds or min(seconds.values()) <= 0:
         return None
     return Busy(round(seconds[0], 3), round(statistics.median(seconds.values()), 3), round(max(seconds.values()), 3))

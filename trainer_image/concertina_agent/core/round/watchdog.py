@@ -79,7 +79,7 @@ class Heartbeats:
     def update(
         self, read: Iterable[Heartbeat], running: Iterable[int], now: float, counts: Iterable[StepCount] = ()
     ) -> None:
-        """Record the phases of the running workers.
+        """Record the phases of the running workers, as read from their heartbeat files.
 
         If a worker reports its phase itself, its counted optimizer steps are ignored.
         """
@@ -229,7 +229,10 @@ class Watchdog:
 
 
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
-    """Return the seconds without progress after which the round hangs, if the rank that is behind is in this phase."""
+    """Return the seconds without progress after which the round counts as hanging.
+
+    `phase` and `steps` are those of the rank that is behind.
+    """
     durations = list(steps)
     if phase == WorkerPhase.BETWEEN_STEPS:
         return limits.hang_seconds or max(UNSEEN, TIMES * statistics.median(durations) if durations else 0.0)
@@ -269,7 +272,7 @@ def waits(stack: Iterable[str]) -> bool:
 
 
 def _usual_phase(heartbeats: list[Heartbeat]) -> str:
-    """Return the phase that most of the heartbeats have."""
+    """Return the phase, such as a step or a save, in which most of the ranks are."""
     counted = collections.Counter(heartbeat.phase for heartbeat in heartbeats if heartbeat.phase)
     return counted.most_common(1)[0][0] if counted else ""
 

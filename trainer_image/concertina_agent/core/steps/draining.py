@@ -99,7 +99,7 @@ def end_of_grace(agent: AgentState, r: Membership, t: e.Moment) -> list[e.Effect
 
 
 def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Upload the last snapshot of workers from which no checkpoint was requested in time.
+    """Upload the last snapshot of those workers that had ended before a checkpoint was requested from them.
 
     There are two such cases:
     - A worker had already stopped when a drain requested a checkpoint.
@@ -148,8 +148,8 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
     """Return a member's state, without the failure if the failure is only a consequence of the drain.
 
-    This concerns a user's own command. One of its workers can lose the connection to a worker that has already stopped
-    for the drain, before the first worker is asked to stop.
+    This concerns a user's own command. If one of its workers has already stopped for the drain, another one can lose
+    the connection to that worker before it is asked to stop itself.
     """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:

@@ -29,7 +29,7 @@ def fail(agent: AgentState, failure: p.Failure, t: e.Moment) -> list[e.Effect]:
 
 
 def publish(coordinator: Coordinator) -> list[e.Effect]:
-    """Publish all snapshots whose shards are now in storage."""
+    """Publish, as checkpoints, all snapshots whose shards are now in storage."""
     return [e.Publish(id, complete) for id, complete in coordinator.publishable()]
 
 
