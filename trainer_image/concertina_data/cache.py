@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Unanswered(Exception):
-    """A request to the store failed."""
+    """Error that the store has not answered a request, or that the request has failed."""
 
     def __init__(self, error: StorageError, requested_at: float) -> None:
         """Wrap the error of a request that was sent at `requested_at`, in monotonic seconds."""
@@ -85,7 +85,7 @@ class Stored:
         return next(itertools.chain(list(self._waiting.values()), self._late()), "")
 
     def _late(self) -> Iterator[str]:
-        """Yield a sentence for users about each file that the store has not delivered after `_LONG` seconds."""
+        """Yield a sentence for users about each file for which a thread has waited longer than `_LONG` seconds."""
         now, limit = time.monotonic(), self._cache.patience + REQUEST.total_seconds()
         for since, file in list(self._opening.values()):
             if _LONG < now - since < limit:  # a longer wait is a hang, not a slow transfer
@@ -126,7 +126,7 @@ class Stored:
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
-        """Convert an OSError about the cache folder into a StorageError.
+        """Convert an OSError that the `with` block raises about the cache folder into a StorageError.
 
         Raises:
             StorageError: When the folder can't be used.
@@ -176,7 +176,7 @@ class Stored:
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         """Return the contents of a small file, or None if the file does not exist. Failed requests are repeated.
 
-        `on_wait` is called repeatedly with the reason for a wait.
+        While the store does not answer, `on_wait` is called repeatedly with the reason.
 
         Raises:
             InvalidInput: When the store refuses, and has not answered any request before.
@@ -199,7 +199,7 @@ class Stored:
         return content
 
     def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
-        """Return the result of `ask`, which is called again as long as the store does not answer.
+        """Return the result of `ask`, a request to the store. It is repeated as long as the store does not answer.
 
         Raises:
             InvalidInput: When the store refuses, and has not answered any request before.

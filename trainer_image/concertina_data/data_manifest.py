@@ -51,7 +51,7 @@ class TokenizerFacts:
 
 @dataclasses.dataclass(frozen=True)
 class FrameFacts:
-    """Format of data whose elements are frames of features instead of tokens."""
+    """Format of data whose elements are frames instead of tokens. A frame is the vector of features at one position."""
 
     width: int
     """Number of features per frame."""
@@ -69,7 +69,7 @@ class FrameFacts:
 class ChatFacts:
     """Facts about a data set whose documents are chats, or prompts with completions.
 
-    A byte follows each token: its weight in the loss, 0 or 1.
+    In the shards of such a data set, each token is followed by one byte: the token's weight in the loss, 0 or 1.
     """
 
     length: int
@@ -107,7 +107,7 @@ class DataManifest:
 
     @property
     def digest(self) -> str:
-        """Digest of the content, which is the same wherever the data set lies."""
+        """Digest of the data set's content. It does not depend on where the data set is stored."""
         shards = [[s.tokens, s.sha256, s.documents_sha256] for s in self.shards]
         content: list[object] = [self.token_bytes, self.vocab_size, self.tokenizer.digest, shards]
         content += [dataclasses.astuple(facts) for facts in (self.frames, self.chats) if facts is not None]

@@ -66,7 +66,7 @@ def read_manifest(place: DataPlace, on_wait: OnWait = lambda reason, seconds: No
 
 
 class Threads:
-    """Threads that do submitted work in order.
+    """Threads that do submitted work, in the order of submission.
 
     When the interpreter ends, work that has not begun is cancelled.
     """
@@ -158,7 +158,7 @@ class OpenShards(Generic[T]):
         self._bytes = 0
 
     def get(self, index: int) -> T:
-        """Return a shard, after waiting until it is open.
+        """Return the shard number `index`, after waiting until it is open.
 
         If opening the shard fails, this method raises the error, and the next call tries again.
         """
@@ -177,7 +177,8 @@ class OpenShards(Generic[T]):
         self._bytes -= self._sizes[index]
 
     def expect(self, indexes: Iterable[int]) -> None:
-        """Begin to open these shards in advance, in order, until the size limit of this cache is reached."""
+        """Begin to open the shards `indexes` in advance, in this order, until the size limit of the cache is reached.
+        """
         room = self._most
         for index in indexes:
             room -= self._sizes[index]

@@ -101,7 +101,8 @@ class Order:
         return sum(self._counts)
 
     def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
-        """Return the shards in the order of this epoch, and the number of sequences before each shard."""
+        """Return the shards in the order of this epoch, and the number of sequences in the shards before each of them.
+        """
         permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
         shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
         for shard in shards:
@@ -127,7 +128,7 @@ class Order:
         return shards[index], shuffled - begins[index]
 
     def nearby(self, position: int) -> list[int]:
-        """Return the shards of the window that contains this position, followed by the shards of the next window."""
+        """Return the shards that a reader needs next: those of the position's window, then those of the next window."""
         epoch, offset = divmod(position, self.epoch_size)
         shards, begins = self._epoch(epoch)
         first = (bisect_right(begins, offset) - 1) // WINDOW * WINDOW

@@ -28,7 +28,7 @@ def folder_on_node() -> Path:
 
 
 def _user() -> int:
-    """Return this user's id as seen outside of its user namespace.
+    """Return the id of this process's user, as seen outside of the user namespace.
 
     Within a user namespace, a user without privileges can have the id 0.
     """
@@ -67,7 +67,7 @@ class DataPlace(Protocol):
     def get(self, name: str, on_wait: OnWait = ...) -> bytes | None:
         """Return the contents of a small file, or None if the file does not exist.
 
-        `on_wait` is called repeatedly with the reason for a wait.
+        While a store does not answer, `on_wait` is called repeatedly with the reason.
         """
         ...
 

@@ -78,5 +78,5 @@ class TorchRows:
 
 
 def installed() -> type[Rows]:
-    """Return TorchRows if torch is installed, otherwise PlainRows."""
+    """Return the class of rows to use: TorchRows if torch is installed, otherwise PlainRows."""
     return TorchRows if importlib.util.find_spec("torch") else PlainRows

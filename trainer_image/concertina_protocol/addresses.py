@@ -7,7 +7,7 @@ from typing import Tuple
 
 
 def join(host: str, port: int) -> str:
-    """Return host and port as an address. An IPv6 host gets brackets."""
+    """Return the address of `host` and `port` in text form. An IPv6 host gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

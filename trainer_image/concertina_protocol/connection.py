@@ -74,8 +74,8 @@ async def connect(address: str, context: ssl.SSLContext, name: str) -> Connectio
 def abort(writer: asyncio.StreamWriter) -> None:
     """Close a connection immediately, without a TLS shutdown. The other end sees at once that the stream is broken.
 
-    The connection may be closed already. A TLS transport forgets its protocol when it is closed a second time. Before
-    Python 3.11.3 (Debian 12 has 3.11.2), its `abort()` then raises AttributeError.
+    The connection may be closed already. In that case, the `abort()` of asyncio's TLS transport raises AttributeError
+    before Python 3.11.3 (Debian 12 has 3.11.2). This function ignores that error.
     """
     with contextlib.suppress(AttributeError):
         writer.transport.abort()

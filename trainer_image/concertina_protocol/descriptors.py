@@ -18,7 +18,7 @@ GIVEN = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def raise_limit() -> None:
-    """Raise the soft limit to the hard limit, but not above MOST."""
+    """Raise the soft limit of open files to the hard limit, or to MOST if the hard limit is higher."""
     soft, hard = GIVEN
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -27,6 +27,9 @@ def raise_limit() -> None:
 
 
 def as_given() -> None:
-    """Restore the original limit. A child process calls this before it executes another program."""
+    """Restore the limit of open files that this process was started with.
+
+    A child process calls this before it executes another program.
+    """
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, GIVEN)

@@ -1,9 +1,9 @@
 """Heartbeat of a worker: its present phase and step, in a small file that the worker writes and its agent reads.
 
-The agent reads the file a few times per second. With a message for each part of each step instead, many steps would
-cost the agent more time than they take. Writing a heartbeat takes the worker about a microsecond, because the file is
-in memory. The module uses the standard library only and supports Python 3.9 and later. A user's script may write the
-file too; its path is in CONCERTINA_HEARTBEAT.
+The agent reads the file a few times per second. If workers sent a message for each part of each step instead, handling
+the messages could take the agent longer than the steps themselves. Writing a heartbeat takes the worker about a
+microsecond, because the file is in memory. The module uses the standard library only and supports Python 3.9 and later.
+A user's script may write the file too; its path is in CONCERTINA_HEARTBEAT.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class HeartbeatWriter:
             return
 
     def enter(self, phase: WorkerPhase, step: int) -> None:
-        """Record that the worker enters a phase. `step` is the number of steps that it has finished."""
+        """Record that the worker enters a phase. `step` is the number of steps that the worker has finished."""
         if self._file is not None:
             os.pwrite(self._file, _LAYOUT.pack(phase.encode()[:16], step, time.monotonic(), self.busy), 0)
 

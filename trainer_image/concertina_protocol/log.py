@@ -52,7 +52,7 @@ _served: Optional[Served] = None
 
 
 def write_as(format: LogFormat) -> None:
-    """Set the format of the log lines that follow."""
+    """Set the format of the log lines that this process writes from now on."""
     global _format
     _format = format
 
@@ -76,7 +76,7 @@ def reached(round: int, step: int) -> None:
 
 
 def log_event(event: str, **fields: Any) -> None:
-    """Write a line about an event, with these fields."""
+    """Write a log line about `event`. The keyword arguments are the fields of the line."""
     if _served is not None:
         fields = {**fields, **_context_fields(_served, fields)}
     sys.stderr.write((_text_line if _format is LogFormat.TEXT else _json_line)(event, fields) + "\n")
@@ -84,7 +84,7 @@ def log_event(event: str, **fields: Any) -> None:
 
 
 def _context_fields(served: Served, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the fields that are added to a line with `fields`: the job, and the round, its trace and its step."""
+    """Return the fields to add to a log line that has `fields`: the job, and the round's number, trace id and step."""
     context: dict[str, Any] = {"job": served.job}
     round = fields.get("round", served.round)
     if round:

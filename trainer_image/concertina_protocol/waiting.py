@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def within(seconds: Optional[float], work: Awaitable[T]) -> T:
-    """Return the result of `work`, which may take `seconds` seconds. If `seconds` is None, there is no limit.
+    """Return the result of `work`, which may take at most `seconds` seconds. None means no limit.
 
     asyncio.wait_for does the same, but before Python 3.12 it loses a cancellation that coincides with the end of the
     work. A caller that retries after errors would then never stop, and a connection that was just opened would stay

@@ -66,8 +66,8 @@ class Buffers:
     def copy_to(self, views: Sequence[memoryview]) -> Arrival:
         """Copy the present contents of the arrays into the views of the file.
 
-        The copy is complete when this method returns. The returned function, which waits for the copy of other classes,
-        therefore does nothing and returns 0 seconds.
+        The copy is complete when this method returns. The returned function therefore does nothing and returns 0
+        seconds. (In other classes, it waits for the end of a copy in the background.)
         """
         for view, buffer in zip(views, self._buffers):
             view[:] = buffer.memory
@@ -94,7 +94,7 @@ class BufferCatalogue(LocalState[Buffer]):
         """Record the arrays of this rank, and choose the parts that this rank saves.
 
         Args:
-            arrays: Arrays, keyed by names that are the same on all ranks. Each Buffer has the same content everywhere.
+            arrays: Arrays, keyed by names that are the same on all ranks. A Buffer is the same on all ranks.
             own: Buffers that only this rank has, keyed by names that no other rank uses.
             rank: This rank.
             world: Number of ranks.
@@ -117,9 +117,9 @@ class BufferCatalogue(LocalState[Buffer]):
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
-        """Return the box to read and the array to read it into, keyed by the array's name.
+        """Return, for each array name, the box to read in a restore and the array to read it into.
 
-        The box is the array's whole box (see `LocalState.wanted`).
+        The box is always the whole box that this rank has (see `LocalState.wanted`).
         """
         whole = (local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}

@@ -15,20 +15,23 @@ class InvalidInput(Exception):
 class DataChanged(InvalidInput):
     """Error that the training data differ from those that the saved state was trained on.
 
-    The same position in the data is a different sequence now.
+    The sequence at a position in the data is now a different one.
     """
 
     reason = FailureReason.DATA_CHANGED
 
 
 class DoesNotFit(InvalidInput):
-    """The model needs more memory than the devices have."""
+    """Error that the model needs more memory than the devices have."""
 
     reason = FailureReason.DOES_NOT_FIT
 
 
 class DamagedInput(InvalidInput):
-    """Error that stored bytes are not those that were written. Reading them again gives the same wrong bytes."""
+    """Error that stored bytes are not those that were written.
+
+    A retry is useless, because it reads the same wrong bytes again.
+    """
 
     reason = FailureReason.DAMAGED
 

@@ -127,7 +127,10 @@ def _advise(mapped: mmap.mmap, advice: int) -> None:
 
 
 def _no_draft(path: Path) -> Path:
-    """Return the path of a temporary file that will replace `path`. An older temporary file is deleted."""
+    """Return the path at which to create a temporary file that will replace `path`.
+
+    A temporary file of an earlier attempt is deleted.
+    """
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     return draft

@@ -22,7 +22,7 @@ class ShardReader(Protocol):
 
     @property
     def batch_bytes(self) -> int:
-        """Preferred number of bytes per request."""
+        """Number of bytes that a reader should request at a time, for the best throughput."""
         ...
 
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
@@ -41,7 +41,7 @@ If the memory is that of the array itself, there is nothing to copy, and the fun
 
 
 def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], place_for: Callable[[ReadItem], Place]) -> None:
-    """Read all items of the plan.
+    """Read all items of the plan from `shards` into the memory that `place_for` returns for each item.
 
     At any time, at most one batch per thread is in memory.
     """

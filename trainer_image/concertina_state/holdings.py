@@ -32,7 +32,7 @@ A = TypeVar("A", bound=Rows)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Set of ranks that have identical parts of some arrays, so that each of these ranks has to save only a share."""
+    """Set of ranks that have identical parts of some arrays. Each of these ranks has to save only a share of them."""
 
     ranks: tuple[int, ...]
     """Ranks in the order in which parts are assigned to them."""
@@ -66,7 +66,10 @@ class LocalArray(Generic[A]):
     """Description of how ranks divide the global array."""
 
     def part(self, begin: int, end: int) -> tuple[Chunk, A]:
-        """Return the rows from `begin` to `end` - 1 of the local array, as a chunk and an array."""
+        """Return the rows from `begin` to `end` - 1 of the local array, as a chunk and an array.
+
+        The chunk is the place of these rows in the global array. The array contains their elements.
+        """
         if not self.whole:
             return Chunk(self.name, self.dtype, (), (), ()), self.local
         offsets = (self.box.offsets[0] + begin, *self.box.offsets[1:])
@@ -164,7 +167,7 @@ class LocalState(Generic[A]):
 
         Args:
             headers: Headers of the saved state's shards, keyed by the shard's number.
-            instead: Advice for the error message.
+            instead: Advice for the error message: what to do instead of restoring this state.
 
         Raises:
             InvalidInput: When the saved state lacks a part of these arrays, or has an array of another shape or dtype.

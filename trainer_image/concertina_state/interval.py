@@ -31,7 +31,7 @@ def best(cost: float, between_failures: float) -> float:
 class Interval:
     """Interval between the checkpoints of one round.
 
-    `seconds` is the value in spec.checkpoint. If that is `Auto`, `seconds` is the best interval according to the
+    `seconds` is the value in spec.checkpoint. If that value is `Auto`, `seconds` is the best interval according to the
     measurements so far.
     """
 
@@ -65,7 +65,7 @@ class Interval:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds between checkpoints, or None if the interval is not measured in seconds."""
+        """Seconds between checkpoints, or None if the spec gives the interval in steps."""
         return self.suggested if self._setting == "Auto" else None if self._setting is None else float(self._setting)
 
     @property

@@ -180,7 +180,7 @@ def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
 
 
 def _fitting(text: str) -> str:
-    """Return the text, or "" if it does not fit into a state's header."""
+    """Return the text, or "" if the text is too long for a state's header, whose size is fixed."""
     return text if len(json.dumps(json.dumps(text))) <= MOST_TEXT else ""
 
 
@@ -233,7 +233,7 @@ def since(rounds: Sequence[TrainedRound], step: int) -> tuple[TrainedRound, ...]
 
 
 def _with_ends(rounds: Sequence[TrainedRound]) -> Iterable[tuple[TrainedRound, int]]:
-    """Yield each round with the step at which the next round begins. For the last round, the step is unlimited."""
+    """Yield each round with the step at which the next round begins. For the last round, the step is infinite."""
     return zip(rounds, [*(trained.step for trained in rounds[1:]), sys.maxsize])
 
 

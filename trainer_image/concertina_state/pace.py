@@ -81,7 +81,7 @@ class Pace:
             self._in_a_row += 1
 
     def _compare(self) -> None:
-        """Add the measured cost of the last snapshot to the average, if it has not been added yet."""
+        """Add the measured cost of the last snapshot to the average cost, if that has not been done yet."""
         if self._before is None:
             return
         plain, self._before = self._before[0], None
@@ -101,7 +101,7 @@ class Pace:
 
     @property
     def every(self) -> int:
-        """Number of steps from one snapshot to the next, or 1 before the first measurement."""
+        """Number of steps from one snapshot to the next. Before the first measurement of the cost, it is 1."""
         if not self._step:
             return 1
         fewest = 2 if self._in_a_row >= IN_A_ROW else 1

@@ -80,7 +80,7 @@ def number_meshes(round: int) -> None:
 class GroupSockets:
     """Record of the sockets that torch has opened for process groups.
 
-    Other sockets belong to the script and its libraries.
+    All other sockets of the process belong to the script and its libraries.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Connections:
     """
 
     def __init__(self, is_of_group: Callable[[int, socket.socket], bool] = lambda inode, connection: True) -> None:
-        """Create an object without connections.
+        """Prepare to end connections. No connection is held yet.
 
         Args:
             is_of_group: Function of a socket's inode and the socket. It returns whether the socket belongs to a process

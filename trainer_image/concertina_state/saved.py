@@ -58,7 +58,7 @@ class LocalShard:
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
 
-        The file is read rather than mapped, because mapping its pages takes longer and needs the GIL.
+        The file is read and not memory-mapped, because mapping takes longer and holds the GIL.
 
         Raises:
             RestoreFailed: When the file ends early.

@@ -31,7 +31,8 @@ from concertina_state.step_trace import Traces
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """Flags of one rank. After the all-reduce, each field is the number of ranks that set the flag."""
+    """Flags of one rank. After an all-reduce over the ranks, each field is the number of ranks that have set the flag.
+    """
 
     drain: int = 0
     """Set by rank 0: all ranks are to stop after this step."""
@@ -52,7 +53,7 @@ class StepFlags:
 
 @dataclasses.dataclass(frozen=True)
 class SaveDecision:
-    """What happens to the state after a step."""
+    """Decision what happens to the state after a step: it is saved or not, and the round continues or ends."""
 
     step: int
     snapshot: bool
@@ -90,7 +91,7 @@ class SavePolicy:
             step: Number of finished steps.
             flags: Sums of the flags of all ranks.
             due: True if a checkpoint is due.
-            keeping_up: True if peers have copied the snapshot that a new one would overwrite.
+            keeping_up: True if other replicas have copied the snapshot that a new one would overwrite.
             required: True to take a snapshot in any case. The value must be the same on all ranks.
         """
         outcome = Outcome.COMPLETE if step >= self.steps else Outcome.DRAINED if flags.drain > 0 else None
@@ -187,7 +188,7 @@ class Saving:
         return SnapshotInterval(self._stretch, self._pace.share(self._stretch))
 
     def of_layout(self, layout: str, waited_for: bool) -> None:
-        """Set the layout of later snapshots, and whether a script waits for them.
+        """Set the layout of later snapshots, and with `waited_for` whether a script waits for them.
 
         `layout` is a digest of the tensors and of how ranks divide them.
         """

@@ -66,7 +66,7 @@ class MappedShard:
         write_sidecar(self.path, Sidecar(metadata.id, metadata.shard, len(self._map), checksum))
 
     def give_up(self) -> mmap.mmap:
-        """Delete all views of the file, and return its mapping."""
+        """Delete all views of the mapped file, and return the mapping, so that the caller can unmap it."""
         del self._views
         return self._map
 
@@ -135,8 +135,8 @@ class Snapshots:
     def keeping_up(self) -> bool:
         """True if the next snapshot would not overwrite a snapshot that peers are still copying.
 
-        To that end, peers must have copied the snapshot before the last one completely (decision "Snapshot k waits for
-        copies of snapshot k-2").
+        For that, peers must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
+        snapshot k-2").
         """
         return self.complete >= self.count - 2
 
@@ -207,7 +207,7 @@ class Snapshots:
         return None
 
     def _spare(self) -> Spare | None:
-        """Return the file that `make_room` has allocated, after waiting for it, or None if none was requested."""
+        """Return the file that `make_room` allocates, after waiting for it. Return None if no file was requested."""
         future, self._making = self._making, None
         return future.result() if future is not None else None
 

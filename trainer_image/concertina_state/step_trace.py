@@ -16,7 +16,7 @@ from concertina_protocol.worker_channel import TraceSteps
 
 
 class Traces:
-    """Traces of one worker, one at a time. If no trace is requested, a step costs only one comparison."""
+    """Traces of one worker, one at a time. A step without a requested trace costs only one comparison."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank

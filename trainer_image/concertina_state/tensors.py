@@ -110,7 +110,7 @@ def _seconds(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 def execute(plan: ReadPlan, shards: Mapping[int, ShardReader], tensors: Mapping[Chunk, Tensor]) -> None:
-    """Read the chunks of a plan from the shards into their tensors, which have the shapes of the chunks."""
+    """Read the chunks of `plan` from `shards` into `tensors`. Each tensor has the shape of its chunk."""
     filling.execute(plan, shards, lambda item: _place_for(item, tensors[item.target]))
 
 

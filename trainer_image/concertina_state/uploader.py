@@ -221,7 +221,7 @@ def publish(
 
     Raises:
         StorageError: When durable storage fails before LATEST has moved.
-        Fenced: When another job, or a later round, has the right to write here.
+        Fenced: When another job owns the folder, or a later round has published a checkpoint.
     """
     job, code = about_this_process()
     prefix, now = here(uid, id), time.time()
@@ -278,8 +278,8 @@ def _replaced(
     """Return the checkpoint of another job that this job may replace in `LATEST`, or None.
 
     Usually it is the checkpoint that this job continued from. If this job has taken over the folder, it can also be a
-    newer checkpoint of the earlier owner: a pod of that owner that lost its connection may have published it after the
-    take-over.
+    newer checkpoint of the earlier owner. A pod of that owner without a connection to the cluster may have published it
+    after the take-over.
 
     Raises:
         Fenced: When `LATEST` names a checkpoint that this job may not replace.

@@ -41,7 +41,7 @@ def about(environment: Mapping[str, str]) -> About:
 
 
 def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the values of nested mappings, each with the dotted path of its field, such as `trainer.batchSize`."""
+    """Yield each value in nested mappings, with the dotted path of its field, such as `trainer.batchSize`."""
     for name, field in value.items():
         if isinstance(field, Mapping):
             yield from _flat(field, f"{before}{name}.")

@@ -45,7 +45,8 @@ class Shipper:
 
     @property
     def idle(self) -> bool:
-        """True if all records are sent, and another replica coordinates and writes the records of later rounds."""
+        """True if this process may exit: all records are sent, and another replica writes the records of later rounds.
+        """
         newest = max(self._spool.begun, key=lambda begun: begun.round, default=None)
         return self._spool.behind == 0 and (newest is None or not newest.coordinates)
 
@@ -111,7 +112,7 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """Return whether this replica has coordinated all rounds after `round`, and so has their records."""
+        """Return whether this replica has coordinated all rounds after `round`, so that their records are here."""
         return all(begun.round <= round or begun.coordinates for begun in self._spool.begun)
 
 

@@ -43,9 +43,9 @@ class OpenEnum(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """Annotation of an optional field: `Annotated[Optional[X], Absent(number)]`. In JSON, `number` stands for None.
+    """Annotation of an optional field: `Annotated[Optional[X], Absent(number)]`.
 
-    See decision "None for unknown values".
+    In JSON, `number` (such as -1) stands for None. See decision "None for unknown values".
     """
 
     number: float

@@ -11,7 +11,7 @@ from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member
 
 @dataclasses.dataclass(frozen=True)
 class Prepare:
-    """Request from the operator to every candidate to stop the workers of older rounds and report its state.
+    """Request from the operator to every candidate for a round: stop the workers of older rounds, and report the state.
 
     The answer is Prepared or Refused.
     """
@@ -23,7 +23,7 @@ class Prepare:
 
 
 class Replaced(OpenEnum):
-    """Reason why a worker process was not reused in the next round, although it was still running."""
+    """Reason why a running worker process was killed at the end of a round and replaced by a new one."""
 
     STARTING = "starting"
     """The worker has not opened its channel to the agent yet."""
@@ -37,7 +37,10 @@ class Replaced(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """Answer to Prepare: what an agent has and whom it can reach, on which the operator bases the next round."""
+    """Answer to Prepare: the snapshots that an agent has, and the other candidates that it can reach.
+
+    From these answers, the operator chooses the members and the starting state of the round.
+    """
 
     replica: str
     instance: str
@@ -64,7 +67,7 @@ class Prepared:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Time limits and thresholds from spec.failurePolicy, with which the coordinator finds hangs and stragglers."""
+    """Time limits and thresholds from spec.failurePolicy, with which the coordinator finds hangs and slow ranks."""
 
     hang_seconds: Annotated[Optional[float], Absent(0.0)] = None
     """Seconds without progress of any rank after which the round counts as hung.
@@ -80,7 +83,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class JobHistory:
-    """History of the job when a round begins."""
+    """History of the job, such as its failures, as it is when a round begins."""
 
     seconds: float = 0.0
     """Seconds since the job started."""
@@ -141,8 +144,8 @@ class Drain:
     """Request from the operator to the coordinator for a drain: all ranks stop after the same step.
 
     If `durable` is set, the coordinator reports the state `drained` only when a checkpoint of that step is in storage.
-    A job without storage has no checkpoint. If all its members must depart, they stay for their grace period, because
-    the replicas that replace them may fetch the state from their memory.
+    A job without storage has no checkpoint. If all members of such a job must depart, their agents keep running until
+    the grace period ends. During this time, the replacing replicas can fetch the state from the memory of these agents.
     """
 
     uid: str
@@ -183,7 +186,7 @@ class Relay:
 
 @dataclasses.dataclass(frozen=True)
 class Relayed:
-    """Answer of one agent to a message that another agent passed on, with the name of its replica."""
+    """Answer to a message that an agent has passed on to another replica, with the name of that replica."""
 
     replica: str
     line: str = ""

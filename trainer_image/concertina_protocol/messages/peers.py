@@ -28,7 +28,7 @@ class Join:
 class DurableMoved:
     """Message from the coordinator to members: `LATEST` now names another checkpoint.
 
-    Members need not keep records of uploaded shards of older checkpoints any more.
+    Members then remove their records of uploaded shards of older checkpoints.
     """
 
     durable: Durable
@@ -49,8 +49,8 @@ class StopAt:
 class Ping:
     """Request from an agent to another agent. The answer proves that the other agent is reachable and of the same job.
 
-    It proves the job by a certificate of the job's CA. The answer is Accepted, with the highest round and claim that
-    the agent has seen.
+    The certificate of the answering agent, which the job's CA has issued, proves the job. The answer is Accepted, with
+    the highest round and claim that the answering agent has seen.
     """
 
     uid: str
@@ -73,7 +73,7 @@ class Trace:
 
 @dataclasses.dataclass(frozen=True)
 class Learn:
-    """Request from an agent to another agent for the names of the modules that the script imports.
+    """Request from an agent to another agent for the names of the modules that the user's script imports.
 
     The answer is Learned or Refused.
     """

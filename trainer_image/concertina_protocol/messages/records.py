@@ -42,7 +42,7 @@ class StorageHealth(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotId:
-    """Identity of a snapshot, which is the state of the whole world after one step, in `shards` shard files.
+    """Identity of a snapshot: the state of all ranks after one step, saved in `shards` shard files.
 
     All its shard files are of the same round, step and layout.
     """
@@ -82,7 +82,8 @@ class Durable:
 class Storage:
     """What an agent knows about durable storage.
 
-    The value is None if the job has no checkpoint.uri, or if it runs a user's own command that does not use storage.
+    None takes the place of this object if the job has no checkpoint.uri, or if it runs a user's own command that does
+    not use storage.
     """
 
     state: StorageHealth
@@ -124,7 +125,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True)
 class Rollback:
-    """Decision that all states trained after `step` are invalid."""
+    """Decision of the operator that all states trained after `step` are invalid."""
 
     step: int
     skipped: tuple[tuple[int, int], ...] = ()
@@ -147,8 +148,8 @@ class Rollback:
 class Restore:
     """Source of the state with which a round begins.
 
-    If `source` is Memory, `holders` lists for each shard the members that hold it. An agent tries the nearest of them
-    first, and the next one if that fails. If `source` is Storage, `durable` names the checkpoint.
+    If `source` is Memory, `holders` lists for each shard the members that hold it. An agent fetches a shard from the
+    nearest holder first, and from the next one if that fails. If `source` is Storage, `durable` names the checkpoint.
 
     The new round continues from the step `step` of round `base_round`. Snapshots of lower rounds with a later step are
     invalid and are deleted.
@@ -181,11 +182,11 @@ class Restore:
         return self.undone_before + ((self.undone,) if self.undone else ())
 
     def voids(self, durable: Durable) -> bool:
-        """Return whether a rollback made a checkpoint of this job invalid."""
+        """Return whether a rollback of this job made the checkpoint `durable` invalid."""
         return any(undone.covers(durable.round, durable.step) for undone in self.all_undone)
 
     def bars(self, durable: Durable, uid: str) -> bool:
-        """Return whether the job with uid `uid` must not continue from a checkpoint.
+        """Return whether the job with uid `uid` must not continue from the checkpoint `durable`.
 
         That is the case if a rollback of this job has undone the checkpoint, or if the checkpoint is damaged.
         """

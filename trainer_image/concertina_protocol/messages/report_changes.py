@@ -19,14 +19,18 @@ class ReportChange:
     """Difference between a report and the previous one.
 
     An agent sends differences instead of whole Reports if the operator has sent a Watch with `changes`. The first
-    Report is sent whole. `report` is the new report. Its `members` has only the members that have changed.
+    Report is sent whole. `report` is the new report, except that its field `members` has only the members that have
+    changed.
     """
 
     report: Report
 
 
 def change(before: Report, after: Report) -> Union[Report, ReportChange]:
-    """Return the difference from `before` to `after`. If the reports are of different rounds, return `after`."""
+    """Return the difference from `before` to `after`.
+
+    If the reports are of different rounds, return the whole report `after`.
+    """
     members_before = before.members
     if _identity(before) != _identity(after) or members_before.keys() != after.members.keys():
         return after
@@ -74,7 +78,7 @@ def _urgent_part(progress: Optional[Progress]) -> object:
 
 
 def _same_members(before: Mapping[str, MemberState], after: Mapping[str, MemberState]) -> bool:
-    """Return whether the members are the same except for their steps, which older agents report individually."""
+    """Return whether the members in two reports differ at most in their steps. Older agents report steps by member."""
     if before is after:
         return True
     return before.keys() == after.keys() and all(

@@ -92,7 +92,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointInterval:
-    """Present and optimal interval between checkpoints."""
+    """Present interval between checkpoints, and the optimal interval according to the measurements so far."""
 
     seconds: Annotated[Optional[float], Absent(0.0)]
     """Interval in seconds, or None if checkpoints are not taken by time."""
@@ -105,7 +105,7 @@ class CheckpointInterval:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotInterval:
-    """Interval between snapshots."""
+    """Interval between snapshots, in steps and as measured, for the job's status."""
 
     steps: int
     """Number of steps between the last two snapshots. A failure causes at most this many steps to be trained again."""
@@ -217,7 +217,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One shard of a snapshot, which is in durable storage."""
+    """One shard of a snapshot that has been uploaded to durable storage."""
 
     id: SnapshotId
     shard: int
@@ -269,7 +269,10 @@ class Hang:
 
 @dataclasses.dataclass(frozen=True)
 class Straggler:
-    """Rank for which the other ranks wait in every step. The measurements are those of the first report about it."""
+    """Rank for which the other ranks wait in every step.
+
+    The measurements are those with which the rank was first found to be a straggler.
+    """
 
     replica: str
     rank: int

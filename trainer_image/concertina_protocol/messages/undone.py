@@ -22,7 +22,7 @@ class Undone:
 
 
 def joined(old: Tuple[Undone, ...], more: Undone) -> Tuple[Undone, ...]:
-    """Add a rollback to others, and return all of them sorted by round and step.
+    """Return the rollbacks `old` and `more` together, sorted by round and step.
 
     A rollback is left out if another one includes the same states.
     """

@@ -6,8 +6,8 @@ writer limits the total size of the segments.
 
 One process writes and another one reads, and neither waits for the other. Files are not synced, because the volume
 outlives processes and containers. If the node loses power, the last records can be lost, and the reader's stored
-position may be beyond the remaining ones. New records then continue from the reader's position. The module uses the
-standard library only and supports Python 3.9 and later.
+position may be higher than the number of the last remaining record. New records then continue from the reader's
+position. The module uses the standard library only and supports Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SpoolReader:
         return max(0, self.end - self.next)
 
     def look(self) -> None:
-        """Scan the new records: count the records, and collect the rounds that have begun."""
+        """Scan the records that were written since the last call: count them, and find the rounds that have begun."""
         for segment in _segments(self._folder):
             if segment.first < self._scanned[0]:
                 continue

@@ -67,7 +67,7 @@ class NoteKind(OpenEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Noted:
-    """Note about an event of the run."""
+    """Note about an event of the run, such as a failure, for display in the tracking tool."""
 
     round: int
     at: float
@@ -116,5 +116,5 @@ def decode(line: bytes) -> Record:
 
 
 def is_round(line: bytes) -> bool:
-    """Return whether a line may be a RoundBegan, without parsing the line."""
+    """Return whether a line may be a RoundBegan record. The line is not parsed, to save time."""
     return line.startswith(b'{"kind":"RoundBegan"')

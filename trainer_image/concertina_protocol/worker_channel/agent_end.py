@@ -54,7 +54,7 @@ class AgentEnd:
         return decode(line)
 
     def send(self, message: Message) -> None:
-        """Send a message to the process at the other end. The message may be buffered.
+        """Send a message to the process at the other end. The message may be buffered and sent later.
 
         If the process has exited, the message is dropped. The agent learns of the exit in another way.
         """

@@ -60,10 +60,10 @@ class RoundChannel:
     # --- within a round
 
     def check(self) -> None:
-        """Check that the round has not ended.
+        """Raise an error if the round has ended.
 
         Raises:
-            RoundLeft: When it has.
+            RoundLeft: When the round has ended.
         """
         if self._over:
             raise RoundLeft
@@ -117,7 +117,7 @@ class RoundChannel:
     # --- between rounds
 
     def enter(self, round: int, hello: Hello, handle: Callable[[Message], bool] = _keep) -> None:
-        """Enter a round. The agent may have ended it already.
+        """Enter a round. The agent may have ended the round already.
 
         Args:
             round: Number of the round.
@@ -137,13 +137,13 @@ class RoundChannel:
 
     @property
     def over(self) -> bool:
-        """True if the round has ended."""
+        """True if the round has ended in this process."""
         return self._over
 
     def end_round(self) -> None:
         """End the round in this process, after the main thread has left it.
 
-        The reading thread does not abort process groups after this.
+        After this call, the reading thread does not abort process groups any more.
         """
         with self.changed:
             self._round, self._over = None, True
@@ -152,14 +152,14 @@ class RoundChannel:
     def complete_round(self) -> None:
         """End the round because its work is complete. The process continues with other work.
 
-        The reading thread does not abort process groups after this.
+        After this call, the reading thread does not abort process groups any more.
         """
         with self.changed:
             self._round = None
             self.changed.notify_all()
 
     def say_left(self, left: Left) -> None:
-        """Send the last message of a round that has ended in this process."""
+        """Send `left`, the last message of this process in a round, after the round has ended here."""
         self._end.send(left)
 
     def next_round(self) -> Enter:

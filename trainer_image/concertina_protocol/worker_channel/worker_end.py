@@ -62,7 +62,7 @@ class WorkerEnd:
         return self.receive(kind)
 
     def poll(self) -> List[Message]:
-        """Return the messages that have arrived. This does not wait."""
+        """Return the messages that have arrived, without waiting for more."""
         self._read(wait=False)
         messages = list(self._received)
         self._received.clear()
@@ -82,7 +82,9 @@ class WorkerEnd:
         self._socket.close()
 
     def _read(self, wait: bool) -> None:
-        """Read all data that are available. If `wait` is set, first wait until there is a whole line.
+        """Read all data that have arrived on the connection.
+
+        If `wait` is set, wait until there is at least one whole line.
 
         Raises:
             ChannelClosed: If the agent is gone.

@@ -117,7 +117,8 @@ class WantDurable:
 
 @dataclasses.dataclass(frozen=True)
 class FetchHeader:
-    """Request for the safetensors header of one shard, from any agent that holds it. The answer is FetchedHeader."""
+    """Request for the safetensors header of one shard, from any agent that has the shard. The answer is FetchedHeader.
+    """
 
     id: SnapshotId
     shard: int
@@ -127,7 +128,7 @@ class FetchHeader:
 class Fetch:
     """Request for a whole shard as a local file.
 
-    The agent copies it from a peer if necessary. The answer is Fetched.
+    If necessary, the agent copies the shard from the agent of another replica. The answer is Fetched.
     """
 
     id: SnapshotId
@@ -185,7 +186,10 @@ class KeepsState:
 
 @dataclasses.dataclass(frozen=True)
 class CallCount:
-    """Answer to QueryCalls: the number of finished calls of should_checkpoint(). The next call waits for StopAtCall."""
+    """Answer to QueryCalls: the number of finished calls of should_checkpoint().
+
+    The next call of should_checkpoint() waits for StopAtCall.
+    """
 
     rank: int
     calls: int
@@ -234,7 +238,7 @@ class Enter:
 
 @dataclasses.dataclass(frozen=True)
 class FetchedHeader:
-    """Answer to FetchHeader."""
+    """Answer to FetchHeader: the shard's header, or an error."""
 
     header: str = ""
     error: str = ""
@@ -242,7 +246,7 @@ class FetchedHeader:
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
-    """Answer to Fetch."""
+    """Answer to Fetch: the path of the shard's local file, or an error."""
 
     path: str = ""
     """Path of the file.
@@ -281,7 +285,7 @@ class TraceSteps:
 class CopiedUpTo:
     """Message that this rank's shards of snapshots up to a step are copied to another replica.
 
-    If there is no other replica that keeps copies, the agent sends the message at once.
+    If no other replica keeps copies for this one, the agent sends the message as soon as a snapshot is committed.
     """
 
     step: int
@@ -294,14 +298,17 @@ class Registered:
 
 @dataclasses.dataclass(frozen=True)
 class QueryCalls:
-    """Question how many calls of should_checkpoint() have finished. The agent asks it before it stops all ranks."""
+    """Question to a worker, before all ranks are stopped: how many calls of should_checkpoint() has it finished?
+
+    The answer is CallCount.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class StopAtCall:
     """Message that should_checkpoint() must return True at call number `call`, counted from 1.
 
-    The call after it ends the process.
+    The next call after that one ends the process.
     """
 
     call: int

@@ -40,7 +40,7 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
 
 
 def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKey | None, str]:
-    """Return the checkpoint that LATEST names, and a sentence about what is wrong with LATEST, or "".
+    """Return the checkpoint that LATEST names, and a sentence about what is wrong with LATEST, or "" if nothing is.
 
     `whole` has the finished checkpoints. If LATEST does not exist or does not name one of them, the checkpoint is None.
     """
@@ -57,7 +57,7 @@ def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKe
 
 
 def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[CheckpointKey]:
-    """Return the checkpoints among `manifests` that a rollback has made invalid.
+    """Return those checkpoints among `manifests` that a rollback has made invalid, according to LATEST.
 
     If LATEST cannot be read, the result is empty.
     """
@@ -191,7 +191,7 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
 
 
 def prune(folder: ObjectPrefix, keys: list[CheckpointKey]) -> list[CheckpointKey]:
-    """Delete these checkpoints, and return the ones that remain because they are being read."""
+    """Delete the checkpoints `keys`, and return those that were not deleted because they are being read."""
     entries = folder.entries()
     if not entries:
         return []  # another process has deleted the folder's contents

@@ -119,11 +119,12 @@ def check_fence(ours: Durable, continued: Continued | None, latest: Latest | Non
 def check_round(ours: Durable, latest: Latest | None) -> None:
     """Check that this job may publish the checkpoint `ours`, given the present contents of `LATEST`.
 
-    A lower round is refused only after a higher round has published a checkpoint. If it were refused as soon as the
-    higher round begins, no round could begin without storage (decision "No fence at the start of a round").
+    A checkpoint of a lower round is refused only after a higher round has published a checkpoint. To refuse it as soon
+    as the higher round begins, that round would have to write to storage, and could not begin while storage is down
+    (decision "No fence at the start of a round").
 
     Raises:
-        Fenced: When the state was undone, or `LATEST` is at a later one.
+        Fenced: When a rollback has undone the state, or `LATEST` names a checkpoint of a later round or step.
     """
     if latest is None:
         return

@@ -198,7 +198,7 @@ def to_json(value: Any) -> bytes:
 
 
 def here(uid: str, id: SnapshotId) -> str:
-    """Return the folder of the checkpoint that is made from a snapshot. The path is relative to the run's URI."""
+    """Return the folder of the checkpoint that is made from the snapshot `id`, relative to the run's URI."""
     return CheckpointKey(uid, id.round, id.step).folder
 
 

@@ -29,7 +29,7 @@ ATTEMPTS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Checkpoint that `LATEST` named at a certain time."""
+    """Checkpoint that `LATEST` named when the folder's owner was recorded."""
 
     uid: str
     round: int
@@ -60,7 +60,7 @@ class Ownership(enum.Enum):
 
 
 class NotOwner(StoreRefused):
-    """Error that this job may not use a folder, because another job owns the folder."""
+    """Error that this job may not use a checkpoint folder, because another job owns the folder."""
 
 
 def this_job(uid: str) -> Owner:
@@ -92,7 +92,7 @@ def decide(owner: Owner | None, job: Owner, living: Collection[str] | None, take
 
 
 def look(folder: ObjectPrefix, job: Owner, take_over: str) -> bool:
-    """Return whether the job owns the folder. Nothing is written.
+    """Return whether the job `job` already owns the folder. Nothing is written to storage.
 
     Raises:
         NotOwner: When the job must not become the owner.

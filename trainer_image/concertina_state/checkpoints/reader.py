@@ -93,7 +93,7 @@ class StoredShard:
 
     @cached_property
     def _ends(self) -> tuple[int, ...]:
-        """Checksums of the file up to the end of each block.
+        """Running checksums of the shard's file: its crc32 up to the end of each block.
 
         Raises:
             DamagedInput: When the sidecar is damaged, or does not match the manifest.

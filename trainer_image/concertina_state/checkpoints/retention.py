@@ -104,7 +104,8 @@ def sweep(
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
-    """Return whether a key belongs to a checkpoint that is older than LATEST, so that it can't be finished any more."""
+    """Return whether a checkpoint is older than the one that LATEST names. It can't be finished any more in that case.
+    """
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
 
@@ -116,7 +117,7 @@ def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[C
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Return the checkpoints with an object that was written at the same time as the object `key` or later.
+    """Return the checkpoints of which an object was written later than the object `key`, or at the same time.
 
     Times are those of the store's clock.
     """

@@ -88,7 +88,7 @@ def before_damaged(damaged: DamagedInput, uri: str, uid: str, restore: Restore) 
 
 
 def usable(durable: Durable, uid: str, restore: Restore) -> Durable | None:
-    """Return the checkpoint that the job continues from, or None if rollbacks have undone all checkpoints.
+    """Return the checkpoint from which the job continues, or None if rollbacks have undone all checkpoints.
 
     `durable` is the checkpoint that LATEST names. If it was undone or is damaged, the result is the newest usable
     checkpoint before it.
@@ -143,9 +143,8 @@ def _before(
 ) -> list[CheckpointKey]:
     """Return checkpoints of the earlier job that this job continued from, in order of preference.
 
-    They include the checkpoint that this job continued from, and older ones. The order is:
-    1. checkpoints whose step is not later than the step of each rollback in `undone`, newest first
-    2. all other checkpoints, newest first
+    They are the checkpoint that this job continued from, and older ones. Checkpoints whose step is not later than the
+    step of each rollback in `undone` come first, newest first. All others follow, also newest first.
     """
     ours = _readable(folder, sorted(finished, key=_age, reverse=True))
     continued = next((manifest.continued for _, _, manifest in ours), None)

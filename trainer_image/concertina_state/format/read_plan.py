@@ -36,7 +36,7 @@ class Box:
         return math.prod(self.shape)
 
     def common(self, second: Box) -> Box | None:
-        """Return the box of the elements that are in both boxes, or None if there are none."""
+        """Return the box of the elements that are in both this box and `second`, or None if there are none."""
         begins = tuple(map(max, self.offsets, second.offsets))
         shape = tuple(
             min(a + n, b + m) - begin
@@ -116,7 +116,7 @@ class ReadPlan:
         return sorted(self._by_shard)
 
     def require(self, whence: str) -> None:
-        """Check that shards store all requested elements. `whence` is the name of the state for the message.
+        """Check that the shards store all requested elements. `whence` names the saved state in the error message.
 
         Raises:
             InvalidInput: When no shard stores some of the requested elements.

@@ -49,7 +49,7 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size of the chunk in bytes."""
         return math.prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
@@ -57,7 +57,7 @@ class Chunk:
 class Continued:
     """Checkpoint of another job that this job continued from.
 
-    If `LATEST` in the folder names this checkpoint, this job may replace it there.
+    If `LATEST` in this job's folder names this checkpoint, this job may make `LATEST` name a checkpoint of its own.
     """
 
     uid: str
@@ -167,7 +167,7 @@ class Layout:
         return [self.data_begin + offset for offset in self._offsets]
 
     def header(self, metadata: ShardMetadata) -> bytes:
-        """Return the header of the file: its first `data_begin` bytes."""
+        """Return the header of a file with this layout: its first `data_begin` bytes, with `metadata`."""
         return struct.pack("<Q", self.data_begin - 8) + self._json(metadata).ljust(self.data_begin - 8)
 
     def _json(self, metadata: ShardMetadata) -> bytes:
@@ -244,7 +244,7 @@ def _chunk(name: str, entry: dict[str, Any], begin: Any, whole: Any) -> Chunk:
 
 
 def counts(value: Any) -> tuple[int, ...]:
-    """Return a list of numbers (of elements or bytes) from a header as a tuple.
+    """Check a list of numbers of elements or bytes from a file's header, and return it as a tuple.
 
     Raises:
         ValueError: When `value` is not a list of non-negative numbers.

@@ -42,7 +42,7 @@ class StoreMessage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RefusalRule:
-    """Message for errors whose text contains one of `signs`. The first rule that matches is used."""
+    """Error message for refused requests: the first rule of which one of the `signs` is in the error's text is used."""
 
     signs: tuple[str, ...]
     message: str
@@ -81,7 +81,10 @@ ELSE = "Could not {doing} below {uri}: {reason}."
 
 
 def of_cloud(uri: str, kind: StoreKind, holder: str, doing: str, error: Exception) -> StoreMessage:
-    """Return the message for an error of the cloud store behind a URI."""
+    """Return the message for users about an error of the cloud store behind a URI.
+
+    `doing` says what was attempted.
+    """
     text = str(error)
     identity = kind.identity()
     remedy = f"let {identity.who} read and write it" if identity.who else _KEYS

@@ -313,9 +313,10 @@ class ObjectPrefix:
                 drop(self._directory / key, self._directory)
 
     def _whole(self, ask: Callable[[], T]) -> T:
-        """Return the result of a request, which is repeated if its answer is cut off.
+        """Return the result of the request `ask`.
 
-        obstore does not repeat such requests itself. The request must be safe to repeat.
+        If the connection ends before the answer is complete, repeat the request. obstore does not repeat such requests
+        itself. The request must be safe to repeat.
 
         Raises:
             GenericError: When the request fails for another reason, or the time limit of this prefix has passed.
@@ -348,7 +349,7 @@ class ObjectPrefix:
 
 
 def window(views: Iterable[memoryview], begin: int, end: int) -> Iterator[memoryview]:
-    """Return the bytes from `begin` to `end` of a sequence of views, as views."""
+    """Yield views of the bytes from `begin` to `end` - 1, counted over a sequence of views."""
     offset = 0
     for view in views:
         if part := view[max(0, begin - offset) : max(0, end - offset)]:

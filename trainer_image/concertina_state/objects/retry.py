@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def tries() -> Iterator[None]:
-    """Yield once per attempt, and wait between attempts."""
+    """Yield once for each attempt at a request, and wait between attempts."""
     yield
     for wait in GRACE:
         time.sleep(wait)
@@ -27,7 +27,7 @@ def tries() -> Iterator[None]:
 
 
 def final(ask: Callable[[], T]) -> T:
-    """Return the result of `ask`, which is called again if the store refuses.
+    """Return the result of the request `ask`. If the store refuses the request, try again for a few seconds.
 
     Raises:
         InvalidInput: When the store still refuses at the last attempt.

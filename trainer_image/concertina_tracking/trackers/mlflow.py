@@ -124,7 +124,10 @@ class MlflowRun:
 
 
 def _batches(steps: Sequence[StepDone]) -> Iterator[list[Metric]]:
-    """Yield the metrics of the steps in batches. A batch has whole steps, and each step's last metric is the marker."""
+    """Yield the metrics of the steps in batches. A batch has whole steps.
+
+    The last metric of each step is a marker, which shows that the step is complete.
+    """
     batch: list[Metric] = []
     for step in steps:
         values = sorted(step.metrics.items(), key=lambda item: item[0] == MARKER)

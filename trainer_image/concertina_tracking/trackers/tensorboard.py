@@ -81,7 +81,7 @@ def folder_of(settings: TrackingSettings) -> Path:
 
 
 def _steps(folder: Path) -> set[int]:
-    """Return the steps that the event files contain."""
+    """Return the steps that the event files in `folder` contain."""
     steps: set[int] = set()
     for path in sorted(folder.glob("*.tfevents.*")):
         for line in RawEventFileLoader(str(path)).Load():
