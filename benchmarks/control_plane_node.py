@@ -36,7 +36,9 @@ KILLED = 137
 
 @dataclass
 class Identities:
-    """Certificates of jobs, read from Secrets. Each Secret is read once, and its certificates are stored in a folder.
+    """Certificates of jobs, read from Secrets.
+
+    Each Secret is read once, and its certificates are stored in a folder.
     """
 
     client: Client

@@ -274,7 +274,7 @@ class Bench:
                 cluster.start_node(name)
 
     def _at_work_since(self, known: int) -> RoundStarted | None:
-        """Return the log line of the first finished step in a round after round `known`, or None if there is none yet.
+        """Return the log line of the first finished step in a round after round `known`, or None without such a line.
         """
         for pod in self._stage.pods(self._name):
             if pod["status"].get("phase") != "Running":

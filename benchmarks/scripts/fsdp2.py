@@ -1,4 +1,6 @@
-"""Plain FSDP2 script of the same model for torchrun, as in torch's tutorials. `scaling.py` compares concertina with it.
+"""Plain FSDP2 script of the same model for torchrun, as in torch's tutorials.
+
+`scaling.py` compares concertina with it.
 """
 
 from __future__ import annotations

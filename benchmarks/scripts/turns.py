@@ -85,7 +85,6 @@ class Turns:
 
 
 def _typical(steps: list[tuple[float, int]]) -> tuple[float, float, float]:
-    """Return the cost of the measurements per step: the median seconds, the mean seconds, and the mean number of calls.
-    """
+    """Return the cost of the measurements per step: median and mean of the seconds, and mean number of calls."""
     seconds = [duration for duration, _ in steps]
     return statistics.median(seconds), statistics.fmean(seconds), statistics.fmean(calls for _, calls in steps)

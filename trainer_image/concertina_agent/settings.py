@@ -80,7 +80,9 @@ class AgentSettings:
 
     @property
     def even(self) -> bool:
-        """True if the state is divided into equally large parts, in the order of the ranks. That is so with FSDP alone.
+        """True if the state is divided into equally large parts, in the order of the ranks.
+
+        That is so with FSDP alone.
         """
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 

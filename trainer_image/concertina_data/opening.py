@@ -177,8 +177,7 @@ class OpenShards(Generic[T]):
         self._bytes -= self._sizes[index]
 
     def expect(self, indexes: Iterable[int]) -> None:
-        """Begin to open the shards `indexes` in advance, in this order, until the size limit of the cache is reached.
-        """
+        """Begin to open the shards `indexes` in advance, in this order, up to the size limit of the cache."""
         room = self._most
         for index in indexes:
             room -= self._sizes[index]

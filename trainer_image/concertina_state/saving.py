@@ -31,7 +31,9 @@ from concertina_state.step_trace import Traces
 
 @dataclasses.dataclass(frozen=True)
 class StepFlags:
-    """Flags of one rank. After an all-reduce over the ranks, each field is the number of ranks that have set the flag.
+    """Flags of one rank.
+
+    After an all-reduce over the ranks, each field is the number of ranks that have set the flag.
     """
 
     drain: int = 0

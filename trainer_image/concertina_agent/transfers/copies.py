@@ -266,7 +266,9 @@ class Peers:
         return max(1, min(message.parts, shard.size // LEAST, _parallel_streams(self._sending)))
 
     async def _stream(self, message: p.Pull, wire: ShardWire) -> None:
-        """Send a shard each time a worker has committed it in this round, until the receiver is gone or the round ends.
+        """Send a shard each time a worker has committed it in this round.
+
+        Stop when the receiver is gone or the round ends.
         """
         news, after = self._snapshots.news, message.after_step
         while not wire.gone():

@@ -178,7 +178,9 @@ def _forward(pid: int, number: int) -> None:
 
 
 def _release(files: Iterable[int]) -> None:
-    """Close the inherited files in this process, so that a pipe's reader sees the end when the script closes the pipe.
+    """Close the inherited files in this process.
+
+    A pipe's reader then sees the end when the script closes the pipe.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for file in files:

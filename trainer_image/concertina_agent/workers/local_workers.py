@@ -434,8 +434,7 @@ class LocalWorkers:
         return why
 
     async def _stands_in_the_way(self, worker: LocalWorker) -> Optional[Replaced]:
-        """Return the reason why a worker process that has left its round can't enter the next one, or None if it can.
-        """
+        """Return why a worker process that has left its round can't enter the next one, or None if it can."""
         if not worker.running:
             return None
         if worker.channel is None:
@@ -453,8 +452,7 @@ class LocalWorkers:
         return None if done else Replaced.LATE
 
     async def _kill(self, workers: list[LocalWorker]) -> None:
-        """Send SIGKILL to these workers and the store's process, and return when they have written their last output.
-        """
+        """Send SIGKILL to these workers and the store's process, and wait until all their output has been read."""
         processes = [*(worker.process for worker in workers), *self._store_processes]
         for process in processes:
             process.send_signal(signal.SIGKILL)

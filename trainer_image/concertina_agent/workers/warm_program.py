@@ -54,8 +54,7 @@ AnyChild = TypeVar("AnyChild", bound=Child)
 
 @dataclasses.dataclass(frozen=True)
 class Again:
-    """Result of an attempt to start a worker: the caller must try again, because a new warm process is being prepared.
-    """
+    """Result of a failed start of a worker. The caller must try again, because a new warm process is being prepared."""
 
 
 class ScriptParent(WorkerParent):
@@ -284,7 +283,9 @@ class WarmProgram:
             self._next = None
 
     async def _more(self, parent: ScriptParent) -> str:
-        """Make a warm process import more modules, and return "". If the process has exited instead, return the reason.
+        """Make a warm process import more modules, and return "".
+
+        If the process has exited instead, return the reason.
         """
         why = await parent.import_more(self.size)
         if not why:

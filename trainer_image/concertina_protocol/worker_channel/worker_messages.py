@@ -117,7 +117,9 @@ class WantDurable:
 
 @dataclasses.dataclass(frozen=True)
 class FetchHeader:
-    """Request for the safetensors header of one shard, from any agent that has the shard. The answer is FetchedHeader.
+    """Request for the safetensors header of one shard, from any agent that has the shard.
+
+    The answer is FetchedHeader.
     """
 
     id: SnapshotId

@@ -104,7 +104,9 @@ def sweep(
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
-    """Return whether a checkpoint is older than the one that LATEST names. It can't be finished any more in that case.
+    """Return whether a checkpoint is older than the one that LATEST names.
+
+    It can't be finished any more in that case.
     """
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
