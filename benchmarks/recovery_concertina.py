@@ -274,8 +274,7 @@ class Bench:
                 cluster.start_node(name)
 
     def _at_work_since(self, known: int) -> RoundStarted | None:
-        """Return the log line of the first finished step in a round after round `known`, or None without such a line.
-        """
+        """Return the log line of the first finished step in a round after round `known`, or None before that."""
         for pod in self._stage.pods(self._name):
             if pod["status"].get("phase") != "Running":
                 continue

@@ -101,8 +101,7 @@ class Order:
         return sum(self._counts)
 
     def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
-        """Return the shards in the order of this epoch, and for each the number of sequences in the shards before it.
-        """
+        """Return the shards in the order of this epoch, and how many sequences come before each shard."""
         permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
         shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
         for shard in shards:
