@@ -131,7 +131,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """Return a type function for argparse that rejects numbers below `least`."""
+    """Return a function for argparse's `type=` that converts a text by `kind` and rejects numbers below `least`."""
 
     def parsed(text: str) -> float:
         with contextlib.suppress(ValueError):

@@ -61,7 +61,7 @@ class Degrees(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Number of data-parallel ranks or groups: each computes other sequences."""
+        """Number of data-parallel ranks, or of groups of ranks, each of which computes different sequences."""
         return self.replicate * self.shard
 
     @property

@@ -4,7 +4,7 @@ from concertina_protocol import FailureReason
 
 
 class RollBack(Exception):
-    """The training since `step` can't be trusted.
+    """Error that the training since step `step` can't be trusted.
 
     All ranks go back to a saved state of that step or an earlier one. They continue without the samples `skipped`,
     which are all samples that were ever skipped in the run (see `data.skips`).

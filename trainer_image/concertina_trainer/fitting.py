@@ -1,4 +1,6 @@
-"""Choice of the settings that a job leaves out: those of the saved state, or those that fit into the devices' memory.
+"""Choice of memory settings, such as the micro-batch size, that a job does not set.
+
+They are the settings of the saved state, or for a new run those that fit into the devices' memory.
 
 The settings determine the order in which numbers are added, so they are the same on all ranks and in all rounds of a
 run (decision "The first worker chooses what fits"). They are chosen for the smallest world that the job allows, because
@@ -124,7 +126,7 @@ def least_ranks(world: DistContext) -> int:
 
 
 def least_memory(world: DistContext) -> int:
-    """Return the memory of the smallest device of all ranks in bytes, by an all-reduce; 0 if it is not known.
+    """Return the memory in bytes of the smallest device of all ranks, by an all-reduce. 0 if it is not known.
 
     Raises:
         InvalidInput: When the environment variable DEVICE_BYTES is not a number of bytes.
@@ -141,7 +143,7 @@ def least_memory(world: DistContext) -> int:
 
 
 def _planned(request: dict[str, Any], check: Callable[[], None]) -> dict[str, Any] | str:
-    """Return the answer of a planning process, or a sentence about why there is none.
+    """Return the answer of a planning process to `request`, or a sentence about why there is no answer.
 
     Planning needs a process of its own, because a fake process group can't exist beside this worker's real one.
     """

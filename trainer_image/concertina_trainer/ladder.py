@@ -1,6 +1,7 @@
-"""Settings that trade speed for memory, in order from the fastest to the smallest, and the first that fits. No torch.
+"""Settings that trade speed for memory, from the fastest to the smallest, and the choice of the first that fits.
 
-A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights are freed.
+No torch. A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights
+are freed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def ladder(
 
 
 def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ranks: int) -> list[int]:
-    """Return the micro-batch sizes to choose from, the largest first. Each is half of the previous one."""
+    """Return the micro-batch sizes to choose from, the largest first. Each size is half of the previous one."""
     least = config.least_micro_batch_size
     if config.micro_batch_size is not None or config.bitwise:
         # Bitwise cuts the batch into the same microbatches in all worlds. The smallest size occupies the most ranks.

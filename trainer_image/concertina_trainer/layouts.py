@@ -279,8 +279,9 @@ def frees_weights(trainer: TrainerConfig, parallelism: ParallelismConfig, weight
 def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights: int | None = None) -> bool:
     """Return whether the gradients of each microbatch are reduced over ranks, and not only the sums of all of them.
 
-    If blocks free their gathered weights to save memory, there is none for unsharded gradients either. In bfloat16, the
-    sums of microbatches would be rounded too, because FSDP adds up unsharded gradients in the dtype of the reduction.
+    If blocks free their gathered weights to save memory, there is no memory for unsharded gradients either. In
+    bfloat16, the sums of microbatches would be rounded too, because FSDP adds up unsharded gradients in the dtype of
+    the reduction.
     """
     if parallelism.pipeline > 1:
         return False
@@ -298,7 +299,7 @@ def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
 
 
 def _nearest(requested_degree: int, allowed: Callable[[int], bool], most: int) -> tuple[int, ...]:
-    """Return the nearest allowed degree below the requested one and the nearest above, if they exist."""
+    """Return the nearest allowed degree below `requested_degree` and the nearest one above it, if they exist."""
     below = next((degree for degree in range(requested_degree - 1, 0, -1) if allowed(degree)), None)
     above = next((degree for degree in range(requested_degree + 1, most + 1) if allowed(degree)), None)
     return tuple(degree for degree in (below, above) if degree is not None)

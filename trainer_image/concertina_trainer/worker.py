@@ -198,7 +198,7 @@ def _check_layout(config: TrainerConfig, layout: ParallelismConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Model, optimizer and data of a round, before a state is restored."""
+    """Model, optimizer and data of a round, as they are before a state is restored into them."""
 
     config: TrainerConfig
     checkpoint: CheckpointConfig | None
@@ -306,7 +306,7 @@ def _check_data(config: TrainerConfig, digest: str) -> None:
     """Check that a run of `concertina reproduce` has the data that its checkpoint was trained on.
 
     Raises:
-        DataChanged: When the data are others.
+        DataChanged: When the data differ from those.
     """
     required_digest = config.reproduction and config.reproduction.data_digest
     if required_digest and required_digest != digest:

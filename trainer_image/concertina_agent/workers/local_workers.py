@@ -452,7 +452,7 @@ class LocalWorkers:
         return None if done else Replaced.LATE
 
     async def _kill(self, workers: list[LocalWorker]) -> None:
-        """Send SIGKILL to these workers and the store's process, and wait until all their output has been read."""
+        """Send SIGKILL to these workers and the store's process, and wait until they can't write any more output."""
         processes = [*(worker.process for worker in workers), *self._store_processes]
         for process in processes:
             process.send_signal(signal.SIGKILL)

@@ -179,7 +179,7 @@ class WarmProgram:
 
     @property
     def dispensable(self) -> bool:
-        """True if no use of a warm process of this program is known, so that it may be stopped."""
+        """True if the program has no warm process and no recorded modules that one could still import."""
         return self.parent is None and not self.importing and self.size <= self._tried_size
 
     @property

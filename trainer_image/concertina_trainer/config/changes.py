@@ -26,7 +26,7 @@ LONGEST = 200
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Change of one field."""
+    """Change of one field of spec.trainer between a saved state's configuration and the present one."""
 
     field: str
     """Path of the field below spec.trainer."""

@@ -31,7 +31,7 @@ class Balancing(enum.StrEnum):
 
 
 class MixtureSource(Section):
-    """One of several data sets that are trained on together."""
+    """One of several data sets that a job trains on together, with its weight."""
 
     uri: str = Field(
         min_length=1,

@@ -50,7 +50,7 @@ class MemoryChoice:
         )
 
     def filled(self, config: TrainerConfig) -> TrainerConfig:
-        """Return a copy of the configuration in which fields that it does not set have the values of this choice."""
+        """Return a copy of `config` in which this choice supplies the fields that `config` does not set."""
         memory = config.memory.model_copy(
             update={
                 "activations": config.memory.activations or self.activations,
@@ -77,7 +77,7 @@ class MemoryChoice:
 
 
 def absent(config: TrainerConfig) -> tuple[str, ...]:
-    """Return the paths of the fields of MemoryChoice that the configuration does not set."""
+    """Return the paths of those fields of MemoryChoice that `config` does not set."""
     values = {
         MICRO_BATCH_SIZE: config.micro_batch_size,
         ACTIVATIONS: config.memory.activations,
@@ -87,6 +87,6 @@ def absent(config: TrainerConfig) -> tuple[str, ...]:
 
 
 def without(config: TrainerConfig) -> TrainerConfig:
-    """Return a copy of the configuration in which no field of MemoryChoice is set."""
+    """Return a copy of `config` in which no field of MemoryChoice is set."""
     memory = config.memory.model_copy(update={"activations": None, "reshard_after_forward": None})
     return config.model_copy(update={"micro_batch_size": None, "memory": memory})

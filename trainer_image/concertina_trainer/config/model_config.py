@@ -351,7 +351,7 @@ class ModelConfig(Section):
     def token_width(self) -> int:
         """Sum of the hidden widths of all feed-forwards that compute a token in a layer.
 
-        In a model with experts, these are the chosen experts and the shared ones.
+        In a model with experts, these feed-forwards are the experts chosen for the token and the shared experts.
         """
         if self.experts is None:
             return self.resolved_hidden_dim
@@ -363,7 +363,7 @@ class ModelConfig(Section):
         return None if every and (layer + 1) % every == 0 else self.window
 
     def routed(self, layer: int) -> bool:
-        """Return whether this layer, counted from 0, has experts."""
+        """Return whether layer number `layer`, counted from 0, has experts."""
         return self.experts is not None and layer >= self.experts.first_dense
 
     @property
@@ -437,7 +437,7 @@ class ModelConfig(Section):
         return 3 * self.dim * self.expert_dim
 
     def routed_block_weights(self, experts: int) -> int:
-        """Return the number of parameters of a block with experts, of which `experts` routed experts are counted."""
+        """Return the number of parameters of a block with experts, counting only `experts` of its routed experts."""
         if self.experts is None:
             return self.block_weights
         attention = self.block_weights - 3 * self.dim * self.resolved_hidden_dim
@@ -490,7 +490,7 @@ _OF_THE_DECODER = {name: field.default for name, field in ModelConfig.model_fiel
 
 
 def _unsaid(name: str, default: object) -> str:
-    """Return a CEL expression that is true if a field is not set.
+    """Return a CEL expression that is true if the job does not set the field `name`.
 
     The API server fills in defaults before it evaluates rules, so a field with its default value counts as not set.
     """
@@ -502,7 +502,7 @@ def _unsaid(name: str, default: object) -> str:
 
 
 def _of_size(name: str) -> str:
-    """Return a CEL expression that is true if a field is not set, or has the value that the named size gives it."""
+    """Return a CEL expression that is true if the field `name` is not set, or has the value of the job's named size."""
     default = _OF_THE_DECODER[name]
     return f"({_unsaid(name, default)} || self.{to_camel(name)} == {value_of_size(to_camel(name), 'self.size')})"
 

@@ -42,7 +42,7 @@ class StatePrecision(enum.StrEnum):
 
 
 class ParameterGroup(Section):
-    """Parameters with settings of their own."""
+    """Parameters, selected by patterns on their names, with optimizer settings of their own."""
 
     names: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(min_length=1, max_length=64)] = (
         Field(
@@ -59,7 +59,7 @@ class ParameterGroup(Section):
 
 
 def _hyperparameter_rule(name: str) -> SectionRule:
-    """Return the rule that the optimizer has a hyperparameter which the job sets."""
+    """Return the rule that a job may set the hyperparameter `name` only if its optimizer has this hyperparameter."""
     names = with_hyperparameter(name)
     return SectionRule(
         name,
@@ -70,7 +70,7 @@ def _hyperparameter_rule(name: str) -> SectionRule:
 
 
 def _averages_slowly(optimizer: OptimizerConfig) -> bool:
-    """Return whether the optimizer keeps a moment that changes too little in a step for bfloat16."""
+    """Return whether the optimizer keeps a moment whose change in a step can be too small for bfloat16."""
     values = [optimizer.hyperparameters[name] for name in optimizer.kind.averages]
     factors = [factor for value in values for factor in (value if isinstance(value, list) else [value])]
     return optimizer.name is OptimizerName.adagrad or max(factors) > MOST_AVERAGING
@@ -214,7 +214,7 @@ class OptimizerConfig(Section):
 
     @property
     def moment_bytes(self) -> int:
-        """Bytes of all moments of one trained weight, and of its average."""
+        """Bytes that the optimizer keeps for one trained weight: all its moments, and its average if there is one."""
         moments = len(self.moments) * (2 if self.moments_precision is StatePrecision.bfloat16 else 4)
         return moments + (0 if self.ema_decay is None else 4)
 

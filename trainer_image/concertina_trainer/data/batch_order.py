@@ -119,7 +119,7 @@ class Skipped:
     """
 
     def __init__(self, stretches: Sequence[tuple[int, int]] = ()) -> None:
-        """Set the ranges.
+        """Store the skipped ranges `stretches`.
 
         Raises:
             ValueError: When the ranges are not sorted, or overlap.

@@ -1,4 +1,4 @@
-"""Chat template of a tokenizer, which makes one text of the messages of a chat.
+"""Chat template of a tokenizer, which turns the messages of a chat into one text.
 
 A template is a Jinja program that comes with a model, so it runs in Jinja's sandbox. It gets the same variables as from
 transformers (https://huggingface.co/docs/transformers/chat_templating), with one exception: it can't read the date,
@@ -83,7 +83,7 @@ class ChatTemplate:
 
     @property
     def file(self) -> bytes:
-        """Contents of the file CHAT_TEMPLATE in a folder of data."""
+        """Contents of the file CHAT_TEMPLATE, with which a folder of data records this template."""
         return json.dumps({"chat_template": self.source, **self.tokens}, indent=1).encode()
 
     @property
@@ -115,7 +115,7 @@ class ChatTemplate:
         Args:
             messages: Messages of the chat, each with `role` and `content`.
             tools: Tools that the assistant can call, as the template expects them.
-            asks: Whether the text ends with the beginning of an assistant's turn.
+            asks: Whether to end the text with the beginning of an assistant's turn, so that a model continues it.
             marks: Two strings that are put around each block `generation`.
 
         Raises:
@@ -149,7 +149,9 @@ class ChatTemplate:
         return Rendered(text, tuple(span for span, weight in zip(spans, weights, strict=True) if weight))
 
     def turns(self, messages: Sequence[Message], tools: object = None) -> list[Rendered]:
-        """Return for each turn of the assistant the chat up to this turn. Only this turn is trained.
+        """Return one text for each turn of the assistant: the chat up to and including that turn.
+
+        In each text, only its last turn is trained.
 
         Raises:
             InvalidInput: When the template can't render the messages, or the spans can't be determined.
@@ -220,7 +222,9 @@ class ChatTemplate:
 
 
 def parse(config: bytes, source: bytes | None, location: str) -> ChatTemplate | None:
-    """Return the template in the contents of CHAT_TEMPLATE and of a file with the template alone, or None for none.
+    """Return the template in `config` or `source`, or None if neither has one.
+
+    `config` is the content of the file CHAT_TEMPLATE, and `source` that of a file that contains only the template.
 
     Raises:
         InvalidInput: When the contents can't be read.

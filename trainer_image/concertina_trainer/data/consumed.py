@@ -23,7 +23,7 @@ class Consumed:
 
 
 def positions(begin: int, end: int, skipped: Ranges) -> tuple[int, int]:
-    """Return the range of positions that contains the samples from `begin` to `end` - 1."""
+    """Return the range of positions in the data that contains the samples from `begin` to `end` - 1."""
     first, last = (_position(sample, skipped) for sample in (begin, max(begin, end - 1)))
     return first, last + 1 if end > begin else first
 

@@ -1,4 +1,7 @@
-"""Shards whose elements are frames of features, with or without targets, instead of tokens."""
+"""Shards whose elements are frames instead of tokens.
+
+A frame is one vector of features per position, with or without a target.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def pack(
 
 
 def read(text: bytes | None, uri: str, manifest: DataManifest, length: int) -> Packing:
-    """Parse the packing of the data set at `uri`.
+    """Parse `text`, the packing of the data set at `uri`, and check that it is for `manifest` and `length`.
 
     Raises:
         InvalidInput: When there is no packing, or it is for other data.

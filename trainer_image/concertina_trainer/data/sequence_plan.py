@@ -91,7 +91,7 @@ def _segments(begins: _Numbers, tokens: int, length: int) -> tuple[_Numbers, _Nu
 
 
 def bucketed(begins: _Numbers, tokens: int, length: int) -> SequencePlan:
-    """Plan a sequence of its own for each segment."""
+    """Plan one sequence for each segment of a document, for the mode `bucketed`."""
     segments, lengths = _segments(begins, tokens, length)
     return SequencePlan(np.arange(len(segments) + 1), segments, lengths)
 

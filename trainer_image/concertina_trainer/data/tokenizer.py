@@ -71,7 +71,7 @@ def load(name: str, separator: str = "", split_pattern: str = "") -> Tokenizer:
 def _encode_bytes(documents: Sequence[bytes]) -> list[bytes]:
     """Return the bytes of each document, followed by the separator 0.
 
-    If a document contains a byte 0, it is replaced by a space.
+    A byte 0 within a document is replaced by a space.
     """
     return [document.replace(b"\0", b" ") + b"\0" for document in documents]
 

@@ -88,7 +88,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Number of bytes."""
+        """Number of bytes of the tensor in the export."""
         return sum(part.size for part in self.parts)
 
 
@@ -162,7 +162,7 @@ def export(
 
 
 def size(checkpoint: StoredCheckpoint) -> int:
-    """Return the approximate number of bytes that an export writes."""
+    """Return the approximate number of bytes that an export of `checkpoint` writes."""
     model = _exported_trainer(checkpoint).model
     return sum(tensor.size for tensor in _tensors(shards_of(checkpoint, model), model))
 
@@ -315,7 +315,10 @@ def _float32(content: bytearray | memoryview, dtype: str) -> NDArray[np.float32]
 
 
 def _converted(content: memoryview, dtype: str, wanted: str) -> memoryview:
-    """Return values in another dtype, rounded to the nearest as torch rounds them: F32, or BF16 without its NaNs."""
+    """Return `content` converted to the dtype `wanted`, rounded to the nearest value as torch rounds.
+
+    Supported conversions are to F32, and to BF16 except for NaNs.
+    """
     values = _float32(content, dtype)
     if wanted == "BF16":
         bits = values.view("<u4")

@@ -100,7 +100,7 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclasses.dataclass(frozen=True)
 class Location:
-    """Place of an object that torch.save has written."""
+    """Place, in the files of a DCP folder, of an object that torch.save has written."""
 
     file: str
     begin: int
@@ -110,7 +110,7 @@ class Location:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Stored box of a tensor."""
+    """Box (rectangular part) of a tensor, as a DCP folder stores it."""
 
     chunk: Chunk
     location: Location
@@ -206,7 +206,7 @@ def _checked(piece: Piece) -> Piece:
     """Check that a box is within its tensor, and as large as its bytes.
 
     Raises:
-        InvalidInput: When it is not.
+        InvalidInput: When the box is not within its tensor, or its bytes have another size.
     """
     chunk = piece.chunk
     same = len(chunk.offsets) == len(chunk.shape) == len(chunk.global_shape)

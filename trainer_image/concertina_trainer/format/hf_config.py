@@ -51,7 +51,7 @@ class Described:
         return FAMILIES[self.kind]
 
     def model(self) -> ModelConfig:
-        """Return the section spec.trainer.model with these fields.
+        """Return the described model as the section spec.trainer.model.
 
         Raises:
             ValidationError: When the fields are not valid for spec.trainer.model.
@@ -127,7 +127,7 @@ def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
 
 
 def _stated(section: Section, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the path and the value of each field that does not have its default value."""
+    """Yield the path and the value of each field of `section` that does not have its default value."""
     for name, field in type(section).model_fields.items():
         value, path = getattr(section, name), f"{prefix}{field.alias}"
         if isinstance(value, Section):

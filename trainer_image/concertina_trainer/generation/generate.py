@@ -29,7 +29,7 @@ _MULTIPLE = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen."""
+    """Settings for the choice of each next token."""
 
     tokens: int = 256
     """Most tokens to generate."""

@@ -1,4 +1,4 @@
-"""Tokens of texts, as the data of a run were built."""
+"""Conversion of texts to tokens in the same way as in the build of a run's data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def read_vocabulary(folder: ObjectPrefix, manifest: DataManifest) -> Vocabulary:
     """Return the vocabulary of a folder of data.
 
     Raises:
-        InvalidInput: When the tokenizer or the chat template is missing or another, or texts can't be made with it.
+        InvalidInput: When the tokenizer or the chat template is missing or has changed, or the tokenizer can't convert
+            tokens to texts.
         StorageError: When storage can't be read.
     """
     facts = manifest.tokenizer
@@ -64,7 +65,7 @@ def read_template(folder: ObjectPrefix, manifest: DataManifest) -> ChatTemplate 
     """Return the chat template that data were built with, or None if they have none.
 
     Raises:
-        InvalidInput: When the template is missing, or is another.
+        InvalidInput: When the template is missing, or differs from the one that the data were built with.
         StorageError: When storage can't be read.
     """
     if manifest.chats is None or not manifest.chats.template:
@@ -79,7 +80,10 @@ def asked(template: ChatTemplate, text: str) -> str:
 
 
 def _turn(template: ChatTemplate) -> str:
-    """Return the text of a turn of the assistant, without the text before it if that can be told apart."""
+    """Return the template's text of an example turn of the assistant.
+
+    The text of the messages before the turn is left out, if it can be separated.
+    """
     messages = [{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": "!"}]
     return template.render(messages).removeprefix(asked(template, "?"))
 

@@ -1,4 +1,4 @@
-"""Activations of the feed-forward's gate."""
+"""Activation functions of the feed-forward's gate."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ experts]`; and the experts of this rank.
 
 
 def here(rows: Tensor, counts: Tensor, experts: Experts) -> Tensor:
-    """Compute the rows without communication, on a rank that has all experts of the layer (see Dispatch)."""
+    """Compute the experts for `rows` without communication, because this rank has all of them (see Dispatch)."""
     result: Tensor = experts(rows, counts)
     return result
 
@@ -107,7 +107,7 @@ Its argument has the counts of this rank's tokens, and its result those of the w
 
 
 def whole(counts: Tensor) -> Tensor:
-    """Return the counts unchanged, on a rank that has all tokens of its sequences (see OverSequences)."""
+    """Return `counts` unchanged, because this rank has all tokens of its sequences (see OverSequences)."""
     return counts
 
 

@@ -84,7 +84,7 @@ class Parameters(Protocol):
 
 
 class Settings(NamedTuple):
-    """Settings of a parameter."""
+    """Optimizer settings of one parameter, such as its weight decay."""
 
     weight_decay: float
     learning_rate_factor: float
@@ -188,13 +188,16 @@ class LocalOptimizer:
 
     @torch.no_grad()
     def begin_averages(self) -> None:
-        """Set the averages to the weights."""
+        """Set the averages of the weights to the present weights."""
         for name, average in self._averages.items():
             average.copy_(self._local[name])
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Return a context in which the weights and their averages are exchanged. There is no second copy of all."""
+        """Return a context in which the weights and their averages are exchanged.
+
+        They are exchanged piece by piece, so no second copy of all weights is needed.
+        """
         self._exchange()
         try:
             yield
@@ -266,7 +269,9 @@ class LocalOptimizer:
 
     @contextlib.contextmanager
     def _computed_with(self, part: _Part) -> Iterator[None]:
-        """Give torch the moments of a part in the precision of its weights, and round the new moments to bfloat16.
+        """Return a context in which torch updates a part: its moments then have the precision of its weights.
+
+        At the end, the new moments are rounded to bfloat16.
 
         Rounding to the nearest number is enough, because the averaging factors are limited
         (`optimizer_config.MOST_AVERAGING`).
@@ -283,7 +288,7 @@ class LocalOptimizer:
 
 
 class _Part(NamedTuple):
-    """Parameters that are updated together."""
+    """Group of parameters that one call of torch's optimizer updates together."""
 
     optimizer: torch.optim.Optimizer
     names: list[str]
@@ -292,7 +297,7 @@ class _Part(NamedTuple):
 def _buckets(parameters: Mapping[str, Tensor], whole: bool) -> list[list[str]]:
     """Divide parameters into lists that are updated one after another, which bounds the memory of temporary tensors.
 
-    Each list has BUCKET elements or a little more, or with `whole`, there is one list.
+    The parameters of a list together have BUCKET elements or a little more. With `whole`, there is only one list.
     """
     buckets: list[list[str]] = [[]]
     elements = 0

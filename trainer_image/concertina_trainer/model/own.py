@@ -88,7 +88,7 @@ class OwnSpec:
         return blocks_by_name
 
     def initial(self, name: str, whole: Sequence[int], box: Box) -> Tensor:
-        """Return the initial values of a box of a tensor.
+        """Return the initial values of a box of the tensor `name`, as the model's own function computes them.
 
         `whole` is the shape of the tensor, and the box is a range of indices in each of its dimensions.
 
@@ -259,7 +259,7 @@ class OwnModel(nn.Module):
         return loss
 
     def prove(self, batch: Microbatch, loss: Tensor) -> None:
-        """Check that the loss is linear in the weights of predictions, and that the model does not change its buffers.
+        """Check that `loss` is linear in the weights of predictions, and that the model does not change its buffers.
 
         The check runs once per round, after the first backward pass. A loss that is linear in the weights equals the
         sum, over all weights, of the weight times the gradient of the loss with respect to it (Euler's theorem).

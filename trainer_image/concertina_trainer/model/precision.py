@@ -1,4 +1,4 @@
-"""Conversion for computations that need more than half precision."""
+"""Conversion of tensors for computations that need float32 or a higher precision."""
 
 from __future__ import annotations
 

@@ -6,5 +6,5 @@ from torch import Tensor
 
 
 def soft_capped(values: Tensor, cap: float | None) -> Tensor:
-    """Return `cap * tanh(values / cap)`, or the values themselves without a cap."""
+    """Return `cap * tanh(values / cap)`, which is between -cap and cap, or `values` themselves if `cap` is None."""
     return values if cap is None else cap * (values / cap).tanh()

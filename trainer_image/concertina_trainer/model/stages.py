@@ -68,7 +68,9 @@ class Stages:
             yield from part.modules()
 
     def counts(self, name: str, parameter: Tensor) -> bool:
-        """Return whether this rank is the first of the ranks that hold the same shard of the parameter.
+        """Return whether this rank counts its shard of the parameter in sums over all ranks.
+
+        Of the ranks that hold the same shard, only the first one does, so that each shard counts once.
 
         A tied embedding has a copy in the first and in the last pipeline stage. The copy in the last stage is never
         counted, so the result for it is False.

@@ -128,7 +128,11 @@ class _Rows(torch.autograd.Function):
 def gather_multiply(
     own_rows: Tensor, weights: Sequence[Tensor], dim: int, group: GroupName, *, return_A: bool = True
 ) -> tuple[Tensor | None, list[Tensor]]:
-    """Compute the same as torch's CPU fallback of this function, but wait in a way that StepTimes can measure."""
+    """Gather `own_rows` from all ranks of the group, and multiply them by each of the `weights`.
+
+    The result is that of torch's CPU fallback for this operation, but this function waits in a way that StepTimes can
+    measure.
+    """
     whole = _arrived(functional.all_gather_single(own_rows, dim, group))
     return whole if return_A else None, [whole @ weight for weight in weights]
 
@@ -138,7 +142,7 @@ def multiply_reduce(features: Tensor, weight: Tensor, operation: str, dim: int, 
 
 
 def _arrived(sent: Tensor) -> Tensor:
-    """Wait for the result of a collective, as one wait that StepTimes measures.
+    """Wait for the result of a collective in a single wait, which StepTimes measures.
 
     functional.wait_tensor would make two nested waits, and both would be measured.
     """

@@ -1,8 +1,7 @@
 """Compilation of the decoder's blocks by torch.compile.
 
-Each block is compiled as one graph, for tensors of one shape. torch keeps compiled code by the source code of a block
-and by what it depends on, so the blocks of a model share it. FSDP gathers a block's weights before the compiled code
-runs and frees them after it.
+Each block is compiled as one graph, for tensors of one shape. Blocks with the same source code and the same kinds of
+inputs share the compiled code. FSDP gathers a block's weights before the compiled code runs and frees them after it.
 
 A process that stays for another round keeps its compiled code. Under tensor or context parallelism, the code names the
 process groups of the round, so a process forgets it and compiles again from the cache (see `forgotten_with`).
@@ -41,7 +40,7 @@ torch's default is 8. It raises an error beyond the maximum.
 def choose(config: TrainerConfig, cuda: bool) -> Compile:
     """Return what to compile: what the job sets, or by default the blocks on a GPU, if they can be compiled.
 
-    Compilation takes minutes on a CPU, for code that is not faster by as much.
+    On a CPU, the default is no compilation: it takes minutes, and the faster code does not save as much time.
     """
     if config.compile is not None:
         return config.compile
@@ -66,7 +65,7 @@ def compile_blocks(model: Decoder) -> None:
 
 @contextlib.contextmanager
 def forgotten_with(world: DistContext) -> Iterator[None]:
-    """Return a context after which no compiled code is left that names process groups of this world."""
+    """Return a context at whose end all compiled code that names process groups of `world` is dropped."""
     try:
         yield
     finally:

@@ -97,7 +97,7 @@ class DistContext:
 
 
 def of_first_rank(world: DistContext, value: Any) -> Any:
-    """Return the `value` of rank 0 on all ranks, by a broadcast."""
+    """Return, on all ranks, the `value` that rank 0 has passed, by a broadcast."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=world.device)
     return box[0]

@@ -1,4 +1,4 @@
-"""Construction of this rank's part of the model: tensor parallelism splits the weights first, and FSDP the result."""
+"""Construction of this rank's part of the model: tensor parallelism splits the weights, then FSDP shards the parts."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ SCHEDULES: dict[PipelineSchedule, Callable[..., Schedule]] = {
 class MeasuredStage(PipelineStage):
     """Pipeline stage whose computation is timed.
 
-    A schedule spends the remaining time waiting for other stages.
+    The rest of a step is time in which this stage waits for other stages.
     """
 
     times: StepTimes

@@ -62,8 +62,8 @@ def shard(model: Decoder | OwnModel, config: TrainerConfig, reshard: bool, world
 def _allocate(model: nn.Module, weights: torch.device, buffers: torch.device) -> None:
     """Allocate memory for the weights on the device `weights`, and for the buffers on the device `buffers`.
 
-    If the state is offloaded, FSDP pins the weights here. The weights do not move afterwards, so others may keep
-    references to them.
+    If the state is offloaded, FSDP pins the weights here. The weights stay at the same addresses afterwards, so other
+    code may keep references to them.
     """
     model._apply(functools.partial(_empty_like, device=weights))
     for module in model.modules():

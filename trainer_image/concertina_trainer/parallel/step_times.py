@@ -38,7 +38,7 @@ class StepTimes:
 
     @property
     def waiting(self) -> float:
-        """Seconds that this rank has waited for other ranks so far, without those of evaluations.
+        """Seconds that this rank has waited for other ranks in this round, without waits in evaluations.
 
         On a GPU, waits that are still queued or running are not included.
         """
@@ -47,7 +47,7 @@ class StepTimes:
 
     @property
     def parts(self) -> Mapping[StepPart, float]:
-        """Seconds so far, by part. Each second counts in one part only."""
+        """Seconds of this round so far, by part of a step. Each second counts in one part only."""
         self._settle()
         return dict(self._seconds)
 

@@ -141,7 +141,7 @@ class OrderedSums:
         """Add 0.0 to each gradient, which turns -0.0 into 0.0 and changes no other value.
 
         With several ranks, a sum begins with 0.0 and can't become -0.0 if all its terms are -0.0. With one rank, FSDP
-        begins the sum with the first term, and it can. Without this addition the bits would differ.
+        begins the sum with the first term, so the sum can become -0.0. Without this addition the bits would differ.
         """
         torch._foreach_add_(list(gradients), 0.0)
 

@@ -80,7 +80,7 @@ def chosen(job: Job, device_bytes: int) -> Chosen:
 
 
 def remedies(job: Job, limit: float) -> Iterator[str]:
-    """Return changes of the job, each with the peak that was planned for it.
+    """Yield sentences about changes of the job that reduce its memory, each with the peak that was planned for it.
 
     Each of them suffices by itself for the peak to be at most `limit` bytes.
     """

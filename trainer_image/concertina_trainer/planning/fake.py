@@ -93,7 +93,10 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def zeros_where_looked_at() -> Iterator[None]:
-    """Return a context in which `tolist` of a fake tensor returns zeros, as does `item` if the value is not known."""
+    """Return a context in which code can read values of fake tensors, which have none: it gets zeros.
+
+    `tolist` always returns zeros. `item` returns zero if the value is not known.
+    """
     real_item = Tensor.item
 
     def item(tensor: FakeTensor) -> object:
@@ -120,7 +123,7 @@ def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], l
 
 
 def _unproved(model: OwnModel, batch: Microbatch, loss: Tensor) -> None:
-    """Skip `OwnModel.prove`, because fake tensors have no values to check."""
+    """Do nothing. This replaces `OwnModel.prove` in planning, because fake tensors have no values to check."""
     model.proved = True
 
 

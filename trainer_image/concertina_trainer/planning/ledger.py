@@ -98,7 +98,7 @@ class Ledger(TorchDispatchMode):
         self.updating = False
 
     def mark(self, kind: MemoryKind, tensors: Sequence[Tensor]) -> None:
-        """Set the kind of the memory of these tensors, whether or not they were made in this mode."""
+        """Count the memory of these tensors as `kind`, even if they were made while the ledger was not active."""
         for tensor in tensors:
             self._note(tensor, kind, marked=True)
 
@@ -108,7 +108,7 @@ class Ledger(TorchDispatchMode):
             self._note(tensor, kind, marked=True, totals=self._on_host if self._offloaded else self.now)
 
     def fresh(self) -> None:
-        """Reset the peaks and the communicated bytes."""
+        """Clear the peaks and the communicated bytes, before a new measurement."""
         self.peaks.clear()
         self.sent.clear()
 
@@ -151,7 +151,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _turn(self) -> None:
-        """Count the tensors that a finished backward pass leaves as gradients, which wait to be reduced."""
+        """Count the tensors that are left when a backward pass ends as gradients that wait for their reduction."""
         backward = torch._C._current_graph_task_id() != -1
         if self._backward and not backward:
             for key in self._temporary:

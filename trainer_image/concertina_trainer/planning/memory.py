@@ -86,7 +86,7 @@ def fullest(config: TrainerConfig, parallelism: ParallelismConfig, size: int) ->
 
 
 def _contents(config: TrainerConfig, stages: Sequence[StageLayers]) -> list[int]:
-    """Return the sizes of a rank's stages, one stage after another.
+    """Return numbers that describe the contents of a rank's pipeline stages, one stage after another.
 
     Each stage has four numbers: blocks with experts, blocks without, and 1 or 0 for the embedding and for the output
     layer.
@@ -149,7 +149,8 @@ def _points(depth: int, microbatches: int, parallelism: ParallelismConfig) -> di
 def _axis(target: int, run: tuple[int, int]) -> dict[int, float]:
     """Return one or two values to run, with the weights by which their results are combined.
 
-    The weights extrapolate linearly from the two values `run` to `target`. A target that is not greater is run itself.
+    The weights extrapolate linearly from the two values `run` to `target`. If `target` is not greater than these
+    values, `target` itself is run.
     """
     low, high = run
     if target <= high:

@@ -57,7 +57,10 @@ _NOBODY = ShardMetadata(SnapshotId(0, 0, "", 1), 0, 0, "", "")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Rows of a piece that are a box of one of this project's tensors. Mostly these are all rows."""
+    """Rows of a stored piece that form a box (rectangular part) of one tensor of this project.
+
+    Usually these are all rows of the piece.
+    """
 
     chunk: Chunk
     piece: Piece
@@ -138,7 +141,7 @@ class DcpFolder:
         return DcpFolder(folder, index)
 
     def weights(self, names: Collection[str], model: ModelConfig) -> list[DcpFile]:
-        """Return the weights under this project's names. `names` are the names of all arrays of the state.
+        """Return the folder's weights under this project's names. `names` are the names of all arrays of the state.
 
         Raises:
             InvalidInput: When the state has no place for a tensor.
@@ -146,7 +149,7 @@ class DcpFolder:
         return self._files(part for part in self._own(names, model) if part.chunk.name.startswith(MODEL))
 
     def state(self, names: Collection[str], model: ModelConfig) -> list[DcpFile]:
-        """Return weights and moments under this project's names.
+        """Return the folder's weights and optimizer moments under this project's names.
 
         Raises:
             InvalidInput: When the state has no place for a tensor.
@@ -176,12 +179,12 @@ class DcpFolder:
         return step
 
     def check_tied(self, model: ModelConfig) -> None:
-        """Check that the folder's head has the weights of the embedding, if the model uses these for both.
+        """Check that the folder's output layer equals its embedding, if the model uses the same weights for both.
 
         One rank is enough for this check, which reads both tensors.
 
         Raises:
-            InvalidInput: When the head has weights of its own.
+            InvalidInput: When the output layer has other weights than the embedding.
         """
         if not model.tie_embeddings:
             return
@@ -245,7 +248,7 @@ class DcpFolder:
         """Check that the model rotates queries and keys as torchtitan's Llama does.
 
         Raises:
-            InvalidInput: When it does not.
+            InvalidInput: When the model rotates other pairs of elements.
         """
         if model.rotary_pairs is not RotaryPairs.adjacent:
             raise InvalidInput(
@@ -265,7 +268,7 @@ class DcpFolder:
 
 
 def _separated(piece: Piece, attention: str, model: ModelConfig) -> Iterator[Part]:
-    """Yield the rows of queries, keys and values in a piece of a tensor FUSED.
+    """Yield the rows of queries, of keys and of values in a piece of a tensor that contains all three (FUSED).
 
     `attention` is the beginning of this project's names.
 
@@ -312,7 +315,7 @@ def _loaded(folder: ObjectPrefix, place: Location) -> Any:
     """Return an object that torch.save has written. Only tensors and plain values are loaded.
 
     Raises:
-        InvalidInput: When it can't be loaded.
+        InvalidInput: When the object can't be loaded.
     """
     [data] = folder.get_ranges(place.file, [(place.begin, place.begin + place.size)])
     try:

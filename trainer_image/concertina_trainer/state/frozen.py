@@ -25,7 +25,7 @@ from concertina_trainer.parallel.group import DistContext
 
 @dataclasses.dataclass
 class _Kept:
-    """Frozen weights of this process's last round."""
+    """Frozen weights that this process keeps from its last round for the next one."""
 
     source: FrozenWeights
     local: dict[str, tuple[Box, Tensor]]
@@ -45,7 +45,7 @@ def load(
 ) -> None:
     """Fill the frozen weights of all ranks, and check their digest.
 
-    `files` opens the files of weights. It is called if this process lacks some of its weights.
+    `files` is a function that opens the files of weights. It is called if this process lacks some of its weights.
 
     Raises:
         InvalidInput: When the files have other values than those the run began with, or lack some weights.

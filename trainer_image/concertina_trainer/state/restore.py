@@ -113,7 +113,7 @@ def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None)
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What must be known about the state that a round continues from before the model is built."""
+    """Facts, recorded with the saved state, that a round needs before it builds the model."""
 
     config: TrainerConfig | None = None
     """Configuration that the state was trained with, or None for a new run."""
@@ -324,7 +324,7 @@ def _resume_dcp(uri: str, state: TrainState, config: TrainerConfig, data: str, w
 
 
 def _of_another_job(metadata: ShardMetadata, stored: StoredCheckpoint) -> ShardMetadata:
-    """Return metadata for this job about a state that was saved by another job."""
+    """Return the metadata with which this job begins from a state that another job has saved."""
     key = stored.manifest.place
     continued = Continued(key.uid, key.round, key.step)
     return dataclasses.replace(metadata, continued=continued, origin=metadata.origin.begun_with(stored.uri))

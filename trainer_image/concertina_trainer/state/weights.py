@@ -91,7 +91,7 @@ class SafetensorsFiles:
     def _of_the_model(self) -> list[str]:
         """Return the names of the files that transformers would load.
 
-        A folder can contain the same weights a second time, under other names.
+        Other files are left out, because a folder can contain the same weights a second time under other names.
 
         Raises:
             InvalidInput: When the index can't be read.

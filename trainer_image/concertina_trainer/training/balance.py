@@ -48,8 +48,8 @@ class Balance:
     def worked(self, microbatches: Sequence[Microbatch], busy: float) -> None:
         """Record the microbatches of a step, and `busy`, the seconds of this rank's own work since the round began.
 
-        The first step is not recorded, because it includes the warm-up. All ranks record the same steps, whatever they
-        measure, because payloads must have the same length on all ranks.
+        The first step is not recorded, because it includes the warm-up. All ranks must record the same steps, so that
+        their payloads for the all-reduce have the same length.
         """
         if self._on and self._busy is not None:
             rows = sum(len(batch.tokens) for batch in microbatches)

@@ -1,6 +1,6 @@
 """Garbage collection at the same steps on all ranks.
 
-A collection stops a rank for some milliseconds to some hundred. Python collects when enough objects have been created,
+A collection stops a rank for up to some hundred milliseconds. Python collects when enough objects have been created,
 which is at another time on each rank, and in each collective all ranks wait for the one that collects.
 """
 

@@ -75,7 +75,7 @@ class Digests:
     """Checks for silent data corruption by digests, in this process and between ranks."""
 
     def __init__(self, every: int, model: Stages, still: Sequence[Tensor], world: DistContext, step: int) -> None:
-        """Begin with this rank's state tensors `still` after `step` steps, which are assumed to be correct."""
+        """Prepare the checks. The state tensors `still` of this rank, after `step` steps, are assumed to be correct."""
         self._every, self._still, self._rank, self._size = every, still, world.rank, world.size
         self._alike = world.alike
         self._agreed = step
@@ -137,7 +137,8 @@ class Digests:
         `payload` is the sum of all ranks' payloads.
 
         Raises:
-            RollBack: When the check fails. All ranks go back to the last step at which it passed, or before.
+            RollBack: When the check fails. All ranks go back to the last step at which the check passed, or to an
+                earlier one.
         """
         if not payload:
             return

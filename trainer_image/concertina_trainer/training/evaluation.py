@@ -78,7 +78,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _losses(self) -> tuple[list[float], list[int]]:
-        """Return the mean loss of each batch, and the sum of the weights of its predicted tokens.
+        """Return the mean loss of each validation batch, and the sum of the weights of each batch's predicted tokens.
 
         If a drain arrives during the evaluation, the remaining batches are left out.
         """

@@ -128,7 +128,7 @@ class Reporter:
         self.heartbeat.enter(phase, step)
 
     def starting(self, phase: WorkerPhase, step: int) -> None:
-        """Report a phase before the first step."""
+        """Report the phase of the worker's start, such as the restore, before the first step."""
         self.enter(phase, step)
         self._send(
             Progress(step, self._config.last_step, 0.0, 0.0, 0.0, 0, phase, time.time(), timeline=dict(self._timeline))
@@ -233,7 +233,7 @@ class Reporter:
         self._channel.send(self._sent)
 
     def _send_again(self, of_progress: dict[str, Any] | None = None, **changed: Any) -> None:
-        """Send the last message again with the fields `changed`.
+        """Send the last message again, with the new field values `changed`.
 
         If the last message is a Progress message, the fields `of_progress` are changed too. A beat does not have these
         fields.

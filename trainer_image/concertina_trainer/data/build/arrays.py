@@ -1,4 +1,7 @@
-"""Documents that are arrays of frames: .npy files `[frames, width]`, and .npz files of `features` and `targets`."""
+"""Documents that are arrays of frames. A frame is the vector of features at one position.
+
+The files are .npy files `[frames, width]`, and .npz files of `features` and `targets`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ Arrays = tuple[NDArray[np.floating[Any]], NDArray[np.integer[Any]] | None]
 def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
     """Return the format of the frames, taken from the first file, or None if the files are text.
 
-    Targets must be less than `classes`. If `classes` is 0, files must have no targets.
+    Targets must be less than `classes`. If `classes` is 0, the files must not contain targets.
 
     Raises:
         InvalidInput: When some files are text and others arrays, or `classes` does not fit the first file.

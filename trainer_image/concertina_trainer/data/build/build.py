@@ -103,7 +103,10 @@ def build(
 
 
 def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
-    """Return the inputs of a build: consecutive pieces of the sources, grouped to about `shard_bytes` of text."""
+    """Return the inputs of a build.
+
+    Each consists of consecutive pieces of the sources, with about `shard_bytes` of text.
+    """
     inputs: list[ShardInput] = []
     group: list[Piece] = []
     size = 0
@@ -204,7 +207,7 @@ def _write(shard: ShardInput, uri: str, key: str, recipe: Recipe, shard_bytes: i
 def _written(
     inputs: Sequence[ShardInput], writing: functools.partial[ShardInput], processes: int
 ) -> Iterator[ShardInput]:
-    """Yield each input when its shards are written.
+    """Write the shards of all inputs by `writing`, in several processes, and yield each input when it is written.
 
     New processes are spawned rather than forked, because the store's client has threads, which do not survive a fork.
 

@@ -1,7 +1,7 @@
 """Documents that are chats (`messages`), or prompts with completions, in files of JSON lines.
 
-Only the turns of the assistant are trained, and completions. The whole text is tokenized at once. A token is trained if
-at least one of its characters is.
+Only the turns of the assistant, or the completions, are trained. The whole text is tokenized at once. A token is
+trained if at least one of its characters is.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _lines(piece: Piece) -> Iterator[Line]:
 
 
 class Encoder:
-    """Conversion of lines to samples."""
+    """Conversion of lines of JSON to samples, which are tokens with weights."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Load the tokenizer and its chat template.
@@ -91,7 +91,7 @@ class Encoder:
             yield self._sample(line.content, text, encoding, ends)
 
     def _rendered(self, line: Line) -> list[tuple[Rendered, bool]]:
-        """Return the texts of a line, each with whether the separator follows it.
+        """Return the texts of a line. With each text, return True if the separator token follows it.
 
         Raises:
             InvalidInput: When the line can't be used.
@@ -132,7 +132,10 @@ class Encoder:
 
 
 def in_spans(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return for each token, given its range of characters, whether it overlaps one of the spans."""
+    """Return for each token whether it overlaps one of the spans.
+
+    `offsets` has the range of characters of each token.
+    """
     begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
     found = np.zeros(len(begins), bool)
     for begin, end in spans:

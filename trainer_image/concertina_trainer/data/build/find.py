@@ -123,7 +123,7 @@ def _within(location: str, pattern: str, out: str) -> Listing:
 
 
 def _named(location: str, item: InputFile | LeftOut) -> InputFile | LeftOut:
-    """Return the item with its full name: the location that the user named, and the item's name below it."""
+    """Return a copy of `item` with its full name: the location that the user named, and the item's name below it."""
     return dataclasses.replace(item, name=f"{location.rstrip('/')}/{item.name}" if item.name else location)
 
 
@@ -177,7 +177,7 @@ def _hidden_part(key: str) -> str:
 
 
 class _Walk:
-    """Search of a folder for files. It follows symbolic links to folders, and reads each real folder once."""
+    """Search for files in a folder. It follows symbolic links to folders, but reads each real folder only once."""
 
     def __init__(self, out: str) -> None:
         self._out = out
@@ -333,7 +333,7 @@ def _of_split(
 
 
 def _each_once(listing: Listing) -> Listing:
-    """Return the listing with only one name for each file.
+    """Return the listing with only one name for each file. Links can give a file several names.
 
     If a file with two names were used twice, its documents would be in the data set twice.
     """

@@ -54,7 +54,10 @@ def word_hashes(text: bytes) -> _Hashes:
 
 
 def ngrams(text: bytes, count: int) -> _Hashes:
-    """Return a hash of each n-gram of `count` words. A text with fewer words has none."""
+    """Return a hash of each n-gram of a text: each run of `count` consecutive words.
+
+    A text with fewer words has no n-gram.
+    """
     words = word_hashes(text)
     total = len(words) - count + 1
     if total <= 0:
@@ -104,7 +107,7 @@ def _places(grams: _Hashes, table: _Hashes) -> NDArray[np.int64]:
 
 
 class Search:
-    """Search for the n-grams of the evaluation files in training documents."""
+    """Search for the n-grams (n consecutive words) of the evaluation files in training documents."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._table, self._length = _table(recipe), recipe.ngram

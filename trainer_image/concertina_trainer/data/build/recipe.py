@@ -47,7 +47,7 @@ class Recipe:
     """Options of chats, or None if documents are something else."""
 
     def load_tokenizer(self) -> tokenizers.Tokenizer:
-        """Load the tokenizer. A chat ends with the end token of its template, if that has one.
+        """Load the tokenizer. If the chat template has an end token, the tokenizer ends each chat with it.
 
         Raises:
             InvalidInput: When the tokenizer can't be used.
@@ -73,7 +73,10 @@ class Recipe:
         return beside(self.tokenizer)
 
     def element_bytes(self) -> int:
-        """Return the bytes of a token in a shard, including its weight; or those of a frame."""
+        """Return how many bytes an element takes in a shard.
+
+        An element is a token with its weight in the loss, if the data have weights, or a frame (a vector of features).
+        """
         return self.load_tokenizer().token_bytes + (self.chats is not None)
 
 

@@ -104,7 +104,7 @@ def _column(source: DataSource, column: str, names: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _as_input(source: DataSource) -> Iterator[None]:
-    """Convert errors of pyarrow about a source into InvalidInput.
+    """Convert errors that pyarrow raises in the `with` block into InvalidInput about `source`.
 
     Raises:
         InvalidInput: When the source can't be read.
@@ -151,7 +151,7 @@ def check(source: DataSource) -> None:
     """Check that the first bytes of a text source match the format in its name.
 
     Raises:
-        InvalidInput: When they do not match.
+        InvalidInput: When the first bytes do not match that format.
     """
     if source.format not in (JSON_LINES, TEXT):
         return  # readers of other formats raise an error before anything is written

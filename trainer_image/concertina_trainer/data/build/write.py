@@ -74,7 +74,7 @@ class Document:
 
 
 class Draft:
-    """Shard that is not complete yet."""
+    """Shard to which documents are still being added."""
 
     def __init__(self) -> None:
         self.documents: list[bytes] = []
@@ -183,7 +183,9 @@ def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
 
 
 def set_aside(text: bytes, share: float) -> bool:
-    """Return whether a document becomes validation data. The decision depends only on the document's text and `share`.
+    """Return whether a document becomes validation data, which a share `share` of all documents does.
+
+    The decision depends only on the document's text and `share`.
 
     So all copies of a document are either training data or validation data.
     """

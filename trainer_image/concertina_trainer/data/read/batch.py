@@ -68,7 +68,7 @@ class BatchPlan:
 
     @property
     def cuts(self) -> int:
-        """Number of microbatches of all ranks that contain sequences. Only for plans with `fixed`."""
+        """Number of microbatches, over all ranks, that contain at least one sequence. Only for plans with `fixed`."""
         return math.ceil(self.global_size / self.rows)
 
     def _slice(self, index: int) -> range:
@@ -81,7 +81,9 @@ class BatchPlan:
 
 
 def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = False, multiple: int = 1) -> BatchPlan:
-    """Return the plan with the fewest microbatches of at most `micro_size` rows, and then the fewest rows.
+    """Return the plan with the fewest microbatches of at most `micro_size` rows.
+
+    Among several such plans, the result is the one with the fewest rows.
 
     Without `fixed`, the number of microbatches is a multiple of `multiple`, which a pipeline's stages require.
     """

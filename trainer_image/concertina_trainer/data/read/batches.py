@@ -139,7 +139,7 @@ class Batches:
 def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end: int | None = None) -> list[Microbatch]:
     """Return a rank's microbatches of the global batch that begins at `position`, padded to the shapes of the plan.
 
-    If `end` is set, sequences at `end` and later positions are left out.
+    If `end` is set, sequences with the number `end` or a higher one are left out.
     """
     reader.expect(position)
     counts = reader.predicted(position, position + plan.global_size)

@@ -114,7 +114,9 @@ def _open(
 
 
 def _check_chats(uri: str, chats: ChatFacts, mode: DocumentMode, length: int) -> None:
-    """Check that each chat is in one sequence. Otherwise a part of it would be trained without what is before it.
+    """¶ Check that each chat is in one sequence.
+
+    If a chat were cut, its second part would be trained without the messages before it.
 
     Raises:
         InvalidInput: When chats would be cut.

@@ -1,4 +1,4 @@
-"""Data set that each position of a mixture is taken from, computed in plain integers without numpy.
+"""Choice of the data set from which each position of a mixture is taken, in plain integers without numpy.
 
 Weights are integers, so the pattern repeats after as many positions as their sum, and a table of one period is enough
 (decision "Data set mixtures follow a repeating pattern"). The pattern is Tijdeman's solution of the chairman assignment
@@ -56,5 +56,8 @@ def period(weights: Sequence[int]) -> list[int]:
 
 
 def _release(weight: int, nth: int, total: int, slack: int) -> int:
-    """Return the first n with weight * n / total - (nth - 1) >= 1 / slack."""
+    """Return the first position n at which a source may be chosen for the `nth` time (see `period`).
+
+    It is the first n with weight * n / total - (nth - 1) >= 1 / slack.
+    """
     return -(-((nth - 1) * slack + 1) * total // (slack * weight))

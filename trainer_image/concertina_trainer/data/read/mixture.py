@@ -1,4 +1,4 @@
-"""Data set that each position of a mixture is taken from, computed by numpy for many positions at once.
+"""Choice of the data set from which each position of a mixture is taken, by numpy for many positions at once.
 
 The result is the same as that of `interleave`.
 """

@@ -72,7 +72,8 @@ class Reader:
             seed: Seed of the order.
             skipped: Positions to skip (see batch_order.Skipped).
             on_wait: Function that is called while a store is waited for.
-            begun: Whether an earlier round of this run has read these data from the store. If so, a refusal is retried.
+            begun: Whether an earlier round of this run has read these data from the store. If so, refused requests are
+                repeated.
             threads: Number of threads that fetch shards.
             patience: Seconds for which a request is repeated if the store does not answer.
 
@@ -141,7 +142,7 @@ class Reader:
 
     @property
     def waiting_for(self) -> str:
-        """Sentence about why a read waits for a store, or "" if none waits."""
+        """Sentence for users about why a read of training data waits for a store, or "" if no read waits."""
         return next((data.waiting_for for data in self._sets if data.waiting_for), "")
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
