@@ -12,9 +12,9 @@ Example::
         if trainingjob.should_checkpoint() or (step + 1) % 500 == 0:
             save(folder, step + 1)
 
-The package is on PYTHONPATH in every replica that runs a command of its own. It needs Python 3.9, and
-no package of others: `pip install concertina-sdk` installs it where scripts are written. Tensors need torch. Object
-stores need obstore (`pip install 'concertina-sdk[storage]'`), which the agent brings along.
+The package is on PYTHONPATH in every replica that runs a command of its own. It needs Python 3.9 or later, and no other
+package. To install it where you write scripts, run `pip install concertina-sdk`. Tensors need torch. Object stores need
+obstore (`pip install 'concertina-sdk[storage]'`), which the agent provides in the replicas.
 
 Outside of a TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, and
 `checkpoint_dir()` is a folder in the current one. Importing the package opens no connection; the first call of
@@ -139,19 +139,19 @@ def data(
     inputs are `rows[:, :-1]`, the targets `rows[:, 1:]`. Without torch it returns a memoryview of that shape, which
     `numpy.asarray` takes without a copy.
 
-    The n-th sequence of a run depends only on the data, `length`, `seed` and n, not on the world or on failures. Each
-    rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more; multiply the
-    loss by `data.weight`, so that the mean over the ranks is the mean over the batch. Pass the iterator to `State`,
-    and each sequence is consumed once, in any world, also with another `batch`.
+    The n-th sequence of a run depends only on the data, `length`, `seed` and n, not on the number of ranks or on
+    failures. Each rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more;
+    multiply the loss by `data.weight`, so that the mean over the ranks is the mean over the batch. If you pass the
+    iterator to `State`, each sequence is consumed once, even if the number of ranks or `batch` changes.
 
     Args:
         uri: Folder or store (`file://`, `s3://`, `gs://`, `az://`) that holds the data.
         length: Tokens in a sequence.
         batch: Sequences in a step, of all ranks together.
         seed: Seed of the order in which sequences are consumed.
-        rank: Number of this rank among those that share a batch. By default, its rank in the world.
-        size: Number of ranks that share a batch. Give it if that is not the whole world (tensor parallelism).
-        cache_mebibytes: Most that the node keeps of what a store delivers, in MiB.
+        rank: Number of this rank among the ranks that share a batch. By default, this is its rank in the job.
+        size: Number of ranks that share a batch. Set it if these are not all ranks of the job (tensor parallelism).
+        cache_mebibytes: Maximum size, in MiB, of the node's copies of data from a store.
 
     Returns:
         An endless iterator with the attributes `weight`, `samples`, `epoch_size` and `vocab_size`.
@@ -171,12 +171,12 @@ def run(main: Callable[[], T]) -> T:
 
     Without this function, a new process starts when a round ends. With it, a process that survives the round leaves
     `main` by an exception, closes torch's process groups, and calls `main` again in the next round, with the variables
-    of that round (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` and so on). A process that does not leave within a second is
-    killed, and a new one takes its place.
+    of that round (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` and so on). A process that does not leave `main` within a second
+    is killed, and a new process takes its place.
 
-    Call this function once, with all that belongs to a round in `main`: `init_process_group`, the model, `State`, data
-    and threads. The exception is no `Exception`, so `except Exception` does not catch it, and `finally` blocks run.
-    Outside of a job, `main` is called once.
+    Call this function once. Create everything that belongs to a round in `main`: `init_process_group`, the model,
+    `State`, data and threads. The exception is not derived from `Exception`, so `except Exception` does not catch it.
+    `finally` blocks run. Outside of a job, `main` is called once.
 
     A process starts anew in each round if torch is not installed or older than 2.15, or if it has a GPU.
 

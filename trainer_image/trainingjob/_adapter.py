@@ -10,14 +10,15 @@ class StateAdapter(Protocol):
     """Interface by which `State` saves and restores one object of a script, such as a model or an optimizer.
 
     The object's content is divided into arrays and values. Arrays are large tensors: each is saved as boxes
-    (rectangular parts) of a global array, and another number of ranks can restore it. Values are all other content.
+    (rectangular parts) of a global array, so that any number of ranks can restore it. Values are all other content.
     Each rank saves its own values, as text (see `_values`).
     """
 
     def arrays(self) -> Mapping[str, Any]:
-        """Return the object's arrays, keyed by name. An array is a live tensor, a Buffer, or an ArrayShard of one.
+        """Return the object's arrays, keyed by name.
 
-        To restore the object, `State` writes into these arrays and then calls `load`.
+        An array is the object's own tensor (no copy), a Buffer, or an ArrayShard of one. To restore the object, `State`
+        writes into these arrays and then calls `load`.
         """
         ...
 
@@ -26,10 +27,10 @@ class StateAdapter(Protocol):
         ...
 
     def buffers(self) -> Mapping[str, Any]:
-        """Return live tensors that may differ between ranks, such as the running means of a module, keyed by name.
+        """Return the object's own tensors that may differ between ranks, such as running means, keyed by name.
 
-        These tensors are not in the result of `arrays`. They belong to the state that the last call of `arrays` or
-        `contents` has read.
+        These tensors are not in the result of `arrays`. They are those that the last call of `arrays` or `contents` has
+        found.
         """
         ...
 

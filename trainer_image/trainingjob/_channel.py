@@ -44,7 +44,7 @@ class Tracer(Protocol):
     """Writer of traces of training steps, on request (see `concertina_state.step_trace.Traces`)."""
 
     def ask(self, wish: w.TraceSteps) -> None:
-        """Trace the steps that the request `wish` names."""
+        """Request a trace of the steps that `wish` names."""
         ...
 
     def after(self, step: int) -> None:
@@ -53,13 +53,16 @@ class Tracer(Protocol):
 
 
 class RoundEnded(SystemExit):
-    """The world is about to end, and the script has saved its state. Outside of `trainingjob.run`, this ends it."""
+    """Exception: the round is about to end, and the script has saved its state.
+
+    Outside of `trainingjob.run`, this exception ends the script.
+    """
 
 
 class Channel:
     """The conversation of one worker with its agent in one round. Its methods may be called from any thread.
 
-    Once the round has ended, each of them raises RoundLeft.
+    Once the round has ended, each method raises RoundLeft.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Channel:
         Args:
             rounds: The connection to the agent.
             rank: Rank of this process.
-            make_tracer: Returns the tracer of a rank. It is called at the first request for a trace.
+            make_tracer: Function that returns the tracer of a rank. It is called at the first request for a trace.
             stays: Whether this process can leave the round and enter the next one.
 
         Raises:
@@ -121,7 +124,7 @@ class Channel:
 
     @property
     def stops(self) -> bool:
-        """True if all ranks have agreed that this world ends after the current step, or has ended before it."""
+        """True if all ranks have agreed to stop after the current step or an earlier one."""
         return self._stop_at > 0 and self._calls >= self._stop_at
 
     # --- calls of the script ----------------------------------------------------------------------------------------
@@ -251,7 +254,7 @@ class Channel:
 
     @property
     def snapshots(self) -> Path:
-        """Folder in node memory for the snapshots of this round."""
+        """Folder in node memory into which this round's snapshots are written."""
         return Path(os.environ["CONCERTINA_SNAPSHOTS"])
 
     @property
@@ -263,7 +266,7 @@ class Channel:
     def durable(self) -> Optional[Durable]:
         """Checkpoint that LATEST names, or None if the job must not use it.
 
-        The time of the next checkpoint is counted from this one.
+        The time until the next checkpoint is counted from this checkpoint.
         """
         start = self.start()
         durable = start.durable
@@ -296,7 +299,7 @@ class Channel:
         return self._rounds.request(message, kind)
 
     def poll(self) -> List[w.Message]:
-        """Return the messages about saving that have come since the last call."""
+        """Return the messages about saving that have arrived since the last call."""
         self._check()
         with contextlib.suppress(w.ChannelClosed):
             return self._rounds.poll()
@@ -309,7 +312,7 @@ class Channel:
     # --- the end of the round ---------------------------------------------------------------------------------------
 
     def may_stay(self) -> bool:
-        """Return whether the agent waits for Left rather than for the end of this process."""
+        """Return whether the agent expects this process to leave the round (message Left) instead of exiting."""
         try:
             return self.start().stays
         except RoundLeft:  # an agent asks only a process that may stay
@@ -323,10 +326,10 @@ class Channel:
         self._rounds.end_round()
 
     def _check(self) -> None:
-        """Check that the round goes on.
+        """Raise an error if the round has ended.
 
         Raises:
-            RoundLeft: It does not, or this thread was started in an earlier round.
+            RoundLeft: The round has ended, or this thread was started in an earlier round.
             RuntimeError: An object of an earlier round is used in this one.
         """
         if threading.current_thread() in threads_of_earlier_rounds:
@@ -343,7 +346,7 @@ class Channel:
             self._rounds.send(message)
 
     def _on_message(self, message: w.Message) -> bool:
-        """Handle a message in the thread that reads, and return whether it needs no further handling."""
+        """Handle a message in the reading thread. Return False if `receive` or `poll` must return the message too."""
         if isinstance(message, w.QueryCalls):
             self._must_wait = True
             with contextlib.suppress(w.ChannelClosed):  # no _check(): the thread that reads is older than the round
@@ -375,7 +378,7 @@ _tried = False
 
 
 def connected(path: str, rank: int, make_tracer: Callable[[int], Tracer]) -> Optional[Channel]:
-    """Return the conversation of this process, which the first call begins, or None if no agent listens.
+    """Return this process's channel to its agent, or None if no agent listens. The first call opens it.
 
     Args:
         path: Path of the agent's socket.
@@ -394,7 +397,7 @@ def connect(path: str, abort: Callable[[], None]) -> Optional[RoundChannel]:
 
     Args:
         path: Path of the agent's socket.
-        abort: Aborts the groups of a round that the agent has ended.
+        abort: Function that aborts the process groups of a round that the agent has ended.
 
     Raises:
         RuntimeError: This process is connected already.
@@ -411,13 +414,13 @@ def connect(path: str, abort: Callable[[], None]) -> Optional[RoundChannel]:
 
 
 def enter(rounds: RoundChannel, rank: int, make_tracer: Callable[[int], Tracer], stays: bool = False) -> Channel:
-    """Begin this process's conversation in the round that the environment names. See `Channel`."""
+    """Enter the round that the environment variables name, and return the channel for this round. See `Channel`."""
     global _channel
     _channel = Channel(rounds, rank, make_tracer, stays)
     return _channel
 
 
 def leave() -> None:
-    """End the round of this process, unless it had ended before the process could enter it."""
+    """End the round in this process. If the round had ended before this process could enter it, do nothing."""
     if _channel is not None:
         _channel.leave()

@@ -70,7 +70,7 @@ class Contents:
             self._adapters["loaders"] = StatefulAdapter(self._loaders)
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """Return an iterator over one pass of a loader. See `State.batches`.
+        """Return an iterator over one pass of a data loader. See `State.batches`.
 
         Raises:
             NotSavable: torch was not imported when the `State` was created.
@@ -112,15 +112,15 @@ class Contents:
     def buffers(self) -> dict[str, Any]:
         """Return the buffers of all modules, keyed by full name.
 
-        The last call of `current` or `arrays` has read them.
+        They are those that the last call of `current` or `arrays` has found.
         """
         return self._collected({name: adapter.buffers() for name, adapter in self._adapters.items()})
 
     def check_replicated(self) -> None:
         """Check that arrays which every rank holds in full have the same content on all ranks.
 
-        Each rank saves only a part of such an array. If ranks differed, the saved array would be a mixture. All ranks
-        must make this call.
+        Each rank saves only a part of such an array. If its content differed between ranks, the saved array would be a
+        mixture. All ranks must call this method.
 
         Raises:
             InvalidInput: An array differs between ranks.
@@ -158,7 +158,7 @@ class Contents:
             step: Step of the saved state, for the error message.
 
         Raises:
-            InvalidInput: An object is missing on either side.
+            InvalidInput: An object is missing in the saved state or in this script.
         """
         if left_out := sorted(values.keys() - self._adapters.keys() - {"loaders"}):
             raise InvalidInput(f"the saved state of step {step} also has {', '.join(left_out)}: {INSTEAD}.")

@@ -1,7 +1,7 @@
 """`trainingjob.data`: this rank's rows of each step's batch, read ahead by a thread.
 
-The sequences of a step depend only on the number of sequences consumed before it, not on the world. The world decides
-which of them are this rank's.
+The sequences of a step depend only on the number of sequences consumed before it, not on the number of ranks. The
+number of ranks decides which of these sequences this rank gets.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Data(SampleCounter):
         return rows
 
     def close(self) -> None:
-        """Read no more: the rows of another world are others."""
+        """Stop reading. In the next round, this rank has other rows of the batches."""
         self._closed = True
         self._discard_ahead()
         self._threads.end()

@@ -103,7 +103,7 @@ def _of_trainer(chunks: Iterable[Chunk], step: int) -> Iterator[Entry]:
 def _values_of_rank_0(stored: StoredCheckpoint) -> Mapping[str, Any]:
     """Return the values that rank 0 has saved, by object.
 
-    DCP also saves what is not sharded from rank 0.
+    DCP, too, saves values that are not sharded from rank 0.
     """
     shard = stored.open(0)
     chunk = shard.header.chunks[f"{RANK}0"]
@@ -190,7 +190,7 @@ def _of_optimizer(name: str, chunks: Mapping[str, Chunk], values: Mapping[str, A
 
 
 def _within_module(parameters: Sequence[str]) -> list[str]:
-    """Return the parameters' names without the name of the module, if all are of the same one."""
+    """Return the parameters' names without the module's name in front, if all parameters belong to the same module."""
     modules = {parameter.partition(".")[0] for parameter in parameters}
     if len(modules) != 1 or modules.pop().isdecimal():  # of no module: named by group and position
         return list(parameters)
@@ -198,7 +198,7 @@ def _within_module(parameters: Sequence[str]) -> list[str]:
 
 
 def _split(name: str, parameters: Mapping[str, str]) -> tuple[str, str]:
-    """Split the name of a moment into the parameter's name and the rest.
+    """Split the name of an optimizer moment into the name of its parameter and the name of the moment's kind.
 
     Raises:
         InvalidInput: The optimizer has no such parameter.

@@ -38,7 +38,7 @@ class Folder:
         Args:
             folder: The folder. It is created if it does not exist.
             world: The world of this process.
-            same: Collective function that returns the value of rank 0 on all ranks.
+            same: Function that all ranks call with a value. It returns the value of rank 0 on all ranks.
 
         Raises:
             InvalidInput: Another script saves to this folder.
@@ -59,7 +59,7 @@ class Folder:
         return self._folder / f"round-{self.round}"
 
     def newest(self) -> StateInFolder | None:
-        """Return the newest complete snapshot of earlier rounds, or None if there is none."""
+        """Return the newest complete snapshot that earlier runs have saved in the folder, or None if there is none."""
         paths_by_id: dict[SnapshotId, dict[int, Path]] = {}
         for path in self._folder.glob("round-*/shard-*/slot-?"):
             sidecar = read_sidecar(path)

@@ -23,8 +23,8 @@ def match_groups(
         now: Parameter names of each present group.
 
     Raises:
-        InvalidInput: A parameter is missing on either side, or parameters that were saved with different options are in
-            one group now.
+        InvalidInput: A parameter is missing in the saved or in the present groups, or parameters that were saved with
+            different options are in one group now.
     """
     group_by_name = {name: number for number, (names, _) in enumerate(saved) for name in names}
     current_names = {name for names in now for name in names}

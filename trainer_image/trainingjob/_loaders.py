@@ -100,7 +100,7 @@ class LoaderPosition:
         return int(getattr(self._order, "num_replicas", 1))
 
     def _is_over(self, consumed: int) -> bool:
-        """Return whether a pass has no batch left after each rank has consumed this number of items."""
+        """Return whether a pass has no further batch after each rank has consumed `consumed` items."""
         batches, left = self.loader.batch_sampler, len(self._order) - consumed
         return bool(left < (batches.batch_size if batches.drop_last else 1))
 
@@ -125,7 +125,8 @@ class LoaderPosition:
         """Raise an error if the sampler's epoch differs from the epoch of the saved pass.
 
         Raises:
-            InvalidInput: The epochs differ. The next ones would follow from the script's count, and repeat data.
+            InvalidInput: The epochs differ. Later epochs would repeat data, because the script computes them from
+                its own count.
         """
         saved, now = self._epochs()
         if saved is not None and now != saved:

@@ -57,7 +57,7 @@ class DictAdapter:
         If `tree` can be changed, it is updated and returned.
 
         Raises:
-            InvalidInput: An array was saved here, and there is none now.
+            InvalidInput: An array was saved at `path`, and the dict has no array there now.
         """
         if isinstance(values, str) and values == ARRAY:
             if path not in self._leaf_by_path:
@@ -156,7 +156,7 @@ class RandomNumbers:
     def reseed(self, rank: int) -> None:
         """Seed the generators of an additional rank, which has taken over the states of another rank.
 
-        So the two ranks draw different numbers.
+        Otherwise the two ranks would draw the same random numbers.
         """
         digest = hashlib.sha256(repr(random.getstate()).encode() + str(rank).encode()).digest()
         random.seed(digest)
@@ -195,7 +195,7 @@ def _check_supported(name: str, value: Any) -> None:
     """Refuse objects of libraries that divide states among ranks in ways that `State` does not support.
 
     Raises:
-        NotSavable: The object is one of these.
+        NotSavable: The object belongs to such a library.
     """
     modules = [base.__module__ for base in type(value).__mro__]
     if any(module.startswith("deepspeed.") for module in modules):

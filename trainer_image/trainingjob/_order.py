@@ -48,12 +48,15 @@ class StatefulSampler:
 
     @property
     def began(self) -> Mapping[str, Any] | None:
-        """Random state from which the order of this pass was drawn."""
+        """State of the random number generator from which the order of the present pass was drawn."""
         return self._began if self._resume_at is None else self._resume_at[0]
 
     @property
     def next_began(self) -> Mapping[str, Any] | None:
-        """Random state for the order of the next pass if that pass continues a saved one, otherwise None."""
+        """Random state from which to draw the order of the next pass, if that pass continues a saved one.
+
+        Otherwise None.
+        """
         return None if self._resume_at is None else self._resume_at[0]
 
     def draw_anew(self) -> None:

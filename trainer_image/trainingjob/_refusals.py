@@ -20,7 +20,7 @@ class NotSavable(InvalidInput, TypeError):
 
 
 def check_not_in_run(framework: str) -> None:
-    """Refuse a framework that keeps its process-wide state in a script that stays in its process.
+    """Refuse a framework with process-wide state in a script whose process takes part in several rounds.
 
     Raises:
         InvalidInput: The script uses `trainingjob.run`.
@@ -41,7 +41,7 @@ def faults_reported() -> Iterator[None]:
     So the operator knows why the script failed before the process ends.
 
     Raises:
-        InvalidInput: The block has raised it.
+        InvalidInput: The `with` block has raised this error.
         RestoreFailed: The block has raised it.
     """
     try:
@@ -68,7 +68,7 @@ def _with_rollback(damaged: DamagedInput) -> DamagedInput:
     """Add the rollback that `checkpoint.onDamage` requests to an error about a damaged checkpoint.
 
     Returns:
-        The same error. If no other checkpoint is left, an error that ends the job.
+        The error `damaged`. If no other checkpoint is left, another error, which ends the job.
     """
     channel, checkpoint = _connection.agent_channel(), _connection.checkpoint_settings()
     if channel is None or not damaged.checkpoint or checkpoint.get("onDamage") != USE_PREVIOUS:

@@ -63,7 +63,7 @@ class RestorePoint:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """Result of a restore, which the first snapshot after the restore uses."""
+    """Facts about a restored state that the first snapshot after the restore needs."""
 
     values: Mapping[str, Any]
     """This rank's values, by object."""
@@ -105,7 +105,9 @@ def find_newest(session: Session, reading: contextlib.ExitStack) -> RestorePoint
 
 
 def _durable(session: Session, start: Start, reading: contextlib.ExitStack) -> Durable | None:
-    """Return the checkpoint to continue from, or None if the snapshot in memory is at least as new. Rank 0 calls this.
+    """Return the checkpoint in storage to continue from, or None if the snapshot in memory is at least as new.
+
+    Only rank 0 calls this function.
 
     Raises:
         StorageError: Durable storage could not be read for STORAGE_SECONDS.
@@ -193,7 +195,7 @@ def fill(session: Session, contents: Contents, own_shard: OwnShard, source: Rest
     """Restore all objects of the script from a saved state. All ranks must make this call.
 
     Raises:
-        InvalidInput: The state is of other objects, or its arrays have other shapes or dtypes.
+        InvalidInput: The saved state is of other objects, or its arrays have other shapes or dtypes.
         RestoreFailed: The state can't be read.
     """
     world, saved = session.world, source.saved
@@ -220,7 +222,7 @@ def fill(session: Session, contents: Contents, own_shard: OwnShard, source: Rest
 
 
 def end_restore(session: Session, contents: Contents, source: RestorePoint) -> None:
-    """Begin to track loaders and optimizers from the restored state on.
+    """Begin to track the positions of data loaders and the steps of optimizers, from the restored state on.
 
     If the number of ranks has changed since the save, this is logged.
     """
@@ -279,7 +281,7 @@ def _check_nothing_lost(
 
 
 def _log_other_size(session: Session, saved_size: int) -> None:
-    """If the number of ranks has changed, log which ranks' own values are reused or left out."""
+    """If the number of ranks has changed, log which ranks' own values are used twice or are not used any more."""
     rank, size = session.world.rank, session.world.size
     own = "own values (buffers, plain values, positions in the data)"
     if rank >= saved_size:

@@ -52,7 +52,7 @@ The value is the name of the variable that holds them, by module.
 
 @dataclasses.dataclass(frozen=True)
 class Finished(Generic[T]):
-    """Return value of `main` in a run that is complete."""
+    """Return value of the script's `main`, once the run is complete."""
 
     value: T
 
@@ -65,7 +65,7 @@ def run(path: str, main: Callable[[], T]) -> T:
         main: The script's function.
 
     Raises:
-        RuntimeError: When this process is connected to its agent already.
+        RuntimeError: When this process already has a connection to its agent.
     """
     groups, why = _process_groups()
     if groups is None:
@@ -107,7 +107,10 @@ def run(path: str, main: Callable[[], T]) -> T:
 
 
 def _holds_the_world() -> str:
-    """Return the name of an imported library that keeps the ranks or groups of the round, or an empty string."""
+    """Return the name of an imported library that stores ranks or process groups of the round in global variables.
+
+    Such a library can't be used in a second round of the process. If there is none, the result is "".
+    """
     for module, variable in HOLD_THE_WORLD.items():
         value: Any = sys.modules.get(module)
         for name in variable.split("."):

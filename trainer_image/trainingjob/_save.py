@@ -94,7 +94,7 @@ class OwnShard:
         return index, self.snapshots
 
     def close(self) -> None:
-        """End the snapshots: what was begun is committed, and nothing is afterwards."""
+        """Finish the snapshot that has begun, and take no more snapshots."""
         if self.snapshots is not None:
             self.snapshots.close()
 
@@ -143,10 +143,10 @@ class Saver:
         """Commits since a snapshot was due."""
 
     def commit(self, step: int, durable: bool) -> None:
-        """Take a snapshot after a step if one is due. See `State.commit`.
+        """Take a snapshot after the finished step `step`, if a snapshot is due. See `State.commit`.
 
         Raises:
-            RoundEnded: The world is about to end, and the state has been saved.
+            RoundEnded: The workers are about to be stopped, and the state has been saved.
         """
         agent, save_points = self._session.agent, self._contents.save_points
         began, finished = time.perf_counter(), int(step) + 1
@@ -239,7 +239,7 @@ class Saver:
             saving.finish()  # the script may end at once
 
     def save_again(self, saved: ShardMetadata, layout: str) -> None:
-        """Save the restored state as a snapshot of this round, for a script that commits nothing more.
+        """Save the restored state as a snapshot of this round, in case the script commits no further step.
 
         Agents upload only snapshots that were committed in the present round. A script that had finished when the
         previous round ended makes no further commit, so its last state would not be uploaded (decision "Durable

@@ -100,8 +100,8 @@ class SavePoints:
         """Return whether gradients still wait for an optimizer step, at a commit after some optimizer's step.
 
         Such gradients belong to an optimizer that has made no step, or were computed after the last step. With a GAN,
-        the generator's backward pass leaves gradients in the discriminator, which has made its step before and drops
-        them. So if several optimizers made a step, only the last one is checked.
+        the generator's backward pass leaves gradients in the discriminator, which has already made its step and will
+        drop these gradients. So if several optimizers made a step, only the last one is checked.
         """
         candidates = [*self._idle, *([self._last] if self._last is not None else [])]
         return any(watched.has_new_gradients() for watched in candidates)
@@ -145,7 +145,7 @@ def _sample(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _mark(gradient: Tensor | None) -> Mark:
-    """Return a mark that changes when a backward pass adds to the gradient.
+    """Return a value that changes whenever a backward pass adds to the gradient.
 
     The mark contains the version of the local tensor: FSDP adds to the local part of a DTensor, and the version of the
     DTensor itself does not change.

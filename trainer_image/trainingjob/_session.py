@@ -108,12 +108,14 @@ def name_of(rank: int) -> str:
 def agree(
     session: Session, flags: StepFlags, index: StateIndex, every: int = 0, digest: int = 0, pending: bool = False
 ) -> Agreement:
-    """Exchange the facts that ranks need to save a step. This sum of a few numbers is the only collective of a save.
+    """Exchange the facts that ranks need to save a step.
+
+    The exchange is a sum of a few numbers, and it is the only collective operation of a save.
 
     Args:
         session: The session.
         flags: This rank's flags.
-        index: Index of the arrays that this rank holds.
+        index: Index of the arrays that this rank has.
         every: Commits until the next snapshot. The value of rank 0 counts.
         digest: Checksum of this rank's buffers, which may be the same on all ranks.
         pending: Whether gradients of this rank wait for an optimizer step.

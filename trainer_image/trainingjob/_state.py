@@ -138,7 +138,7 @@ class State:
         ranks, and the way in which they divide tensors, may have changed since the state was saved.
 
         Args:
-            default: Step to return if nothing was saved.
+            default: Value to return if nothing was saved.
 
         Returns:
             The step to continue with: the number of finished steps.
@@ -182,7 +182,7 @@ class State:
                 next optimizer step becomes durable instead.
 
         Raises:
-            SystemExit: The world is about to end, and the state has been saved.
+            SystemExit: The workers are about to be stopped, and the state has been saved.
             concertina_state.errors.InvalidInput: An array can't be saved, ranks differ in an array that they should
                 hold alike, or only an optimizer that the State does not have makes steps.
         """
@@ -192,7 +192,7 @@ class State:
         return self._contents.samples
 
     def _close(self) -> None:
-        """End the snapshots of this state, and the watch over its optimizers."""
+        """Finish the snapshots of this state, and stop counting the steps of its optimizers."""
         self._reading.close()
         self._shard.close()
         if self._contents.save_points is not None:
@@ -204,7 +204,10 @@ _only: weakref.ref[State] | None = None
 
 
 def end_round() -> None:
-    """End the state of a round that this process leaves (`trainingjob.run`). The next round may have another one."""
+    """Close the `State` of a round that this process leaves (`trainingjob.run`).
+
+    The next round may create another one.
+    """
     global _only
     state = _only() if _only is not None else None
     _only = None

@@ -122,7 +122,10 @@ class ModuleAdapter:
         return arrays, {self._plain_names[full]: value for full, value in self._extra_state.items()}
 
     def _take_apart(self) -> None:
-        """Read the tensors and the extra state of the module. Of tied tensors, only the first name is used."""
+        """Read the tensors and the extra state of the module.
+
+        If a tensor has several names (tied weights), only the first is used.
+        """
         # With keep_vars, these are the parameters themselves: to make a view of each takes longer than to copy it.
         state = self.module.state_dict(keep_vars=True) if self._has_keep_vars else self.module.state_dict()
         if state.keys() != self._plain_names.keys():
@@ -364,7 +367,7 @@ class Fsdp1ModuleAdapter:
     """Adapter for a module that is sharded by FSDP1.
 
     FSDP1 flattens parameters, so a rank's part is not a box (rectangular part) of any parameter. torch converts the
-    module to shards, which are copies, and back.
+    module's parameters to shards that are boxes, and back. These shards are copies.
     """
 
     def __init__(self, module: Module) -> None:
@@ -467,7 +470,7 @@ def _check_kind(name: str, optimizer: Optimizer, values: Mapping[str, Any]) -> N
     """Refuse saved values of another optimizer class, because its moments and options have other meanings.
 
     Raises:
-        InvalidInput: The values are those of another class.
+        InvalidInput: The saved values are those of another optimizer class.
     """
     if (saved := values["kind"]) != (now := kind_of(optimizer)):
         raise InvalidInput(f"{name} was saved as a {saved} but is now a {now}: {INSTEAD}.")

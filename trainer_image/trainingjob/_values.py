@@ -47,7 +47,7 @@ def decode(text: bytes) -> Any:
 def _plain(value: Any, path: str) -> Any:
     """Return a value in a form that JSON supports.
 
-    An unsupported type becomes a dict with one key that begins with $.
+    A type that JSON does not support becomes a dict with one key that begins with $.
     """
     if type(value) in _PLAIN:
         return value

@@ -8,7 +8,7 @@ import os
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The place of this process among the workers of the job. It stays the same within a round."""
+    """Rank of this process, and number of workers of the job. Both stay the same within a round."""
 
     rank: int = 0
     """Number of this worker among all workers, from 0."""

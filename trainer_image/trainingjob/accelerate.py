@@ -89,9 +89,10 @@ class PreparedState(State):
 
 
 class PreparedLoader:
-    """Prepared data loader with its position in the pass, counted in items of all ranks.
+    """Data loader that an Accelerator has prepared, with its position in the pass over the data.
 
-    So the position stays valid when the number of ranks changes.
+    The position counts the items that all ranks together have consumed, so it stays valid when the number of ranks
+    changes.
     """
 
     def __init__(self, accelerator: accelerate.Accelerator, loader: Any) -> None:
@@ -123,8 +124,8 @@ class PreparedLoader:
     def _restore_random_numbers(self) -> None:
         """Set the saved states of the random number generators, after the first batch of a resumed pass was fetched.
 
-        In the saved run, that batch had been fetched before the save. So the numbers that this fetch draws must not
-        count.
+        In the saved run, that batch had been fetched before the save. The random numbers that this second fetch draws
+        must therefore have no effect.
         """
         if self.random is not None:
             RandomNumbers().load_state_dict(self.random)

@@ -63,7 +63,7 @@ WRITE_THREADS = 4
 
 @dataclasses.dataclass(frozen=True)
 class _Contents:
-    """Checkpoint with its headers, and all that DCP can load from it."""
+    """Opened checkpoint: the headers of its shards, and everything that DCP can load from it."""
 
     checkpoint: StoredCheckpoint
     headers: Mapping[int, Header]
@@ -78,7 +78,7 @@ class _Contents:
 
     @property
     def metadata(self) -> Metadata:
-        """Names, dtypes and shapes.
+        """Names, dtypes and shapes of everything in the checkpoint, as DCP expects them.
 
         For DCP, each tensor is stored as one piece, so a request is one box, which `fill` looks up in all shards.
         """
@@ -88,7 +88,7 @@ class _Contents:
         )
 
     def fill(self, targets: Mapping[Chunk, Tensor]) -> None:
-        """Read parts of arrays into tensors.
+        """Read the requested parts of stored arrays into the tensors `targets`.
 
         Raises:
             InvalidInput: The checkpoint is damaged, or lacks a part of an array.
@@ -134,7 +134,7 @@ class Reader(StorageReader):
             self._uri = str(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
-        """Return the names, dtypes and shapes of what the checkpoint has."""
+        """Return the names, dtypes and shapes of everything in the checkpoint."""
         _storage.find_client()
         from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
         from concertina_state.objects.retry import final
@@ -153,7 +153,7 @@ class Reader(StorageReader):
         """Check that all ranks read the same checkpoint.
 
         Raises:
-            InvalidInput: LATEST has moved while the ranks looked at it.
+            InvalidInput: LATEST was changed while the ranks read it, so they have opened different checkpoints.
         """
         if len(uris := {plan.storage_data for plan in plans}) > 1:
             found = ", ".join(sorted(uris))
@@ -285,7 +285,7 @@ def _chunk(request: ReadItem, array: StoredArray) -> Chunk:
 
 
 def _give(value: object, request: ReadItem, planner: LoadPlanner) -> None:
-    """Give the planner a value that is in memory."""
+    """Pass a value that is already in memory to DCP's planner."""
     if request.type is LoadItemType.BYTE_IO:
         content = io.BytesIO()
         torch.save(value, content)

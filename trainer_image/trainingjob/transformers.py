@@ -68,7 +68,10 @@ def train(trainer: Trainer, *, folder: str = "checkpoints", overhead: float = 0.
 
 
 class NothingLeft(Exception):
-    """Raised when all steps were trained before the restart. Otherwise the Trainer would train one more step."""
+    """Exception: all steps were already trained before the restart.
+
+    It stops the Trainer, which would otherwise train one more step.
+    """
 
 
 class StateCallback(TrainerCallback):
