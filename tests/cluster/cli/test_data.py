@@ -56,7 +56,7 @@ def test_what_can_t_be_built_fails_at_once_and_says_why(
 ) -> None:
     done = built(cluster, namespace, "--pods", "1", "--column", "body", "--out", str(tmp_path / "out"), str(source))
     assert done.returncode == 1
-    assert "a.jsonl, line 1 has no body, but text: name one by --column" in done.stdout
+    assert "a.jsonl, line 1 has no body, but text: name the column with --column" in done.stdout
     assert "failed" in done.stderr
 
 

@@ -70,7 +70,7 @@ IN_MEMORY = p.Restore("Memory", 5, ID, {"0": ("holder-0",)})
 """What each rank pulls of itself as it begins."""
 
 WAYS = {
-    "cut off": (p.encode(HEADER) + DATA[:-1], "shard 0 broke off"),
+    "cut off": (p.encode(HEADER) + DATA[:-1], "shard 0 was cut off"),
     "changed": (p.encode(HEADER) + DATA[:-1] + bytes([DATA[-1] ^ 1]), "shard 0 of step 5 did not arrive completely"),
     "splits": (p.encode(dataclasses.replace(HEADER, parts=9)) + DATA, f"9 parts were sent instead of {STREAMS}"),
     "another": (p.encode(dataclasses.replace(HEADER, shard=1)) + DATA, "shard 1 of round 1, step 5 was sent instead"),
@@ -329,7 +329,7 @@ def test_what_no_holder_has_whole_is_named_with_what_each_of_them_did(tmp_path, 
         peers.begin(e.StartRound(assign(*(Liar(identity, words).address for words, _ in WAYS.values())), 1))
         with pytest.raises(Damaged) as found:
             await peers.fetch(ID, 0)
-        assert "Shard 0 of the snapshot of round 1, step 5 can't be had" in str(found.value)
+        assert "Shard 0 of the snapshot of round 1, step 5 can't be fetched" in str(found.value)
         for _, sentence in WAYS.values():
             assert sentence in str(found.value)
         assert snapshots.fetched(ID, 0) is None

@@ -65,7 +65,7 @@ def test_all_ranks_say_the_same_of_the_state(uri):
 
 
 def test_verify_names_the_file_that_is_bad(uri, tmp_path):
-    assert "is whole: 3 parts" in command("verify", uri)
+    assert "is undamaged: 3 parts" in command("verify", uri)
     copied = command("copy", uri, str(tmp_path)).split()[0]
     part = Path(copied.removeprefix("file://"), "shard-1-of-3.safetensors")
     content = bytearray(part.read_bytes())

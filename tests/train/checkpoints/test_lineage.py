@@ -182,7 +182,7 @@ def test_what_a_checkpoint_says_of_itself(bitwise):
     assert f"Step          {lineage.parent.step}" in command(
         "checkpoint", "show", bitwise.uri, "--step", lineage.parent.step
     )
-    assert "has no checkpoint of step 1. The last" in command("checkpoint", "show", bitwise.uri, "--step", 1, code=1)
+    assert "has no checkpoint of step 1. The newest" in command("checkpoint", "show", bitwise.uri, "--step", 1, code=1)
 
 
 def test_samples_that_were_left_out_are_left_out_again(folder, parent, trainer, tmp_path):
@@ -231,7 +231,7 @@ def test_other_data_are_refused_before_and_at_the_start(folder, parent, trainer,
     assert f"was trained on {before}" in said
     outcome = run(folder / "b", parent, manifest)
     assert [fault.reason for fault in outcome.faults.values()] == ["DataChanged"]
-    assert f"the checkpoint to reproduce was trained on {before}" in outcome.faults[0].message
+    assert f"the checkpoint to reproduce was trained on data with digest {before}" in outcome.faults[0].message
 
 
 def test_no_value_of_a_variable_is_in_storage_and_they_are_asked_for(folder, parent, trainer, tmp_path):

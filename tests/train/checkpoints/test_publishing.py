@@ -329,7 +329,7 @@ def test_what_a_command_has_opened_stays_until_its_end(swept, tmp_path, monkeypa
     done = CliRunner().invoke(app, [name, durable.uri, *(str(tmp_path / each) for each in to)])
     assert set(results) == {False}
     assert (
-        "has no trainer section" if name == "export" else "whole" if name == "verify" else "verified"
+        "has no trainer section" if name == "export" else "is undamaged" if name == "verify" else "verified"
     ) in done.output
     assert sweep(), "nobody reads it any more"
 

@@ -165,7 +165,7 @@ def test_who_is_overtaken_by_another_build_ends_and_harms_no_data(tmp_path):
     next(overtaken), next(overtaken)
     list(build(source, str(out), 2_000, Recipe(validation=0.2)))
     before = contents(out)
-    with pytest.raises(InvalidInput, match=r"another build into .*out was begun meanwhile"):
+    with pytest.raises(InvalidInput, match=r"another build into .*out has started with other"):
         list(overtaken)
     assert contents(out) == before
 
@@ -295,7 +295,7 @@ def test_overlap_with_evaluation_data_is_counted(tmp_path):
             Recipe(),
             r"a.jsonl, line 2 can't be read as JSON \(Expecting value",
         ),
-        ('{"body": "a"}\n', Recipe(), r"line 1 has no text, but body: name one by --column"),
+        ('{"body": "a"}\n', Recipe(), r"line 1 has no text, but body: name the column with --column"),
         ('["a"]\n', Recipe(), r"line 1 holds a list, not an object"),
         ('{"text": 5}\n', Recipe(), r"its text is a number, not text"),
         ('{"text": "\xff"}\n', Recipe(), r"a.jsonl is not UTF-8 \(byte 10 is 0xff\): convert it to UTF-8"),

@@ -119,10 +119,10 @@ def test_files_whose_names_say_no_split_are_all_taken(tmp_path):
         (
             lambda folder: saved(folder, table()),
             "body",
-            "has no column body, but id, meta, messages, text: name one",
+            "has no column body, but id, meta, messages, text: name the column",
         ),
         (exported, "messages", "column messages holds list<element: struct<role: string, content: string>>, not text"),
-        (exported, "meta.url", "has no column meta.url, but id, meta, messages, text: name one by --column"),
+        (exported, "meta.url", "has no column meta.url, but id, meta, messages, text: name the column with --column"),
         (lambda folder: saved_splits(folder, validation=table(), test=table()), "text", "the splits test, validation"),
     ],
 )
@@ -140,7 +140,7 @@ def test_evaluation_data_with_a_column_of_their_own(tmp_path, capsys):
     build = ["data", "build", "--processes", "1", "--out", str(tmp_path / "out"), "--against"]
     build += [str(tmp_path / "eval.jsonl"), str(tmp_path / "a.jsonl")]
     assert cli.main(build) == 78
-    assert "has no text, but question: name one by --against-column" in capsys.readouterr().err
+    assert "has no text, but question: name the column with --against-column" in capsys.readouterr().err
     assert cli.main([*build, "--against-column", "question"]) == 0
     assert "1 of 1 documents, 18 of 18 n-grams found" in capsys.readouterr().out
     with pytest.raises(InvalidInput, match="already contains data"):

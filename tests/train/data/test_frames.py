@@ -121,14 +121,14 @@ def test_damage_is_found_and_what_it_holds_is_said(data, capsys):
 def test_the_manifest_is_of_a_format_of_its_own(data):
     value = json.loads((data / "manifest.json").read_bytes())
     assert value["format"] == 3
-    with pytest.raises(InvalidInput, match="has format 2 and 3 is what is read"):
+    with pytest.raises(InvalidInput, match="has format 2, but this version reads format 3"):
         parse(json.dumps({**value, "format": 2}).encode(), str(data))
     with pytest.raises(InvalidInput, match="the digest of its content is"):
         parse(json.dumps({**value, "frames": {**value["frames"], "classes": 299}}).encode(), str(data))
 
 
 def test_scripts_are_told_that_rows_are_of_tokens(data, data_cache):
-    with pytest.raises(InvalidInput, match=r"holds frames \(float16 x 5 with 300 targets\), but rows of tokens"):
+    with pytest.raises(InvalidInput, match=r"contains frames \(float16 x 5 with 300 targets\), but rows of tokens"):
         Sequences(str(data), LENGTH, 0, CacheSettings(2**20))
 
 

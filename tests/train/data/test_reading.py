@@ -187,7 +187,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(stored, expected, data_c
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
     try:
-        with pytest.raises(StorageError, match=r"cache can't take a shard of \d+ bytes \(File too large\): make room"):
+        with pytest.raises(StorageError, match=r"cache can't take a shard of \d+ bytes \(File too large\): free space"):
             reader.read(0, 600)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -310,7 +310,7 @@ def test_a_lost_store_is_waited_for_and_then_named(stored, expected, between):
     ("change", "uri", "sentence"),
     [
         ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "s3://train/x", "refused the credentials for s3://train/x"),
-        ({"AWS_ENDPOINT_URL": "nowhere"}, "s3://train/x", "AWS_ENDPOINT_URL is 'nowhere', which is no http"),
+        ({"AWS_ENDPOINT_URL": "nowhere"}, "s3://train/x", "AWS_ENDPOINT_URL is 'nowhere', which is not an http"),
         ({}, "s3://nowhere/x", "The bucket nowhere does not exist at http://127.0.0.1"),
         ({}, "s3://train/x", "s3://train/x has no manifest.json: build the data there, or correct the URI"),
     ],

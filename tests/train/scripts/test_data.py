@@ -87,8 +87,8 @@ def test_another_batch_goes_on_behind_what_was_consumed(folders):
     ("token_bytes", "changed", "sentence"),
     [
         (1, {}, "read its data with the digest of data"),
-        (2, {"seed": 9}, "consumed sequences of the seed 0, and .* is read with the seed 9"),
-        (2, {"length": 12}, "consumed sequences of the length 24, and .* is read with the length 12"),
+        (2, {"seed": 9}, "read its data with the seed 0, but .* is now opened with the seed 9"),
+        (2, {"length": 12}, "read its data with the length 24, but .* is now opened with the length 12"),
     ],
 )
 def test_a_state_of_other_sequences_is_refused(folders, token_bytes, changed, sentence):
@@ -128,7 +128,7 @@ def test_a_snapshot_says_of_which_data_and_how_many(folders, tmp_path, monkeypat
         ({"uri": "ftp://host/data"}, "ftp://host/data can't be used: its scheme must be"),
         ({"length": 10**6}, "as many tokens as one sequence"),
         ({"batch": 4, "size": 5}, "a batch of 4 sequences is too small for 5 ranks"),
-        ({"rank": 2, "size": 2}, "there is no rank 2 of 2"),
+        ({"rank": 2, "size": 2}, "there is no rank 2 among 2 ranks"),
     ],
 )
 def test_what_can_not_be_read_is_said(folders, changed, sentence):

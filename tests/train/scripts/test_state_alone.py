@@ -169,7 +169,7 @@ def test_what_fsdp1_keeps_beside_tensors_comes_back(run, tmp_path):
             "trainingjob.State(kept={'a': torch.zeros(2)}, gather=lambda data: [data]).commit(0)",
             "kept.a contains a tensor of torch: its ranks communicate through torch.distributed",
         ),
-        ("trainingjob.State(random={})", "random is what random numbers are called"),
+        ("trainingjob.State(random={})", "the name random is reserved"),
         (
             "m = torch.nn.Linear(2, 2, dtype=torch.complex64); trainingjob.State(model=m).commit(0)",
             "model.weight has the dtype torch.complex64, which can't be saved",
@@ -182,7 +182,7 @@ def test_what_fsdp1_keeps_beside_tensors_comes_back(run, tmp_path):
         (
             "trainingjob.State(model=torch.nn.Linear(2, 2)).commit(0, durable=True)\n"
             "trainingjob.State(model=torch.nn.Linear(2, 3)).restore()",
-            "model.bias was saved as F32 [2] and is F32 [3] now",
+            "model.bias was saved as F32 [2] but is now F32 [3]",
         ),
     ],
 )

@@ -84,7 +84,7 @@ def test_what_stays_bad_is_named(line, stored, hasty):
     part = StoredCheckpoint(stored).shards[0]
     assert part.header.metadata.position == 35
     line.faults = [("GET", ".safetensors", "flip")] * 100
-    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ do not have"):
+    with pytest.raises(InvalidInput, match=r"shard-0-of-1.safetensors is damaged: its bytes \d+ to \d+ differ from"):
         part.read([(part.file.size - 100, part.file.size)])
 
 

@@ -32,11 +32,11 @@ def resumed(drained, change, world=2):
 @pytest.mark.parametrize(
     ("change", "said", "world"),
     [
-        ({"model": {"heads": 1}}, "model.heads was 2 and is 1 now", 2),
-        ({"model": {"ropeTheta": 100.0}}, "model.ropeTheta was 10000.0 and is 100.0 now", 3),
-        ({"model": {"normEpsilon": 1e-3}}, "model.normEpsilon was 1e-05 and is 0.001 now", 2),
-        ({"seed": 8}, "seed was 7 and is 8 now", 2),
-        ({"optimizer": {"name": "RAdam"}}, 'optimizer.name was "AdamW" and is "RAdam" now', 2),
+        ({"model": {"heads": 1}}, "model.heads was 2 and is now 1", 2),
+        ({"model": {"ropeTheta": 100.0}}, "model.ropeTheta was 10000.0 and is now 100.0", 3),
+        ({"model": {"normEpsilon": 1e-3}}, "model.normEpsilon was 1e-05 and is now 0.001", 2),
+        ({"seed": 8}, "seed was 7 and is now 8", 2),
+        ({"optimizer": {"name": "RAdam"}}, 'optimizer.name was "AdamW" and is now "RAdam"', 2),
     ],
 )
 def test_another_model_order_of_data_or_optimizer_is_refused_for_good(drained, change, said, world):

@@ -117,7 +117,7 @@ def test_another_model_than_the_snapshot_s_is_refused(folder, parent, trainer):
     job.trainer = {**job.trainer, "model": {**trainer["model"], "dim": 64}}
     outcome = job.run(1, job.newest())
     assert outcome.codes == {0: 78}
-    assert "model.dim was 32 and is 64 now" in outcome.faults[0].message
+    assert "model.dim was 32 and is now 64" in outcome.faults[0].message
 
 
 def test_a_mistake_in_the_configuration_is_bad_input(folder, parent, trainer):

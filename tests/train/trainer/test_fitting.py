@@ -43,7 +43,7 @@ def test_a_job_keeps_the_settings_that_fit_its_first_devices(folder, parent, abs
     job.environment = {DEVICE_BYTES: LARGE, LEAST_RANKS: "1"}
     first = job.run(2, script=node.Script(drain=(5, False)))
     assert chosen(first) == {"microBatchSize": "7", **KEPT}
-    assert "settings for the 16.0 GiB of the smallest device, with 1 ranks: microBatchSize 7" in first.output
+    assert "settings for 16.0 GiB of the smallest device, with 1 ranks: microBatchSize 7" in first.output
     job.environment = {}
     second = job.run(3, job.newest(), node.Script(drain=(10, True)))
     assert chosen(second) == chosen(first)

@@ -56,6 +56,10 @@ def _only(value: Any) -> Any:
     return value
 
 
+def _member(kind: Any, name: str) -> str:
+    return name
+
+
 def _path(*parts: str) -> tuple[str, ...]:
     return parts
 
@@ -74,6 +78,7 @@ ALLOWED: Mapping[tuple[str, str], Any] = {
     (TORCH_SHARDED, "TensorProperties"): _Record,
     (TORCH_SHARDED, "MEM_FORMAT_ENCODING"): _only,
     (FILES, "_StorageInfo"): _Record,
+    ("builtins", "getattr"): _member,  # by which Python 3.11 before 3.11.4 pickles members of enums
     ("torch", "Size"): tuple,
     ("torch.serialization", "_get_layout"): _only,
     ("pathlib", "PosixPath"): _path,

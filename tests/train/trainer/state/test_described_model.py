@@ -58,7 +58,7 @@ def test_a_job_needs_the_folder_once(folder, parent, described, tmp_path):
 @pytest.mark.parametrize(
     ("model", "config", "says"),
     [
-        ({"heads": 8}, {}, "heads is 4, and spec.trainer.model.heads is 8: remove it"),
+        ({"heads": 8}, {}, "heads is 4, and spec.trainer.model.heads is 8: remove the field"),
         ({}, {"attention_bias": True}, "attention_bias is true, and the bundled decoder supports only false"),
         ({}, {"hidden_size": 36}, "dim: Input should be a multiple of 8"),
         ({"lora": {"rank": 2}}, {"num_attention_heads": 6, "num_key_value_heads": 3}, "tensor must divide"),
@@ -87,4 +87,4 @@ def test_another_folder_s_model_does_not_resume(folder, parent, described):
     job.trainer = {**trainer, "model": {**trainer["model"], "from": str(folder / "other")}}
     outcome = job.run(1, job.newest())
     assert outcome.codes == {0: 78}, outcome.output
-    assert "model.normEpsilon was 1e-06 and is 1e-05 now" in outcome.faults[0].message
+    assert "model.normEpsilon was 1e-06 and is now 1e-05" in outcome.faults[0].message

@@ -1,5 +1,7 @@
 """`.metadata` of torch.distributed.checkpoint: nothing that it names is called, but for what is allowed."""
 
+import enum
+import io
 import os
 import pickle
 
@@ -35,6 +37,20 @@ def test_what_torch_writes_is_read(index):
     }
     assert found.values.keys() == {"train_state.step", "list.1.a"}
     assert {piece.location.file for piece in found.pieces} == {"__0_0.distcp"}
+
+
+class OfPython3110(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.0 to 3.11.3 does."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def test_an_index_of_an_older_python_is_read_too(index):
+    content = io.BytesIO()
+    OfPython3110(content).dump(pickle.loads(index))
+    assert b"getattr" in content.getvalue()
+    assert parse(content.getvalue(), WHERE) == parse(index, WHERE)
 
 
 class Calls:
