@@ -38,11 +38,11 @@ def check_not_in_run(framework: str) -> None:
 def faults_reported() -> Iterator[None]:
     """Report errors that the `with` block raises to the agent, and raise them again.
 
-    So the operator knows why the script failed before the process ends.
+    The operator then knows the reason for the failure before the process ends.
 
     Raises:
         InvalidInput: The `with` block has raised this error.
-        RestoreFailed: The block has raised it.
+        RestoreFailed: The `with` block has raised this error.
     """
     try:
         yield

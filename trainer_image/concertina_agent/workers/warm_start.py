@@ -321,8 +321,8 @@ class WarmStart:
     async def _take(self, warm: WarmProgram, interpreter: Interpreter, record: str) -> Union[Taken, Again, str]:
         """Fork a process that takes over the script of an interpreter.
 
-        The result is the answer to the interpreter. It is Again if the caller has to repeat the call, or the reason why
-        the script can't be taken over.
+        The result is Taken, the answer to the interpreter. It is Again if the caller has to repeat the call, or the
+        reason why the script can't be taken over.
         """
         process, parent = interpreter.start.process, warm.parent
         assert parent is not None

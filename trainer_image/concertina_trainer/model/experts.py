@@ -136,7 +136,10 @@ class MixtureOfExperts(nn.Module):
         """
 
     def count(self, loads: Tensor | None) -> None:
-        """Add one microbatch's number of tokens of each expert, int64 `[experts]`, to `loads`. None adds nothing."""
+        """Add one microbatch's number of tokens of each expert, int64 `[experts]`, to `loads`.
+
+        None stands for no tokens.
+        """
         if loads is not None:
             self.loads = loads if self.loads is None else self.loads + loads
 

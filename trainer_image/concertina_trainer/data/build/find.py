@@ -240,7 +240,7 @@ class _Walk:
 
 
 def _select(location: str, listing: Iterable[InputFile | LeftOut], pattern: str) -> Listing:
-    """Return the files of a folder, and which of them are left out."""
+    """Divide the files of a folder into those that a build uses and those that it leaves out."""
     listing = sorted(listing, key=lambda item: item.name.split("/"))
     files = [item for item in listing if isinstance(item, InputFile)]
     chosen = _matching(files, pattern) if pattern else _training(location, files)
