@@ -29,7 +29,7 @@ MASTER_KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Issued:
-    """Certificate and its private key, both in PEM format."""
+    """A certificate and its private key, both in PEM format."""
 
     certificate: bytes
     key: bytes

@@ -1,4 +1,4 @@
-"""Report stream of one agent. It is reopened for as long as the operator needs it."""
+"""Report stream of one agent. The operator opens it again after it breaks, for as long as it needs the reports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Lost:
 
     @property
     def refusal(self) -> ConnectionRefusal | None:
-        """How the host refused the connection; None if it did not refuse it."""
+        """Way in which the host refused the connection; None if the host did not refuse it."""
         return REFUSALS.get(self.end)
 
 

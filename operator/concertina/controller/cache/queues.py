@@ -97,7 +97,7 @@ class QueueCache:
             self._changed(uid)
 
     def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Record for which Workload a Workload was preempted.
+        """Record which other Workload (the preemptor) a Workload was preempted for.
 
         A later change of the preemptor then also counts as a change for the preempted job.
         """
