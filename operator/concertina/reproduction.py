@@ -32,7 +32,7 @@ class Irreproducible(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """State from which training begins."""
+    """State from which the reproducing job begins to train."""
 
     step: int
     uri: str = ""

@@ -36,7 +36,7 @@ class Issued:
 
 
 class Authority:
-    """Certificate authority of one job."""
+    """Certificate authority of one job, which signs the certificates of its agents and of the operator."""
 
     def __init__(self, master_key: bytes, uid: str, created: float) -> None:
         """Derive the key of the job's CA from the master key, and sign the CA's certificate.

@@ -91,7 +91,7 @@ def separators(line: bytes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class LineLimits:
-    """Limits for a line that an agent sends."""
+    """Limits for the size of a line that an agent sends, and for the number of values in it."""
 
     most_bytes: int
     most_values: int

@@ -327,7 +327,8 @@ async def receive_line(connection: Connection, address: str) -> bytes:
 def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> protocol.Message:
     """Return the message in a line, with its values clamped or cut to the limits of `bounds`.
 
-    Raises: CallError: When the line is not a message of this protocol, or has too many values.
+    Raises:
+        CallError: When the line is not a message of this protocol, or has too many values.
     """
     if separators(line) > MOST_SEPARATORS:
         raise CallError(f"{address} sent a line of more than {MOST_SEPARATORS} values")
@@ -371,7 +372,8 @@ async def call(identity: ConnectionIdentity, address: str, request: Request, wai
 def _check_may_act(identity: ConnectionIdentity) -> None:
     """Check that this operator is still the leader, just before a call is sent, because the call may have waited.
 
-    Raises: CallError: When another operator may be the leader.
+    Raises:
+        CallError: When another operator may be the leader.
     """
     if not identity.may_act():
         raise CallError("another operator may be the leader by now")

@@ -186,7 +186,7 @@ class AgentConnections:
         self._stalls = StallDetector(clock())
 
     def set_gauges(self) -> None:
-        """Update the metrics of the existing streams."""
+        """Update the metrics that count the report streams by state."""
         connections = (connection for job in self._jobs.values() for connection in job.connections.values())
         states = Counter(_state(connection.view) for connection in connections if connection.stream is not None)
         metrics.set_all(metrics.AGENT_STREAMS, {state: states[state] for state in StreamState})
@@ -378,7 +378,7 @@ class AgentConnections:
     async def _relay(self, job: _JobConnections, line: str, part: list[tuple[Send, Call]]) -> None:
         """Ask the first replica of `part` to pass a message on to the other replicas, and record the answers.
 
-        The operator then calls the replicas that have not answered directly.
+        If a replica has not answered, the operator then calls it directly.
         """
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}

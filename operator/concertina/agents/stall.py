@@ -23,7 +23,7 @@ class StallDetector:
         self._last_call = now
 
     def seconds(self, now: float) -> float:
-        """Return the seconds for which this process was paused since the last call of this function; 0 if it was not."""
+        """Return the seconds for which this process was paused since the last call of this method, or 0."""
         passed, self._last_call = now - self._last_call, now
         return passed if passed >= NOTICEABLE_SECONDS else 0.0
 

@@ -92,8 +92,9 @@ async def follow(
 ) -> None:
     """Keep a report stream to an agent open until this coroutine is cancelled.
 
-    `on_waits` is called each time a stream is opened. `on_report` is called with each report that differs from the one
-    before. `on_lost` is called if a stream can't be opened, breaks, or sends nothing for longer than `silence` allows.
+    The coroutine calls `on_waits` each time it opens a stream, and `on_report` with each report that differs from the
+    previous one. It calls `on_lost` if a stream can't be opened, breaks, or sends nothing for longer than `silence`
+    allows.
     """
     failures = 0
 
@@ -181,7 +182,7 @@ async def _stream(
 
 
 def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
-    """Return the seconds without a line after which a stream counts as lost."""
+    """Return the seconds without a line after which a report stream counts as lost."""
     beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
     return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat
 

@@ -149,7 +149,8 @@ async def _kept_running(name: str, part: Part) -> None:
 
     If the task ends or fails with an unexpected error, it is restarted with increasing delays.
 
-    Raises: LeaseLost: When the task raises it.
+    Raises:
+        LeaseLost: When the task raises it.
     """
     ends = metrics.BACKGROUND_TASK_RESTARTS.labels(name.partition("/")[0])
     failures = 0

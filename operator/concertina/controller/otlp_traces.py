@@ -106,7 +106,7 @@ class _Traces:
         self._provider.shutdown()
 
     def give_up(self) -> None:
-        """Drop the queued spans."""
+        """Drop all spans that are still queued, so that `close` returns."""
         self._counted.shutdown()
 
     def export(self, uid: str, round: RoundTrace) -> None:

@@ -127,7 +127,7 @@ class KeyedQueue:
                 del self._entries[key]
 
     async def close(self) -> None:
-        """Stop the queue and cancel all runs."""
+        """Stop the queue and cancel all calls of `work` in progress."""
         self._closed = True
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for key in list(self._entries):

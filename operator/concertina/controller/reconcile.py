@@ -68,7 +68,7 @@ def _most_members(job: CachedJob) -> int:
 
 @dataclass
 class Reconciler:
-    """Runs the passes of all jobs."""
+    """Runs the planning passes of all jobs: observe, plan, and apply the plan."""
 
     cache: ClusterCache
     connections: AgentConnections
@@ -171,10 +171,10 @@ class Reconciler:
         return seconds
 
     async def _written(self, job: CachedJob) -> _Decision | None:
-        """Decide and write the status. Return the decision, or None if the job is gone.
+        """Make the plan and write the job's status. Return the plan, or None if the job is gone.
 
-        If the status can't be written, nothing else is done, so an outdated pass does no harm (decision "One status
-        write a pass").
+        If the status can't be written, the pass does nothing else, so an outdated pass does no harm (decision "One
+        status write a pass").
 
         Raises:
             PreconditionFailed: When the status cannot be written because the observation is outdated.
@@ -197,7 +197,7 @@ class Reconciler:
             return self._decide_now(job)
 
     def _decide_now(self, job: CachedJob) -> _Decision | None:
-        """Observe the job and plan. Return None if the job is gone.
+        """Observe the job and make a plan. Return None if the job is gone.
 
         Raises:
             PreconditionFailed: When another operator may be the leader, or resource claims must be read first.
@@ -311,7 +311,7 @@ class Reconciler:
         return False
 
     def forget(self, uid: str) -> None:
-        """Remove a deleted job from the cache."""
+        """Remove a deleted job from the cache and end its connections."""
         if job := self.cache.job(uid):
             log_event("forgotten", **job.named(), uid=uid)
         self.cache.forget_job(uid)

@@ -54,7 +54,7 @@ async def endpoints(
 
 @contextlib.asynccontextmanager
 async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
-    """Serve HTTP paths on an address; serve nothing if the address is None."""
+    """Serve HTTP paths on an address. If the address is None, serve nothing."""
     if address is None:
         yield
         return
@@ -70,7 +70,7 @@ async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answe
 
 
 class _Guard:
-    """Check of whether a client may read the metrics."""
+    """Check of whether the sender of a request may read the operator's metrics."""
 
     def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
         self._access = access

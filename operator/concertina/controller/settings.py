@@ -136,7 +136,8 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSet
 def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
     """Return the value of the environment variable `name`, which has no default.
 
-    Raises: OperatorSettingsError: When the variable is not set.
+    Raises:
+        OperatorSettingsError: When the variable is not set.
     """
     if not environment.get(name):
         raise OperatorSettingsError(f"{name} is not set; it is {meaning}")

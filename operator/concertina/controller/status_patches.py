@@ -58,7 +58,7 @@ class StatusChange:
 
 
 class StatusWriter:
-    """Writes the status of jobs."""
+    """Writes the status of jobs, a limited number at a time."""
 
     def __init__(self, client: Client, cache: ClusterCache, events: Events) -> None:
         self._client = client

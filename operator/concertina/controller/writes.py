@@ -106,11 +106,11 @@ class WriteQueue:
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """Start the writes of this pass, as far as the window allows.
+        """Start the writes that this pass has planned, as far as the job's window has space.
 
-        Writes that are already in progress are not started again. Writes that do not fit are planned again by a later
-        pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes follow the
-        latest pass"). Pods that have been created since the observation are left out.
+        Writes that are already in progress are not started again. Writes for which there is no space are planned again
+        by a later pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes
+        follow the latest pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
@@ -135,7 +135,7 @@ class WriteQueue:
             window.wanted = {}
 
     def close(self) -> None:
-        """Cancel all writes."""
+        """Cancel all background writes, in progress or waiting."""
         for window in self._windows.values():
             for task in window.under_way.values():
                 task.cancel()

@@ -177,7 +177,7 @@ class WorkloadView:
 
     @property
     def reserved(self) -> bool:
-        """Return whether Kueue counts quota for the Workload."""
+        """Return whether Kueue counts any quota for the Workload."""
         return self.admission is not None and not self.finished
 
     @property

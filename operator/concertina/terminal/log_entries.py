@@ -24,7 +24,7 @@ _LONGEST_LINE = 16_384
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line of a log."""
+    """One line of a replica's log, with its time, round and rank."""
 
     at: str
     """Time of the line in RFC 3339. Empty if it is unknown."""

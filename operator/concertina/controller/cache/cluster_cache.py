@@ -1,4 +1,7 @@
-"""Cache of jobs, pods and nodes as last received from the API server. It makes the observation for each plan."""
+"""Cache of jobs, pods and nodes, filled by watches of the API server.
+
+It makes the observation for each planning pass.
+"""
 
 from __future__ import annotations
 
@@ -118,11 +121,11 @@ class ClusterCache:
                     self._changed(uid)
 
     def job(self, uid: str) -> CachedJob | None:
-        """Return the job with this uid, or None."""
+        """Return the cached job with this uid; None if the cache does not contain it."""
         return self._jobs.get(uid)
 
     def jobs(self) -> Iterator[CachedJob]:
-        """Iterate over all jobs."""
+        """Iterate over all jobs in the cache."""
         return iter(self._jobs.values())
 
     def gap(self, uid: str) -> float:

@@ -109,7 +109,7 @@ class CachedJob:
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return torchrun's pods that were deleted before any complete pass has seen them end.
+        """Return torchrun's pods that were deleted before any complete pass has seen that they ended.
 
         This happens if a pod's end and deletion arrive together. The next pass treats these pods as ended. Otherwise it
         would use their names again, because the status lists no members for torchrun (decision "Pods of torchrun that

@@ -122,7 +122,7 @@ async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> b
 
 @asynccontextmanager
 async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Stop a worker briefly whenever it computes, so that all other workers wait for it in every step.
+    """Pause a worker again and again while it computes, so that all other workers wait for it in every step.
 
     Raises:
         UserError: When the worker can't be slowed.

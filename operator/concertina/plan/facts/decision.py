@@ -123,7 +123,7 @@ class Phase(enum.Enum):
 
 
 class Pods(enum.Enum):
-    """What the operator does with the job's pods."""
+    """Ways in which a decision handles the job's pods, such as keeping or deleting them."""
 
     WANTED = "wanted"
     """Create the pods that the spec asks for, and replace dead ones. The details depend on `spec.launcher`."""

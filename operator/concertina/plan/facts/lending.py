@@ -13,7 +13,7 @@ from concertina.plan.kueue import PodChanges, PodSet
 
 @dataclass(frozen=True)
 class Size:
-    """Number of replicas that a job's queue allows."""
+    """Number of replicas and of standby replicas that a job's Kueue queue allows."""
 
     replicas: int
     """Number of replicas in the round."""

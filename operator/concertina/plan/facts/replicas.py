@@ -33,7 +33,7 @@ class Replicas:
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """Pods of the job, keyed by name."""
+        """All pods of the job's replicas, keyed by name."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached
@@ -127,7 +127,7 @@ class Replicas:
 
     @cached
     def pod_by_index(self) -> Mapping[int, str]:
-        """The pod of each replica index that may be in the next round.
+        """Pods that may be in the next round, keyed by replica index.
 
         For each index, this is the pod of the present member if the member can stay, and otherwise the newest pod of
         the index. A pod on a cordoned node is used until another pod of the index is ready.

@@ -62,7 +62,7 @@ class Round:
 
     @property
     def claimed(self) -> bool:
-        """True if the operator is forming the next round."""
+        """True if the operator is forming the next round: a claim is open and not yet committed."""
         return self.claim is not None and not self.claim.committed
 
     @property
@@ -98,7 +98,7 @@ class Round:
 
     @cached
     def failed(self) -> frozenset[str]:
-        """Replicas that have failed, as the coordinator reports."""
+        """Replicas of the committed round that have failed, as the coordinator reports them."""
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached

@@ -173,7 +173,10 @@ def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Act
 
 
 def _lowered(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> tuple[Action, ...]:
-    """Lower the pod counts of the evicted Workload, unless the job still has more pods than that."""
+    """Return the write that lowers the pod counts of the evicted Workload to `wanted`.
+
+    The result is empty while the job has more pods than `wanted`.
+    """
     if ctx.holding > pod_count(wanted):
         return ()
     return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)

@@ -104,7 +104,7 @@ def lendable(workloads: Iterable[WorkloadView]) -> tuple[str, int]:
 
 
 def newest(workloads: Iterable[WorkloadView]) -> WorkloadView | None:
-    """Return the newest Workload with reserved quota, or None."""
+    """Return the newest of the given Workloads that has reserved quota; None if none has."""
     holders = (w for w in workloads if not w.finished and not w.deleting and w.reserved)
     return max(holders, key=lambda w: (w.number, w.created, w.name), default=None)
 
@@ -165,7 +165,7 @@ def changes(workload: WorkloadView, flavors: Mapping[str, FlavorView]) -> Mappin
 
 
 def missing_flavors(workload: WorkloadView, quota: QuotaView) -> tuple[str, ...]:
-    """Return the assigned resource flavors that the operator does not know.
+    """Return the resource flavors that Kueue assigned to the Workload but that the operator does not know.
 
     Without a flavor's node labels, pods could run on the wrong nodes.
     """

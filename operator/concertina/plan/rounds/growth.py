@@ -43,7 +43,7 @@ def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
     """Return the reason for a larger round, or None if the round stays as it is.
 
     A larger round needs enough ready replicas for a larger valid size. The present round must also be training, and no
-    delay may be left.
+    backoff may delay the growth.
     """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):

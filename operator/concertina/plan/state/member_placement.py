@@ -14,7 +14,7 @@ Level = Callable[["MemberPlace"], str]
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Node and zone of a member."""
+    """Node and zone in which a member of the round runs."""
 
     node: str
     zone: str = ""

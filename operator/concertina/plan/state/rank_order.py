@@ -22,7 +22,7 @@ For a group: the domains that all its members share.
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of the job's parallel groups, and the network domains of its replicas, by which rank orders are compared."""
+    """Sizes of the job's parallel groups, and the network domains of its replicas, for comparing rank orders."""
 
     sizes: tuple[int, ...]
     """Number of replicas in a group, for each kind of group. Groups that communicate most come first.
@@ -76,7 +76,7 @@ def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequenc
 
 
 def common(paths: Iterable[Path]) -> Path:
-    """Return the longest prefix that all paths share."""
+    """Return the smallest network domain that contains all `paths`: the longest prefix that they share."""
     first, *other_paths = paths
     shared = len(first)
     for path in other_paths:

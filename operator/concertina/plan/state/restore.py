@@ -52,7 +52,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class RestoreCandidate:
-    """A state from which a round could start."""
+    """A saved training state from which the next round could start."""
 
     restore: Restore
     rank: tuple[bool, int, int]

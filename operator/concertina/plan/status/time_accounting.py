@@ -111,7 +111,7 @@ class Account:
 
     @cached
     def phase(self) -> Phase:
-        """Phase in which the counted seconds were spent."""
+        """Phase of the job in which the seconds of this calculation were spent."""
         phase_name = self.ctx.status.phase
         return Phase(phase_name) if phase_name in Phase._value2member_map_ else Phase.WAITING
 
@@ -245,7 +245,7 @@ class Account:
 
     @cached
     def tokens_before(self) -> int | None:
-        """Number of tokens on which earlier jobs trained the model; None before the first report.
+        """Count of the tokens on which earlier jobs trained the model; None before the first report.
 
         If the job continued another job's checkpoint, the tokens in its first report are taken as those of earlier
         jobs.
@@ -259,7 +259,7 @@ class Account:
 
     @cached
     def _tokens(self) -> int | None:
-        """Number of tokens on which this job has trained; None if unknown."""
+        """Count of the tokens on which this job has trained; None if unknown."""
         tokens = self.progress.tokens if self.progress else None
         return None if tokens is None else max(0, tokens - (self.tokens_before or 0))
 
