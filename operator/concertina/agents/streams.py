@@ -195,7 +195,7 @@ def is_idle(report: protocol.Report | None) -> bool:
 class _Silence:
     """Async context manager that raises TimeoutError in its body if a stream sends nothing for too long.
 
-    The class uses one timer, which checks the time of the last line when it fires. That costs less than moving the
+    The class uses one timer, which checks the time of the last line when it fires. One timer costs less than a new
     timer for each of a thousand lines per second.
     """
 

@@ -286,7 +286,7 @@ class Gang(enum.StrEnum):
 
 
 class TopologyMode(enum.StrEnum):
-    """True if a placement is required, false if it is only preferred."""
+    """Ways in which a placement is requested: as a requirement or as a preference."""
 
     REQUIRED = "Required"
     PREFERRED = "Preferred"

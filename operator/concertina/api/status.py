@@ -112,14 +112,14 @@ class JobProgress(StatusModel):
 
 
 class SnapshotMark(StatusModel):
-    """The newest snapshot in node memory that is complete on peers."""
+    """The newest snapshot in the memory of pods of which every part has a copy in another pod."""
 
     step: Count = Field(description="Its step.")
     at: Timestamp = Field(description="When the operator saw that it was complete.")
 
 
 class CheckpointMark(StatusModel):
-    """The newest checkpoint in durable storage; it can be loaded."""
+    """The newest checkpoint in durable storage that can be loaded."""
 
     step: Count = Field(description="Its step.")
     round: Count = Field(default=0, description="The round that wrote it.")

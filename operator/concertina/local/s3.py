@@ -77,7 +77,7 @@ class Server:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Send SIGKILL to the server. Its data stay."""
+        """Send SIGKILL to the server. The server's data remain on disk."""
         identity = lifetime.find(self._folder, _NAME)
         processes.kill([identity] if identity else [])
 

@@ -144,7 +144,7 @@ def outlook(
 def sizes(spec: JobSpec, smallest: int, largest: int) -> list[int]:
     """Return all valid numbers of replicas from `smallest` to `largest`.
 
-    The result is empty if `smallest` is 0.
+    The result is empty if `smallest` is 0, which means that no number is valid.
     """
     return list(range(smallest, largest + 1, spec.replica_step)) if smallest else []
 

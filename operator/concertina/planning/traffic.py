@@ -68,9 +68,9 @@ def routed_blocks(layout: ParallelLayout) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class RankWeights:
-    """Largest number of weights that a rank needs for computation, when its sharded weights are gathered.
+    """Largest number of weights that a rank has at a time when it gathers its sharded weights for a computation.
 
-    Only tensor and expert parallelism divide these weights.
+    Only tensor and expert parallelism divide these weights among ranks.
     """
 
     blocks: float
@@ -206,10 +206,10 @@ def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
 
 
 def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) -> list[Traffic]:
-    """Return the traffic of tensor groups.
+    """Return the bytes that a rank sends to its tensor groups in a step.
 
-    In a block with experts, only attention and shared experts count. The gradients of routers are added. Each stage
-    also has the embedding's result and the output layer's input.
+    In a block with experts, only attention and shared experts use tensor groups. The result includes the gradients of
+    the experts' routers. On each pipeline stage, it also includes the embedding's result and the output layer's input.
     """
     model, routed, overlapped = layout.trainer.model, routed_blocks(layout), layout.parallelism.async_tensor
     halves = 2 * stage_blocks(layout)

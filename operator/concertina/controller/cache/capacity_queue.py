@@ -82,9 +82,9 @@ class CapacityQueue:
         self._schedule()
 
     def place(self, uid: str) -> QueuePlace | None:
-        """Return the job's place in the queue, or None if it has not been computed since the job changed.
+        """Return the job's place in the queue; None if it has not been computed since the job changed.
 
-        After None, the queue calls `changed(uid)` as soon as the place is known.
+        If the result is None, the queue calls `changed(uid)` as soon as the place is computed.
         """
         if uid in self._stale:
             self._judge(uid)

@@ -1,7 +1,4 @@
-"""Cache of jobs, pods and nodes, filled by watches of the API server.
-
-It makes the observation for each planning pass.
-"""
+"""Cache of jobs, pods and nodes from watches of the API server. It makes the observation for each planning pass."""
 
 from __future__ import annotations
 
@@ -306,7 +303,7 @@ class ClusterCache:
     # --- observation -----------------------------------------------------------------------------------------------
 
     def observe(self, uid: str) -> JobObservation | None:
-        """Return the observation of a job; None if the job is not in the cache."""
+        """Return the present observation of a job, the input of plan(); None if the job is not in the cache."""
         job = self._jobs.get(uid)
         if job is None:
             return None

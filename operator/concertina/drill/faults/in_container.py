@@ -1,4 +1,4 @@
-"""Faults by a program that runs in the worker's container, next to the worker."""
+"""Faults of drills that a program in the worker's container causes, next to the worker."""
 
 from __future__ import annotations
 

@@ -108,9 +108,9 @@ class Health:
         return ALIVE
 
     def by_contact(self, pod: PodView) -> HealthVerdict:
-        """Return whether a pod's replica is alive, judged by the operator's contact with the pod's agent.
+        """Return whether a pod's replica is alive, judged by the operator's connection to the pod's agent.
 
-        For members of a running round, the coordinator's reports are better evidence than this contact.
+        For members of a running round, the coordinator's reports are better evidence than this connection.
         """
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:

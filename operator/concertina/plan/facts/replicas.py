@@ -164,8 +164,8 @@ class Replicas:
     def standby(self) -> tuple[str, ...]:
         """Live replicas that the spec asks for beyond the size of a full round.
 
-        After a failure, the next round includes one of these replicas (decision "Standby replicas are ordinary
-        candidates").
+        After a failure, the next round includes one of these replicas in place of the lost one (decision "Standby
+        replicas are ordinary candidates").
         """
         if not self.spec.standby_replicas:
             return ()

@@ -51,7 +51,7 @@ BUCKETS: Mapping[Phase, str] = {
 
 @dataclass(frozen=True)
 class CoordinatorTimes:
-    """Times from the coordinator's report, with which training time is divided into classes."""
+    """Waiting times from the coordinator's report, by which training time is divided into classes."""
 
     progress: protocol.Progress
     busy: protocol.Busy | None

@@ -68,7 +68,10 @@ class Pod:
             asyncio.get_running_loop().call_later(grace, self._kill)
 
     def _watch_deadline(self, seconds: int | None) -> None:
-        """Schedule the pod's deadline anew, because spec.activeDeadlineSeconds may be set or shortened at any time."""
+        """Set the time at which the pod fails: `seconds` after its start. None removes the deadline.
+
+        spec.activeDeadlineSeconds may be set or shortened at any time.
+        """
         if self._deadline is not None:
             self._deadline.cancel()
         if seconds is not None:
