@@ -224,9 +224,9 @@ class Reconciler:
         return _Decision(observed, plan, change, observed_at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
-        """Send the plan's calls to agents, and record its events.
+        """Start the plan's calls to agents, and record the plan's events, in the order of plan/actions.py.
 
-        The order is that of plan/actions.py. Both happen in the background, so that no pass waits for them.
+        Calls and events are sent in the background, so that no pass waits for them.
         """
         uid = job.view.uid
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())

@@ -97,7 +97,8 @@ class StatusWriter:
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
         """Report a failed pass in a condition, an event and a log line.
 
-        The next pass that succeeds replaces the condition. If the API server refuses the report, that is only logged.
+        The next pass that succeeds replaces the condition. If the API server refuses the report, this method only logs
+        the refusal.
         """
         view = job.view
         message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"

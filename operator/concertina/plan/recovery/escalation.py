@@ -286,8 +286,8 @@ def restarts_after(
 ) -> Restarts:
     """Return the new value of `status.restarts`.
 
-    The operator adds the current failure and the replicas that can't start. It also adds pods that ended by themselves,
-    once each, when their index gets its next attempt.
+    Entries are added for the current failure and for each replica that can't start. An entry for a pod that ended by
+    itself is added once, when the pod's replica index gets its next attempt.
     """
     entries, new = list(ctx.recent), 0
     if answered and not _is_counted(ctx, answered):

@@ -145,10 +145,10 @@ def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str
 
 
 def _unchanged_order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str]) -> list[str]:
-    """Return an order in which the remaining members keep their ranks.
+    """Return an order in which the members of the previous round keep their ranks if possible.
 
-    The fullest blocks keep their positions, as far as there are still that many blocks. Their gaps are filled with
-    members of other blocks and with replicas that join, from the same domain if possible.
+    If there are fewer blocks than before, the fullest blocks keep their positions. Gaps in these blocks are filled with
+    members of other blocks and with replicas that join, from the same network domain if possible.
     """
     size, current_names = blocks.sizes[-1], frozenset(names)
     count = len(names) // size

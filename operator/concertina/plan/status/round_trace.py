@@ -109,7 +109,7 @@ class _RoundHistory:
 
     @cached
     def asked(self) -> float:
-        """Unix time of the first Prepare call; if another operator made that call, the time of the claim."""
+        """Unix time of the round's first Prepare call; the time of the claim if another operator made that call."""
         return min((call.sent_at for _, call in self.prepares if call.sent_at is not None), default=self.claimed)
 
     @cached
