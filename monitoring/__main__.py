@@ -19,7 +19,7 @@ RULES = CHART / "rules" / "concertina.yaml"
 
 
 def files() -> Mapping[Path, str]:
-    """Return the content of each file by its path."""
+    """Return the content of each dashboard and alert file in the chart, keyed by path."""
     header = "# Made by `make monitoring` from monitoring/alerts.py; not edited by hand.\n"
     written = {RULES: header + yaml.safe_dump(rules(), sort_keys=False, width=120, allow_unicode=True)}
     return written | {CHART / "dashboards" / f"{name}.json": as_json(made) for name, made in DASHBOARDS.items()}

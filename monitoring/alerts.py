@@ -74,7 +74,10 @@ class Alert:
 
 
 def _share(classes: str, of: str) -> str:
-    """Return an expression for the share of some classes in the time of the classes `of`, as regular expressions."""
+    """Return a PromQL expression for the share that the time of some classes has in the time of the classes `of`.
+
+    `classes` and `of` are regular expressions for the names of classes of time, such as productive or recovery.
+    """
     spent, whole = (f'sum {by()} ({SPENT}{{class=~"{each}"}})' for each in (classes, of))
     return f"{spent} / ({whole} > 0)"
 
@@ -82,9 +85,9 @@ def _share(classes: str, of: str) -> str:
 def _part_of_training(
     problem: Problem, time: str, threshold: float, summary: str, description: str, besides: str = ""
 ) -> Alert:
-    """Return an alert for a share of the training time.
+    """Return an alert that fires if the classes of time `time` take too large a share of the training time.
 
-    `besides` is an expression for jobs that have the problem anyway.
+    `besides` is an expression for jobs that also have the problem, whatever the share.
     """
     expression = f"{_share(time, TRAINING)} > {threshold:g} {MOSTLY_TRAINS} {NOT_AT_REST}"
     if besides:
@@ -93,9 +96,10 @@ def _part_of_training(
 
 
 def _failed(*reasons: str) -> str:
-    """Return an expression for jobs with a failure of these reasons within their window, or that ended by one.
+    """Return a PromQL expression for jobs with a recent failure of one of the given reasons.
 
-    Its value is the number of such failures.
+    Recent means within the job's failure window. Jobs that ended by such a failure count too. The value of the
+    expression is the number of such failures.
     """
     where = f'reason=~"{"|".join(reasons)}"'
     counted = "concertina_trainingjob_failures_in_window"
@@ -103,7 +107,7 @@ def _failed(*reasons: str) -> str:
 
 
 def _stalled(*reasons: str) -> str:
-    """Return an expression for jobs that wait for a person, or have failed, for one of these reasons."""
+    """Return a PromQL expression for jobs that wait for a person, or have failed, for one of the given reasons."""
     return of_jobs(STALLED, where=f'reason=~"{"|".join(reasons)}"')
 
 

@@ -1,4 +1,4 @@
-"""Content of a dashboard, and its form for Grafana."""
+"""Content of a dashboard in Python, and its conversion to Grafana's JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kind(enum.Enum):
 
 
 class Unit(enum.StrEnum):
-    """Unit in Grafana's words."""
+    """Units of values, by Grafana's names for them."""
 
     NUMBER = "short"
     RATIO = "percentunit"
@@ -69,7 +69,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Variable:
-    """Variable of a dashboard: the user chooses a value of a label of these series."""
+    """Variable of a dashboard, with which the user chooses one value of a label that the given series have."""
 
     name: str
     series: str
@@ -90,7 +90,7 @@ class Board:
 
 
 def as_json(board: Board) -> str:
-    """Return the dashboard as JSON; the bytes are the same each time."""
+    """Return the dashboard as JSON. The same dashboard always gives the same bytes."""
     made = (
         dashboard.Dashboard(f"Concertina / {board.name}")
         .uid(f"concertina-{board.name}")
@@ -151,7 +151,10 @@ def _target(query: Query, kind: Kind) -> prometheus.Dataquery:
 
 
 def _as_columns(made: table.Panel, panel: Panel) -> table.Panel:
-    """Return the panel as one table of all queries, with their legends as column names."""
+    """Return the panel as one table with the results of all its queries as columns.
+
+    The legends of the queries are the column names.
+    """
     several = len(panel.queries) > 1
     names = {f"Value #{_letter(n)}" if several else "Value": query.legend for n, query in enumerate(panel.queries)}
     organized = {"excludeByName": {"Time": True, "__name__": True}, "renameByName": names}

@@ -1,4 +1,4 @@
-"""The four dashboards."""
+"""List of the four Grafana dashboards."""
 
 from __future__ import annotations
 

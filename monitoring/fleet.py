@@ -26,9 +26,9 @@ _KNOWN = f'class!~"suspended|{UNKNOWN}"'
 
 
 def _of_known_goodput(classes: str) -> str:
-    """Return the seconds of the jobs that have a goodput.
+    """Return an expression for the seconds of only those jobs that have a goodput.
 
-    Without it, the waiting and recovery of other jobs would make the total goodput too low.
+    The waiting and recovery of other jobs would make the total goodput too low.
     """
     return _sum(f"{_time(classes)} and on (namespace, trainingjob) {_job('goodput_ratio')}")
 

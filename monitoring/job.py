@@ -1,4 +1,4 @@
-"""Dashboard of one job: progress, loss, where its time goes, its world, rounds and recovery, checkpoints."""
+"""Dashboard of one job: progress, loss, use of time, members, rounds and recovery, checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def _told(name: str, *labels: str) -> str:
 
 
 def rate(metric: str, *labels: str) -> str:
-    """Return the rate of a counter over all pods. If the coordinator changes, another pod continues the count."""
+    """Return a PromQL expression for the rate of a counter over all pods of the job.
+
+    If the coordinator changes, another pod continues the count.
+    """
     return f"sum by ({', '.join(labels)}) (rate({metric}{{{CHOSEN}}}[{RECENT}]))"
 
 

@@ -1,4 +1,4 @@
-"""Dashboard of the operator itself: passes, the API server, agents, rounds, its process."""
+"""Dashboard of the operator itself: planning passes, requests to the API server, agents, rounds, and its process."""
 
 from __future__ import annotations
 

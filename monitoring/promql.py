@@ -24,25 +24,29 @@ def by(*labels: str) -> str:
 
 
 def of_jobs(metric: str, *labels: str, where: str = "", ago: str = "") -> str:
-    """Return an expression for a metric of each job, with these labels beside the job's; `where` has label matchers."""
+    """Return a PromQL expression for a metric of each job.
+
+    The result has the labels `labels` in addition to the labels of the job. `where` contains label matchers, and `ago`
+    an offset in time.
+    """
     selected = f"{metric}{{{where}}}" if where else metric
     return f"max {by(*labels)} ({selected}{f' offset {ago}' if ago else ''})"
 
 
 def grown(metric: str, *labels: str, where: str = "", window: str) -> str:
-    """Return an expression for the growth of a metric within the window.
+    """Return a PromQL expression for the growth of a metric within the window.
 
-    It does not use `increase`. Time can move to another class, which `increase` would take for a counter reset, and a
-    restart of the operator is no reset.
+    The expression does not use `increase`. Time can move to another class, which `increase` would take for a counter
+    reset, and a restart of the operator is no reset.
     """
     now, before = of_jobs(metric, *labels, where=where), of_jobs(metric, *labels, where=where, ago=window)
     return f"clamp_min({now} - {before}, 0)"
 
 
 def grown_from_nothing(metric: str, *labels: str, where: str = "", window: str) -> str:
-    """Return the same as `grown`, for a series that begins with its first event.
+    """Return the same expression as `grown`, but for a series that begins with its first event.
 
-    For a job that existed before that, the earlier value was 0.
+    For a job that existed before that event, the earlier value was 0.
     """
     now, before = of_jobs(metric, *labels, where=where), of_jobs(metric, *labels, where=where, ago=window)
     was_there = f"on ({', '.join(JOB)}) {of_jobs('concertina_trainingjob_info', where=where, ago=window)}"

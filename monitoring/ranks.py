@@ -1,4 +1,7 @@
-"""Replicas and workers of one job side by side. With spec.metrics.perRank each worker has a line of its own."""
+"""Dashboard that compares the replicas and workers of one job.
+
+With spec.metrics.perRank, each worker has a line of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formatting of durations."""
+"""Text for durations, such as 3m20s."""
 
 from __future__ import annotations
 

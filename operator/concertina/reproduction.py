@@ -1,4 +1,4 @@
-"""Job manifests that train a checkpoint again, from the information in the checkpoint. Pure.
+"""Make the manifest of a job that trains a stored checkpoint again, from the information in the checkpoint. Pure.
 
 The result also says how exactly the new checkpoint matches the old one.
 """
@@ -32,7 +32,7 @@ class Irreproducible(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Beginning:
-    """State from which training begins."""
+    """State from which the reproducing job begins to train."""
 
     step: int
     uri: str = ""

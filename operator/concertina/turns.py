@@ -1,6 +1,6 @@
-"""Fair limit on concurrent operations: a caller with many requests does not delay other callers.
+"""Limit on the number of operations at a time, shared fairly: many requests of one caller do not delay other callers.
 
-Each request belongs to a lane, and lanes get slots in turn.
+Each request belongs to a lane, and the lanes get slots in turn.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 class _Lane:
     """Keys of one lane that wait for slots.
 
-    The first key gets up to `a_turn` slots. Then the next key follows.
+    The first key gets up to `a_turn` slots. Then it is the turn of the next key.
     """
 
     def __init__(self, a_turn: int) -> None:

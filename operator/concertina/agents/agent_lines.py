@@ -1,4 +1,4 @@
-"""Limit on the memory for lines that agents send and that are not handled yet.
+"""Limit on the memory for lines from agents that the operator has not handled yet.
 
 Decision "Size limits of lines from agents" gives the reason.
 """

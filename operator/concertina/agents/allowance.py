@@ -1,4 +1,4 @@
-"""Limit on the event loop's time that the agents of one namespace can use.
+"""Limit on the processor time that the operator spends on messages from the agents of one namespace.
 
 Decision "CPU time limit for agent messages of a namespace" gives the reason.
 """
@@ -65,7 +65,7 @@ class Allowance:
 
     @property
     def untouched(self) -> bool:
-        """True if the budget is in its initial state, so that this object can be dropped."""
+        """True if the budget is as large as at the start. This object can then be dropped and created again later."""
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     async def handle(self, line: Callable[[], T]) -> T:
@@ -84,10 +84,10 @@ class Allowance:
         return await result
 
     async def _serve(self) -> None:
-        """Handle the waiting lines. In one turn of the event loop, handle as many as HOLD_SECONDS allows.
+        """Handle the waiting lines, for at most HOLD_SECONDS in one turn of the event loop.
 
-        With a lock, only one line would be handled per turn. While a thousand jobs start, a turn takes milliseconds, so
-        lines would arrive faster than they are handled.
+        With a lock instead, each turn would handle only one line. While a thousand jobs start, a turn takes
+        milliseconds, so lines would arrive faster than they are handled.
         """
         try:
             while self._waiting:
@@ -123,7 +123,7 @@ class Allowance:
     def _log_wait(self, seconds: float) -> None:
         """Log that lines of this namespace have waited for a long time.
 
-        No metric shows this, because no metric has the namespace as a label.
+        No metric shows this wait, because no metric has the namespace as a label.
         """
         if self._clock() - self._waits_since >= LOG_SECONDS:
             self._waits_since, self._waited_seconds = self._clock(), 0.0

@@ -29,14 +29,14 @@ MASTER_KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Issued:
-    """Certificate and its private key, both in PEM format."""
+    """A certificate and its private key, both in PEM format."""
 
     certificate: bytes
     key: bytes
 
 
 class Authority:
-    """Certificate authority of one job."""
+    """Certificate authority of one job, which signs the certificates of its agents and of the operator."""
 
     def __init__(self, master_key: bytes, uid: str, created: float) -> None:
         """Derive the key of the job's CA from the master key, and sign the CA's certificate.

@@ -1,8 +1,8 @@
 """Limits for the values that an agent sends, so that plan() and the API server can handle them.
 
-Numbers come from users' scripts, texts come from their output, and an agent runs in a tenant's pod. A number out of
-bounds is replaced by the nearest bound, and a long text is cut. It is not refused, because one odd value must not make
-a healthy job look silent (decision "Bounds of agents' reports").
+Numbers come from users' scripts, texts come from their output, and an agent runs in a tenant's pod. A number above or
+below its limits is replaced by the nearest limit, and a long text is cut. The message is not refused, because one odd
+value must not make a healthy job look silent (decision "Bounds of agents' reports").
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ COUNTS = {
 def separators(line: bytes) -> int:
     """Return the number of commas and opening brackets in a line.
 
-    The line contains at most one JSON value more than that.
+    The number of JSON values in the line is at most this number plus one.
     """
     return line.count(b",") + line.count(b"[") + line.count(b"{")
 
 
 @dataclasses.dataclass(frozen=True)
 class LineLimits:
-    """Limits for a line that an agent sends."""
+    """Limits for the size of a line that an agent sends, and for the number of values in it."""
 
     most_bytes: int
     most_values: int
@@ -164,13 +164,13 @@ Bound = Callable[[Any], Any]
 
 
 def bounded(message: M) -> M:
-    """Return the message with all values within their limits."""
+    """Return an agent's message with its numbers clamped and its texts and lists cut to the limits of this module."""
     within: M = _fields(type(message))(message)
     return within
 
 
 def _fields(kind: type[Any]) -> Bound:
-    """Return the function that limits the values of a dataclass.
+    """Return the function that clamps or cuts the fields of a dataclass.
 
     The function is built once for each type, because thousands of reports arrive per second.
     """
@@ -229,7 +229,8 @@ def _bound(hint: Any, field: str, least: int = 0) -> Bound | None:
 def _unless(bound: Bound, absent: float) -> Bound:
     """Return a function like `bound` that also replaces the number `absent` by None.
 
-    In messages, the number `absent` means that there is no value. Limiting another number may also result in `absent`.
+    In messages, `absent` means that there is no value. When `bound` clamps another number, the result may also be
+    `absent`.
     """
 
     def within(value: Any) -> Any:
@@ -244,7 +245,10 @@ def _or_none(bound: Bound) -> Bound:
 
 
 def _entries(bounds: list[Bound | None], most: int) -> Bound:
-    """Return the function that limits a tuple. Its entries have one common type, or each has its own."""
+    """Return the function that cuts a tuple to `most` entries and limits each entry.
+
+    The entries have one common type, or each has its own.
+    """
 
     def within(value: Any) -> Any:
         entries = value[:most]

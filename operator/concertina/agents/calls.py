@@ -72,7 +72,7 @@ class ClosedError(CallError):
 class IdleConnections:
     """Connections that stay open after a call, for the next call to the same agent.
 
-    There is at most one for each address, for KEPT_SECONDS.
+    There is at most one connection for each address, and it stays open for KEPT_SECONDS.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class IdleConnections:
 
 
 class StreamCalls:
-    """Calls over the connection of an open report stream.
+    """Calls over a connection on which the agent also sends its reports.
 
     The answers arrive in the order of the calls, between the reports.
     """
@@ -119,11 +119,11 @@ class StreamCalls:
 
     @property
     def wait(self) -> bool:
-        """True if an answer to a call is still expected on this stream."""
+        """True if at least one call on this stream has not been answered yet."""
         return bool(self._pending_answers)
 
     async def ask(self, request: Request) -> protocol.Message | None:
-        """Send a request to the agent and return the answer, or None if the stream ends before the answer arrives."""
+        """Send a request to the agent and return the answer; None if the stream ends before the answer arrives."""
         line = protocol.encode(request)
         future: asyncio.Future[protocol.Message | None] = asyncio.get_running_loop().create_future()
         self._pending_answers.append(future)
@@ -325,7 +325,7 @@ async def receive_line(connection: Connection, address: str) -> bytes:
 
 
 def parsed(line: bytes, address: str, limits: LineLimits = LARGEST_LINE) -> protocol.Message:
-    """Return the message in a line, with all values within their limits.
+    """Return the message in a line, with its values clamped or cut to the limits of `bounds`.
 
     Raises:
         CallError: When the line is not a message of this protocol, or has too many values.
@@ -370,7 +370,7 @@ async def call(identity: ConnectionIdentity, address: str, request: Request, wai
 
 
 def _check_may_act(identity: ConnectionIdentity) -> None:
-    """Check that this operator may still act. The call may have waited, so this is checked just before it is sent.
+    """Check that this operator is still the leader, just before a call is sent, because the call may have waited.
 
     Raises:
         CallError: When another operator may be the leader.
@@ -382,10 +382,10 @@ def _check_may_act(identity: ConnectionIdentity) -> None:
 async def _asked(
     identity: ConnectionIdentity, address: str, opened: Connection, request: Request
 ) -> protocol.Message | None:
-    """Send a request over a connection and return the answer. Keep the connection open for the next call.
+    """Send a request over a connection, return the answer, and keep the connection open for the next call.
 
-    The result is None if the connection is broken: a connection that was kept open may be older than the agent's
-    process.
+    The result is None if the connection is broken. This can happen if the connection was kept open and the agent was
+    restarted meanwhile.
     """
     try:
         _check_may_act(identity)

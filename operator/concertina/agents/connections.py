@@ -73,7 +73,7 @@ After the last answer, the changes are announced at once (decision "Calls to age
 
 
 class CallResult(enum.StrEnum):
-    """Result of a call, as a metric label."""
+    """Result of a call to an agent, as a metric label."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
@@ -96,7 +96,7 @@ Changed = Callable[[str, bool], None]
 
 @dataclass
 class AgentConnection:
-    """Connection to one agent: what the operator knows about the agent, the report stream, and the agent's address."""
+    """Connection to one agent: the agent's address, its report stream, and the last known state of the agent."""
 
     view: AgentView = field(default_factory=AgentView)
     address: str = ""
@@ -110,10 +110,10 @@ class AgentConnection:
     """Arguments and result of the last call of `told`."""
 
     def told(self, offset: float) -> AgentView:
-        """Return what the operator knows about the agent, with all times moved later by `offset` seconds.
+        """Return the last known state of the agent, with `offset` seconds added to all times.
 
-        If nothing has changed, the result is the same object as at the last call. Of a thousand agents, only a few
-        change between two passes.
+        If nothing has changed since the last call of this function, the result is the same object. Of a thousand
+        agents, only a few change between two passes.
         """
         if (
             self._last_told is None
@@ -126,7 +126,7 @@ class AgentConnection:
 
 @dataclass
 class _JobConnections:
-    """Connections to the agents of one job, and calls in progress."""
+    """Connections to the agents of one job, and the calls to them that are in progress."""
 
     identity: ConnectionIdentity
     connections: dict[str, AgentConnection] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class _JobConnections:
 
     @property
     def coordinator(self) -> str:
-        """Address of the agent that reports to be the coordinator; empty if there is none."""
+        """Address of the agent that reports to be the coordinator (the agent of rank 0); empty if there is none."""
         connections = self.connections.values()
         return next(
             (
@@ -186,14 +186,14 @@ class AgentConnections:
         self._stalls = StallDetector(clock())
 
     def set_gauges(self) -> None:
-        """Update the metrics of the existing streams."""
+        """Update the metrics that count the report streams by state."""
         connections = (connection for job in self._jobs.values() for connection in job.connections.values())
         states = Counter(_state(connection.view) for connection in connections if connection.stream is not None)
         metrics.set_all(metrics.AGENT_STREAMS, {state: states[state] for state in StreamState})
         metrics.OPERATOR_ISOLATED.set(self.hearing.operator_isolated)
 
     def views(self, uid: str) -> Mapping[str, AgentView]:
-        """Return what is known about each agent of the job, keyed by replica. Times are in Unix seconds."""
+        """Return the last known state of each agent of the job, keyed by replica. Times are in Unix seconds."""
         self._take_out_stall()
         job = self._jobs.get(uid)
         unix_offset = self._wall() - self._clock()
@@ -304,7 +304,7 @@ class AgentConnections:
         task.add_done_callback(job.calls.discard)
 
     def _begin(self, job: _JobConnections, send: Send) -> Call | None:
-        """Record a call to an agent and return the call, or None if the call must not be made now."""
+        """Record a call to an agent and return the call; None if the call must not be made now."""
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
         kind = CALLS[type(message)]
@@ -322,7 +322,7 @@ class AgentConnections:
         return under_way
 
     def keep(self, uid: str, replicas: set[str]) -> None:
-        """Remove all replicas of the job except the given ones, because the pods of the others are gone."""
+        """Drop the connections to all agents of the job except those in `replicas`, because the other pods are gone."""
         job = self._jobs.get(uid)
         for replica in list(job.connections) if job else ():
             assert job is not None
@@ -348,7 +348,7 @@ class AgentConnections:
         self._deriving.shutdown(wait=False, cancel_futures=True)
 
     async def notice_stalls(self) -> None:
-        """Check periodically whether this process stood still, so that the time does not count as silence of agents.
+        """Check periodically whether this process was paused. The time of a pause does not count as silence of agents.
 
         The coroutine runs until it is cancelled.
         """
@@ -376,9 +376,9 @@ class AgentConnections:
             self._end(job, send, under_way, error=str(error))
 
     async def _relay(self, job: _JobConnections, line: str, part: list[tuple[Send, Call]]) -> None:
-        """Ask the first replica of `part` to pass a message on to the others, and record the answers.
+        """Ask the first replica of `part` to pass a message on to the other replicas, and record the answers.
 
-        Replicas that have not answered are then called directly.
+        If a replica has not answered, the operator then calls it directly.
         """
         waiting = {send.replica: (send, under_way) for send, under_way in part}
         addresses = {send.replica: send.address for send, _ in part}
@@ -389,7 +389,7 @@ class AgentConnections:
         await asyncio.gather(*(self._call(job, *entry) for entry in waiting.values()))
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
-        """Record whether the connection for these calls is waiting for its turn to make a handshake."""
+        """Record whether these calls are waiting because the operator limits the number of handshakes at a time."""
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
@@ -404,7 +404,7 @@ class AgentConnections:
             self._tell(job, at_once=is_last)
 
     def _tell(self, job: _JobConnections, at_once: bool) -> None:
-        """Report that a job's agents have changed, so that the job is planned again.
+        """Report that the state of a job's agents has changed, so that the job is planned again.
 
         The report is made at once, or together with later changes.
         """
@@ -420,9 +420,9 @@ class AgentConnections:
             job.tell_timer = loop.call_later(TOGETHER_SECONDS, self._tell, job, True)
 
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
-        """Update the recorded call to a replica, and return whether the call was still recorded.
+        """Update the recorded call to a replica, and return whether the call is still recorded.
 
-        The call is not recorded any more if the replica's pod is gone, or if a later call of the same kind was made.
+        The record is gone if the replica's pod is gone, or if a later call of the same kind was made.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
@@ -493,7 +493,7 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split a batch of calls into parts, about as many as each part has calls.
+    """Split a batch of calls into parts of similar size; their number is about the square root of the number of calls.
 
     A replica is always in the same part, because agents keep the connections among them. The first call of a part is to
     a connected agent if there is one, because that agent passes the message on.
@@ -549,7 +549,10 @@ def _result(reply: object) -> CallResult:
 
 
 def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
-    """Return this operator's Assign call if the report contains the first progress of its round; None otherwise."""
+    """Return this operator's Assign call if `report` contains the first progress of the round; None otherwise.
+
+    The Assign call gave the agent its rank in that round.
+    """
     last_report, assign = view.report, view.assign
     if report.progress is None or assign is None or (assign.round, assign.claim) != (report.round, report.claim):
         return None
@@ -567,7 +570,7 @@ def _with_report(view: AgentView, report: protocol.Report, now: float) -> AgentV
 
 
 def _matters(before: AgentView, after: AgentView) -> bool:
-    """Return whether anything except progress numbers has changed, so that the job must be planned soon."""
+    """Return whether two reports differ in more than progress numbers, so that the job must be planned soon."""
     if before.report is None or after.report is None:
         return True
     return not (

@@ -1,4 +1,4 @@
-"""Detect that the operator itself has probably lost its network connection to all agents.
+"""Detect that the operator itself has probably lost the network connection to all agents.
 
 Decision "Silence alone does not count as a failure" gives the reason.
 """
@@ -20,7 +20,10 @@ With fewer jobs, the failure of one node with two coordinators would look like a
 
 @dataclass
 class _HeardJob:
-    """True if the agents of one job are connected. The job has a vote on the operator's network once it has trained."""
+    """Replicas of one job whose agent is connected, and those whose agent was lost.
+
+    Once the job has trained, it has a vote on whether the operator's network works.
+    """
 
     namespace: str = ""
     """Namespace of the job; empty until the job has trained and so has a vote."""
@@ -31,7 +34,7 @@ class _HeardJob:
 
     @property
     def votes_silent(self) -> bool | None:
-        """True if the job counts as silent; None if it has no vote."""
+        """True if none of the job's agents is connected; None if the job has no vote."""
         if not self.namespace or not (self.heard or self.lost):
             return None
         return not self.heard

@@ -1,7 +1,8 @@
-"""Detect that this operator stood still, for example because it was stopped or its machine was suspended.
+"""Detect that this operator process was paused, for example by SIGSTOP or because its machine was suspended.
 
-In such a time, the operator could not receive reports of any agent, so the time does not count as silence of agents.
-Time in the operator's own queues does not count either (decision "Pauses of a process do not count as silence").
+During a pause, the operator could not receive the reports of any agent, so the pause does not count as silence of
+agents. Time in the operator's own queues does not count either (decision "Pauses of a process do not count as
+silence").
 """
 
 from __future__ import annotations
@@ -16,19 +17,22 @@ NOTICEABLE_SECONDS = 2.0
 
 
 class StallDetector:
-    """Detects whether this operator stood still between two calls."""
+    """Detects pauses of this operator process, from the time between two calls of `seconds`."""
 
     def __init__(self, now: float) -> None:
         self._last_call = now
 
     def seconds(self, now: float) -> float:
-        """Return the seconds for which this operator stood still since the last call; 0 if it did not."""
+        """Return the seconds for which this process was paused since the last call of this method, or 0."""
         passed, self._last_call = now - self._last_call, now
         return passed if passed >= NOTICEABLE_SECONDS else 0.0
 
 
 def later(view: AgentView, seconds: float) -> AgentView:
-    """Return what is known about an agent, with all times moved later by the `seconds` of a stall."""
+    """Return the last known state of an agent, with all times moved later by the `seconds` of a pause.
+
+    The pause of the operator then does not count as silence of the agent.
+    """
     return dataclasses.replace(
         view,
         wanted_at=_later(view.wanted_at, seconds),
@@ -44,7 +48,7 @@ def later(view: AgentView, seconds: float) -> AgentView:
 
 
 def begun(view: AgentView, now: float) -> AgentView:
-    """Return what is known about an agent at the time when its report stream is being opened.
+    """Return the last known state of an agent, updated at the moment at which its report stream is being opened.
 
     The time for which the stream waited in the operator does not count as silence of the agent.
     """
@@ -54,7 +58,7 @@ def begun(view: AgentView, now: float) -> AgentView:
 
 
 def is_same_call(viewed: Call | None, sent: Call) -> bool:
-    """Return whether a recorded call is the call that was sent.
+    """Return whether the recorded call `viewed` is the call `sent`.
 
     The recorded time of sending may differ, because `later` may have moved it.
     """
@@ -62,7 +66,10 @@ def is_same_call(viewed: Call | None, sent: Call) -> bool:
 
 
 def _call_later(call: Call | None, seconds: float) -> Call | None:
-    """Return the call with its times moved later, because its answer may have arrived during the stall."""
+    """Return the call with its times moved later by the `seconds` of a pause.
+
+    The call's answer may have arrived during the pause.
+    """
     if call is None:
         return None
     return dataclasses.replace(call, sent_at=_later(call.sent_at, seconds), done_at=_later(call.done_at, seconds))

@@ -1,4 +1,4 @@
-"""Report stream of one agent. It is reopened for as long as the operator needs it."""
+"""Report stream of one agent. The operator opens it again after it breaks, for as long as it needs the reports."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Lost:
 
     @property
     def refusal(self) -> ConnectionRefusal | None:
-        """How the host refused the connection; None if it did not refuse it."""
+        """Way in which the host refused the connection; None if the host did not refuse it."""
         return REFUSALS.get(self.end)
 
 
@@ -92,8 +92,9 @@ async def follow(
 ) -> None:
     """Keep a report stream to an agent open until this coroutine is cancelled.
 
-    `on_waits` is called each time a stream is opened. `on_report` is called with each report that differs from the one
-    before. `on_lost` is called if a stream can't be opened, breaks, or sends nothing for longer than `silence` allows.
+    The coroutine calls `on_waits` each time it opens a stream, and `on_report` with each report that differs from the
+    previous one. It calls `on_lost` if a stream can't be opened, breaks, or sends nothing for longer than `silence`
+    allows.
     """
     failures = 0
 
@@ -181,7 +182,7 @@ async def _stream(
 
 
 def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
-    """Return the seconds without a line after which a stream counts as lost."""
+    """Return the seconds without a line after which a report stream counts as lost."""
     beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
     return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat
 
@@ -194,7 +195,7 @@ def is_idle(report: protocol.Report | None) -> bool:
 class _Silence:
     """Async context manager that raises TimeoutError in its body if a stream sends nothing for too long.
 
-    The class uses one timer, which checks the time of the last line when it fires. That costs less than moving the
+    The class uses one timer, which checks the time of the last line when it fires. One timer costs less than a new
     timer for each of a thousand lines per second.
     """
 

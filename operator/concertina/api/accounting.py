@@ -129,7 +129,7 @@ class Cost(StatusModel):
 
 
 class RoundWaits(StatusModel):
-    """Waiting times that the workers of the current round had reported at the last count."""
+    """Waiting times that the workers of the current round had reported when the job's time was last counted."""
 
     round: Count = Field(default=0, description="Round that is counted.")
     checkpoint_seconds: Seconds = Field(default=0.0, description="As in goodput.")

@@ -21,7 +21,7 @@ SET_A_NUMBER = "set spec.workersPerReplica to a number"
 
 
 class GpusUnknown(Exception):
-    """The number of GPUs of a claim can't be determined. The message says why, and what the user can do."""
+    """Error that the number of GPUs of a claim can't be determined. The message says why, and what the user can do."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,10 @@ def trainer_claims(spec: JobSpec) -> tuple[TrainerClaim, ...]:
 
 
 def with_gpus(spec: JobSpec, claimed: int) -> JobSpec:
-    """Return the spec with `workersPerReplica: Auto` replaced by a number, given the number of claimed GPUs."""
+    """Return the spec with `workersPerReplica: Auto` replaced by a number.
+
+    The number follows from `claimed`, the number of GPUs that the resource claims give to the trainer container.
+    """
     return spec.model_copy(update={"workers_per_replica": spec.limited_gpus + claimed or 1})
 
 

@@ -75,7 +75,7 @@ BOUNDS = ("minimum", "maximum", "multipleOf", "maxProperties")
 
 
 def structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Convert a node of pydantic's JSON Schema into a structural schema for Kubernetes."""
+    """Convert a part of pydantic's JSON Schema into a structural schema, which Kubernetes requires."""
     node = _resolved(node, definitions)
     result: Schema = {key: node[key] for key in (*KEPT, *BOUNDS) if node.get(key) is not None}
     result |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
@@ -138,7 +138,7 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
 
 
 def _all_defaults(field: Schema) -> bool:
-    """Return whether all fields of an object are optional, so that an empty object is a valid default."""
+    """Return whether all fields of an object have defaults, so that an empty object is a valid default."""
     return field.get("type") == "object" and "properties" in field and "required" not in field
 
 
@@ -240,7 +240,7 @@ def job_schema() -> Schema:
 def _at(schema: Schema, path: str) -> Schema:
     """Return the part of a schema that describes the field at a path such as `.spec.elastic`.
 
-    An empty path returns the whole schema.
+    For an empty path, the result is the whole schema.
     """
     for name in path.split(".")[1:]:
         schema = schema["properties"][name]
@@ -289,14 +289,14 @@ def crd() -> dict[str, Any]:
 
 
 class _Plain(yaml.CSafeDumper):
-    """YAML dumper that repeats equal nodes instead of using anchors."""
+    """YAML dumper that writes equal values in full instead of using YAML anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def text(annotations: Mapping[str, str]) -> str:
-    """Return the CRD as YAML."""
+    """Return the CustomResourceDefinition (CRD) as YAML."""
     header = "# Made by `make crds` from operator/concertina/api; not edited by hand.\n"
     definition = crd()
     if annotations:
@@ -305,7 +305,10 @@ def text(annotations: Mapping[str, str]) -> str:
 
 
 def files() -> dict[pathlib.Path, str]:
-    """Return the contents of the CRD files, keyed by path: one file for kubectl, and one for the chart's template."""
+    """Return the texts of the CRD files, keyed by path.
+
+    One file is for kubectl, and one for the chart's template.
+    """
     return {ROOT / "crds" / FILE: text({}), ROOT / "charts" / "concertina" / "crd" / FILE: text(KEEP)}
 
 

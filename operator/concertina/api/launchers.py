@@ -90,7 +90,10 @@ def in_words(words: Sequence[str]) -> bool:
 
 
 def _leads_on(words: Sequence[str], position: int) -> bool:
-    """Return whether the word at a position precedes the program that the command runs."""
+    """Return whether the word at `position` only comes before the program that the command runs.
+
+    Examples are `env` and its options.
+    """
     word = words[position]
     if _is_one(words[0], ("env",)) and "=" in word:
         return True
@@ -130,7 +133,7 @@ def _is_option(word: str) -> bool:
 
 
 def _is_one(word: str, names: tuple[str, ...]) -> bool:
-    """Return whether a word is the name or path of one of the given programs."""
+    """Return whether a word is the name or the path of one of the programs in `names`."""
     return word in names or word.endswith(tuple(f"/{name}" for name in names))
 
 

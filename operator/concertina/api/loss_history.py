@@ -1,6 +1,6 @@
 """Loss and number of members over a whole run, with at most MOST_POINTS points.
 
-The points get farther apart over time.
+When the history is full, the time between its points becomes longer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class LossHistory:
     def packed(self) -> str:
         """Return the history as compact text.
 
-        Points are packed by column, and times as differences, because similar values next to each other compress well.
+        All times are stored first, then all values of one kind after the other, and times as differences, because
+        similar values next to each other compress well.
         """
         times = [point.at for point in self.points]
         steps = [b - a for a, b in zip((0, *times), times, strict=False)]

@@ -34,7 +34,10 @@ ADVICE = "put large values into a ConfigMap or an image, and mount it"
 
 
 class SpecError(ValueError):
-    """The spec is invalid. `problems` contains a sentence for each error, with the field's path and what to do."""
+    """Error that the spec is invalid.
+
+    `problems` contains a sentence for each error, with the field's path and what to do.
+    """
 
     def __init__(self, problems: tuple[str, ...]) -> None:
         super().__init__("; ".join(problems))
@@ -212,9 +215,10 @@ def _sentence(detail: ErrorDetails) -> str:
 
 
 def _echo(detail: ErrorDetails, details: list[ErrorDetails]) -> bool:
-    """Return whether a list only seems too short because pydantic left out an invalid entry.
+    """Return whether an error about a list's length is only a consequence of an invalid entry.
 
-    Such an entry has an error of its own, so the error about the length is not reported.
+    pydantic leaves an invalid entry out, so the list seems too short. The entry has an error of its own, so the error
+    about the length is not reported.
     """
     where = detail["loc"]
     return detail["type"] == "too_short" and any(
@@ -228,17 +232,18 @@ def _shown(value: Any) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """Return the path of a field from pydantic's error location, without the alternatives of a union.
+    """Return the path of a field from pydantic's error location.
 
-    For example, ('template', 'spec', 'containers', 0) becomes spec.template.spec.containers[0].
+    Alternatives of a union are left out. For example, ('template', 'spec', 'containers', 0) becomes
+    spec.template.spec.containers[0].
     """
     parts = [part for index, part in enumerate(location) if not _is_branch(location, index)]
     return "spec" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
 def _is_branch(location: tuple[int | str, ...], index: int) -> bool:
-    """Return whether a part of an error location is an alternative of a union.
+    """Return whether a part of pydantic's error location is an alternative of a union.
 
-    A key that a user named `int`, for example, is not.
+    A key that a user named `int`, for example, is not an alternative.
     """
     return index > 0 and location[index] in BRANCHES and location[index - 1] in LARGEST

@@ -1,4 +1,4 @@
-"""Read resource amounts of a container from a stored template."""
+"""Read the resource amounts of a container from a stored pod template, in which they can be invalid."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class LastFailure(StatusModel):
 
 
 class RecoveryActionUse(StatusModel):
-    """How often one recovery action was used."""
+    """Number of times that the operator used one recovery action."""
 
     action: Annotated[str, Field(max_length=32)] = Field(
         description="RestartWorkers, ExcludeReplica, RecreatePod, RestartFromCheckpoint."
@@ -85,7 +85,7 @@ class AvoidedNode(StatusModel):
 
 
 class Restarts(StatusModel):
-    """Failures of the job's replicas."""
+    """Number of the job's failures, and an entry for each of the last ones."""
 
     in_window: Count = Field(default=0, description="Failures within failurePolicy.windowSeconds.")
     budget: Count = Field(default=0, description="Failures still allowed in this window.")

@@ -43,7 +43,7 @@ class SpecRule:
 
     @property
     def path(self) -> str:
-        """Path of the field that the error message names."""
+        """Path of the field that the rule's error message names."""
         return (self.at + (self.field or "")).lstrip(".")
 
 
@@ -148,7 +148,7 @@ def _while_suspended(field: str, *, optional: bool, with_suspend: bool = False) 
 
 
 def _of_layout(rule: layouts.LayoutRule) -> SpecRule:
-    """Return a rule with which spec.parallelism restricts the configuration of the bundled trainer.
+    """Return a rule that makes sure that spec.parallelism fits the configuration of the bundled trainer.
 
     Without spec.parallelism, every configuration is valid.
     """

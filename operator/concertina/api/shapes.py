@@ -43,7 +43,7 @@ class _Container(Verbatim):
 
 
 class _Wishes(Verbatim):
-    """Terms of podAffinity or podAntiAffinity."""
+    """Type of podAffinity and podAntiAffinity in a pod template."""
 
     required: tuple[Fields, ...] | None = Field(default=None, alias="requiredDuringSchedulingIgnoredDuringExecution")
     preferred: tuple[Fields, ...] | None = Field(default=None, alias="preferredDuringSchedulingIgnoredDuringExecution")
@@ -79,6 +79,6 @@ class _Template(Verbatim):
 
 
 class Shapes(Verbatim):
-    """Model with which the template of a spec is checked. Its objects are not used otherwise."""
+    """Model with which a spec's pod template is checked. The resulting object is not used."""
 
     template: _Template

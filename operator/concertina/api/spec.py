@@ -46,12 +46,15 @@ Argument = Annotated[str, Field(max_length=131072)]
 
 
 def keyed(field: str) -> dict[str, JsonValue]:
-    """Return schema keys for a list whose entries are identified by a field, as in Kubernetes' own pod schema."""
+    """Return schema keys for a list in which the value of `field` identifies an entry, as in Kubernetes' pod schema."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [field]}
 
 
 def template_outdated(server_version: tuple[int, int]) -> str:
-    """Return a warning for users if the API server is newer than the template's fields; empty otherwise."""
+    """Return a warning for users if the API server's Kubernetes version is newer than the known pod fields.
+
+    The result is empty otherwise. concertina knows the fields of a pod template as of one Kubernetes version.
+    """
     if server_version <= tuple(map(int, TEMPLATE_KUBERNETES.split("."))):
         return ""
     return (
@@ -62,7 +65,7 @@ def template_outdated(server_version: tuple[int, int]) -> str:
 
 
 class EnvVar(Verbatim):
-    """An environment variable."""
+    """An environment variable of a container."""
 
     name: str = Field(min_length=1, max_length=1024, description="Name of the variable.")
     value: str | None = Field(
@@ -208,14 +211,14 @@ class ScaleUp(Model):
 
 
 class PreemptionReaction(enum.StrEnum):
-    """What an elastic job does if Kueue preempts it."""
+    """Ways in which an elastic job reacts if Kueue preempts it."""
 
     SHRINK = "Shrink"
     SUSPEND = "Suspend"
 
 
 class Elastic(Model):
-    """How far the job may shrink, and how it grows back to full size."""
+    """Smallest size to which the job may shrink, and how it grows back to full size."""
 
     min_replicas: int | None = Field(
         default=None,
@@ -260,7 +263,7 @@ NodeLabel = Annotated[
 
 
 class Topology(Model):
-    """Which nodes are near each other."""
+    """Node labels that define which nodes are near each other in the network."""
 
     labels: tuple[NodeLabel, ...] = Field(
         min_length=1,
@@ -272,7 +275,7 @@ class Topology(Model):
 
 
 class Gang(enum.StrEnum):
-    """Mechanism by which all pods that a job needs get nodes together, or none does."""
+    """Mechanisms with which either all pods that a job needs get nodes together, or no pod does."""
 
     AUTO = "Auto"
     POD_GROUP = "PodGroup"
@@ -283,7 +286,7 @@ class Gang(enum.StrEnum):
 
 
 class TopologyMode(enum.StrEnum):
-    """True if a placement is required, false if it is only preferred."""
+    """Ways in which a placement is requested: as a requirement or as a preference."""
 
     REQUIRED = "Required"
     PREFERRED = "Preferred"
@@ -349,7 +352,7 @@ class Checkpoint(CheckpointConfig):
 
 
 class Reaction(enum.StrEnum):
-    """What the operator does about a problem that does not end a worker."""
+    """Ways in which the operator reacts to a problem that does not end a worker."""
 
     REPLACE = "Replace"
     REPORT = "Report"
@@ -487,7 +490,7 @@ ModuleName = Annotated[
 
 
 class WarmStart(Model):
-    """Restart of a custom command without new imports."""
+    """Whether a custom command is restarted without importing its modules again."""
 
     enabled: bool = Field(
         default=True,
@@ -505,7 +508,7 @@ class WarmStart(Model):
 
 
 class StepDetection(Model):
-    """Count of the steps of a custom command that does not report them."""
+    """Whether the steps of a custom command that does not report them are counted in another way."""
 
     enabled: bool = Field(
         default=True,
@@ -657,7 +660,7 @@ class JobSpec(Model):
 
     @property
     def standby_replicas(self) -> int:
-        """Number of replicas that the spec requests in addition to the members of a full round."""
+        """Number of standby replicas: replicas that the spec requests beyond the members of a full round."""
         return self.elastic.standby_replicas if self.elastic else 0
 
     def packed(self) -> JobSpec:
@@ -686,17 +689,21 @@ class JobSpec(Model):
 
     @property
     def replica_step(self) -> int:
-        """Divisor of each valid number of replicas, which the parallel layout requires."""
+        """Number by which each valid number of replicas must be divisible, because of the parallel layout."""
         return self._replicas_of(self.parallelism.block)
 
     @property
     def most_replicas(self) -> int:
-        """Largest valid size that the spec wants; 0 if no block fits."""
+        """Largest valid number of replicas that is at most `spec.replicas`; 0 if no block fits."""
         return self.replicas - self.replicas % self.replica_step
 
     @property
     def least_replicas(self) -> int:
-        """Smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
+        """Smallest valid number of replicas: `minReplicas`, rounded up to whole blocks.
+
+        The result is at most `most_replicas`. A block is the smallest number of replicas that the parallel layout
+        needs.
+        """
         floor = min(self.min_replicas, self.most_replicas)
         return min(self.most_replicas, -(-floor // self.replica_step) * self.replica_step)
 
@@ -705,7 +712,7 @@ class JobSpec(Model):
         """Sizes of the parallel groups in replicas: tensor, context, pipeline, expert-sharing group and block.
 
         A size is included only if it is larger than one and larger than the previous size. If the ranks of a group end
-        within a replica, the size is the smallest number of replicas that is a whole number of such groups.
+        within a replica, the size is the smallest number of replicas that holds a whole number of such groups.
         """
         degrees = self.parallelism
         inner = (degrees.tensor, degrees.context, degrees.pipeline, degrees.expert_shards)

@@ -67,7 +67,7 @@ def rfc3339(seconds: float) -> str:
 
 
 def unix_seconds(timestamp: str) -> float:
-    """Return the Unix seconds of an RFC 3339 time."""
+    """Return the Unix time, in seconds, of an RFC 3339 timestamp."""
     return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
@@ -79,7 +79,7 @@ class EvaluationMark(StatusModel):
 
 
 class JobProgress(StatusModel):
-    """Progress of the run."""
+    """Progress of the training run, such as the last step and its loss."""
 
     step: Count = Field(description="Steps finished since the run began, or the count that `optimizer` describes.")
     optimizer: Annotated[str, Field(max_length=64)] | None = Field(
@@ -112,14 +112,14 @@ class JobProgress(StatusModel):
 
 
 class SnapshotMark(StatusModel):
-    """The newest snapshot in node memory that is complete on peers."""
+    """The newest snapshot in the memory of pods of which every part has a copy in another pod."""
 
     step: Count = Field(description="Its step.")
     at: Timestamp = Field(description="When the operator saw that it was complete.")
 
 
 class CheckpointMark(StatusModel):
-    """The newest checkpoint in durable storage; it can be loaded."""
+    """The newest checkpoint in durable storage that can be loaded."""
 
     step: Count = Field(description="Its step.")
     round: Count = Field(default=0, description="The round that wrote it.")
@@ -129,7 +129,7 @@ class CheckpointMark(StatusModel):
 
 
 class SnapshotEvery(StatusModel):
-    """Frequency of snapshots."""
+    """Interval of snapshots in steps, and the share of the training time that they take."""
 
     steps: Count = Field(description="Steps between the last two snapshots. A failure loses at most this many steps.")
     overhead: float = Field(description="Share of the training time that snapshots take.")
@@ -233,7 +233,7 @@ class Condition(StatusModel):
 
 
 class StandbyReplicas(StatusModel):
-    """Standby replicas of the job."""
+    """Standby replicas of the job: replicas that are ready to replace a member."""
 
     ready: Count = Field(default=0, description="Standby replicas that can join at once.")
     names: tuple[Name, ...] = Field(
@@ -242,7 +242,7 @@ class StandbyReplicas(StatusModel):
 
 
 class QueueStatus(StatusModel):
-    """Quota of Kueue that the job has."""
+    """Kueue quota that the job has and requests."""
 
     name: Name = Field(description="Name of the LocalQueue.")
     cluster_queue: Annotated[str, Field(max_length=253)] = Field(
@@ -259,7 +259,7 @@ class QueueStatus(StatusModel):
 
 
 class GangMark(StatusModel):
-    """Mechanism that gives the job's pods their nodes together."""
+    """Mechanism that was chosen for the job to give all its pods their nodes together."""
 
     mechanism: Annotated[str, Field(max_length=32)] = Field(
         default="", description="PodGroup, Volcano, Coscheduling or KAI. Absent: pods are scheduled one by one."
@@ -447,7 +447,7 @@ class JobStatus(StatusModel):
 
     @property
     def trouble(self) -> Condition | None:
-        """Condition that says why a person must act, or None if nobody has to act."""
+        """Condition that says why the job needs a person to act; None if it needs nobody."""
         return next(filter(None, map(self.true_condition, ACTION_NEEDED)), None)
 
     @property

@@ -15,7 +15,7 @@ from concertina.api.packed import pack, unpack
 
 
 class Distance(enum.StrEnum):
-    """Distance between a member and the copy of its snapshots."""
+    """Distances between a member and the member that holds the copy of its snapshots."""
 
     ZONE = "Zone"
     NODE = "Node"
@@ -27,7 +27,10 @@ class Distance(enum.StrEnum):
 
 
 class Claim(StatusModel):
-    """The highest round that the operator has claimed; written before anything of an older round is stopped."""
+    """The highest round that the operator has begun to form.
+
+    The claim is written to the status before any part of an older round is stopped.
+    """
 
     round: Count = Field(description="Number of the claimed round; it only increases.")
     claim_id: Name = Field(description="Id of this claim. Two operators never have the same one.")
@@ -137,9 +140,10 @@ class World(StatusModel):
 
     @property
     def latest_round(self) -> int:
-        """Number of the round that is being formed. If none is, the number of the last round; 0 before the first round.
+        """Number of the round that is being formed.
 
-        A claim that ends the job or its round has no round after it, so no round is being formed.
+        If no round is being formed, the number of the last round; 0 before the first round. A claim that ends the job
+        or its round has no round after it, so no round is being formed then.
         """
         return self.claim.round if self.claim and not self.claim.committed else self.round
 
@@ -171,8 +175,9 @@ status")."""
 def packed_members(members: tuple[Member, ...]) -> str:
     """Return the members as compact text.
 
-    Members are packed by column, because similar values next to each other compress well. Nodes are left out: in a
-    small round, the member list has them, and in a large one, the pods have them. Ids are shortened in a large round.
+    All names are stored first, then all values of the next field, because similar values next to each other compress
+    well. Nodes are left out: in a small round, the member list contains them, and in a large one, the pods do. In a
+    large round, ids are shortened.
     """
     cut = shortened if len(members) > LISTED_MEMBERS else str
     rows = ((member.replica, cut(member.uid), cut(member.instance), member.workers) for member in members)

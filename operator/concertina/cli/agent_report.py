@@ -24,7 +24,7 @@ def agent_command(pod: Raw) -> list[str]:
 
 
 async def report_of(client: Client, namespace: str, pod: Raw) -> Report | None:
-    """Return the report of the pod's agent; None if the answer is something else.
+    """Return the report of the pod's agent; None if the agent sends another message.
 
     Raises:
         ApiError: When the command can't be run in the pod.

@@ -37,7 +37,7 @@ Run = Annotated[str, typer.Argument(help="Folder of a run, as in spec.checkpoint
 
 
 class Format(enum.Enum):
-    """Formats that a checkpoint can be exported to."""
+    """File formats to which a checkpoint can be exported."""
 
     HF = "hf"
     DCP = "dcp"

@@ -62,7 +62,10 @@ if settings.get("port"):
 
 
 class EvidenceRecord(StatusModel):
-    """All observations of a job. `concertina diagnose --json` writes them and can read them again."""
+    """All observations that a diagnosis of one job uses.
+
+    `concertina diagnose --json` writes them and can read them again.
+    """
 
     job: dict[str, Any]
     """Manifest of the TrainingJob with its status."""
@@ -159,7 +162,10 @@ async def _job_after(client: Client, namespace: str, name: str, earlier: Raw, se
 
 
 def _is_over(job: Raw) -> bool:
-    """Return whether the job has ended, is suspended or is queued. A single reading is then enough."""
+    """Return whether the job has ended, is suspended or is queued.
+
+    One reading of such a job is enough, because its status does not change.
+    """
     status = status_of(job)
     return ended(status) is not None or word(status) in ("Suspended", "Queued")
 
@@ -194,7 +200,7 @@ Steps = tuple[tuple[StepLine, ...], tuple[str, ...]]
 
 
 async def _steps(client: Client, namespace: str, status: JobStatus) -> Steps:
-    """Return the last steps from the coordinator's log."""
+    """Return the last steps of training that the log of the coordinator's pod shows."""
     pod, steps = status.world.coordinator, []
     if not pod:
         return (), ()
@@ -252,7 +258,7 @@ def read(file: Path) -> EvidenceRecord:
 
 
 def _has_parts(job: Raw) -> bool:
-    """Return whether metadata and status of a manifest are objects, if they are present.
+    """Return whether the metadata and the status of a manifest are objects, if the manifest contains them.
 
     The code that reads a manifest relies on that, because the API server accepts nothing else.
     """

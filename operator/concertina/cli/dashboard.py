@@ -49,9 +49,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Readings:
-    """Earlier readings of the jobs whose pages are open, one for each job.
+    """Earlier readings of the jobs whose pages are open in a browser, one for each job.
 
-    A diagnosis compares the present reading with the earlier one.
+    A diagnosis compares the present reading of the job with the earlier one.
     """
 
     def __init__(self) -> None:

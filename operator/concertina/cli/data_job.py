@@ -28,7 +28,7 @@ _LAST_LINES = 40
 
 @dataclass(frozen=True)
 class DataJobOptions:
-    """Options for the Job."""
+    """Options for the Indexed Job that builds the data."""
 
     arguments: tuple[str, ...]
     """Arguments for `concertina data build`."""
@@ -151,8 +151,8 @@ def _ended(job: Raw) -> Raw | None:
 async def _print_ending(client: Client, namespace: str, name: str, ending: Raw) -> int:
     """Print the end of the pods' logs, and return exit status 0 if the Job is complete.
 
-    After a success, the logs of successful pods say what was built. After a failure, the logs of the other pods say
-    what went wrong.
+    After a success, the logs of successful pods say what the Job built. After a failure, the logs of the other pods
+    show the error.
 
     Raises:
         UserError: When the Job failed.

@@ -47,7 +47,7 @@ def judge(record: EvidenceRecord) -> tuple[JobEvidence, Diagnosis]:
     """Return the evidence from a record, and the diagnosis.
 
     Raises:
-        UserError: When a time in the record is invalid. The status or the file may contain anything.
+        UserError: When the record contains an invalid time, which a status or a file can.
     """
     try:
         rfc3339(record.at)

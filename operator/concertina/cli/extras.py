@@ -17,7 +17,7 @@ class Extra(enum.Enum):
 
 
 class ExtraMissing(Exception):
-    """A package is not installed. The message contains the command that installs it."""
+    """Error that a package is not installed. The message contains the command that installs it."""
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ async def print_logs(target: Target, job: str, options: LogOptions, follow: bool
 
 
 class Logs:
-    """Prints the logs of a job."""
+    """Reader of the logs of a job's replicas, which prints them merged by time."""
 
     def __init__(self, client: Client, namespace: str, job: str, options: LogOptions, status: JobStatus) -> None:
         """Prepare to print the logs of a job.
@@ -207,9 +207,9 @@ class Logs:
 
 
 def chosen(pods: list[Raw], first: Container[str | None]) -> list[Raw]:
-    """Return at most MOST_STREAMS pods in order of index.
+    """Return at most MOST_STREAMS of `pods`, in order of replica index.
 
-    Pods in `first` are preferred, then pods with low indexes.
+    Pods whose names are in `first` are preferred, then pods with low indexes.
     """
     ranked = sorted(pods, key=lambda pod: (pod["metadata"]["name"] not in first, _index(pod)))
     return sorted(ranked[:MOST_STREAMS], key=_index)

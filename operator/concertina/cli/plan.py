@@ -197,7 +197,10 @@ def _own_model(file: Path, spec: JobSpec, options: PlanOptions, has_torch: bool)
 
 
 def _data(options: PlanOptions) -> Mapping[str, Any] | None:
-    """Return the description of the data from the options; None to use the manifests of the data instead."""
+    """Return the description of the training data from the command's options.
+
+    The result is None if the manifests of the data describe the data instead.
+    """
     if options.vocab_size is None and options.width is None:
         return None
     vocab_size = options.vocab_size or 0
@@ -258,7 +261,7 @@ def _measured(layout: ParallelLayout, python: str) -> Sequence[RankMemoryEstimat
 
 
 def _request(layout: ParallelLayout) -> dict[str, Any]:
-    """Return the request for the memory of a layout."""
+    """Return the request to `concertina_trainer.planning` for the memory of a layout."""
     return {
         "trainer": layout.trainer.model_dump(mode="json", by_alias=True),
         "data": layout.own and layout.own.data,
@@ -309,7 +312,7 @@ def _write(file: Path, text: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """Settings that a job's workers choose on a GPU."""
+    """Settings that a job's workers choose by themselves on a GPU."""
 
     choice: MemoryChoice
     ranks: int
@@ -333,7 +336,7 @@ def _fit(spec: JobSpec, replicas: int, own: OwnDescription | None, gpu: Gpu, opt
 
 
 def _settings(asked: TrainerConfig, fit: Fit | None) -> Iterator[tuple[str, str]]:
-    """Yield rows about the settings that the job does not set."""
+    """Yield rows about the settings that the spec leaves to the workers."""
     if not absent(asked):
         return
     if fit is None:
@@ -445,7 +448,7 @@ def _traffic_table(estimate: Estimate) -> Table:
 
 
 def _unit(most: float) -> tuple[str, float]:
-    """Return the unit for sizes of up to `most` bytes, and the number of bytes in the unit."""
+    """Return the unit for sizes of up to `most` bytes, such as GB, and the number of bytes in the unit."""
     return ("GiB", 2.0**30) if most >= 2**30 else ("MiB", 2.0**20)
 
 

@@ -26,7 +26,7 @@ console = plain()
 
 @dataclass(frozen=True)
 class TopView:
-    """Which jobs to show, how to group them, and in which order."""
+    """Options of the table: which jobs to show, how to group them, and in which order."""
 
     all_namespaces: bool
     by: str

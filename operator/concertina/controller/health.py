@@ -13,7 +13,7 @@ from concertina.kube.watch.lease import Lease
 
 
 class Path(enum.StrEnum):
-    """Paths of the endpoints."""
+    """URL paths of the health endpoints."""
 
     LIVE = "/healthz"
     """Liveness: whether the event loop runs. If it does not, only a restart helps."""
@@ -24,7 +24,7 @@ class Path(enum.StrEnum):
 
 
 class ProcessHealth:
-    """Health of this operator process."""
+    """Health of this operator process, and the responses of its health endpoints."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
@@ -54,6 +54,6 @@ class ProcessHealth:
 
 
 def served(address: tuple[str, int] | None, health: ProcessHealth) -> AbstractAsyncContextManager[None]:
-    """Serve the health endpoints on an address; serve nothing if the address is None."""
+    """Serve the health endpoints on an address. If the address is None, serve nothing."""
     answers: dict[str, Answer] = {Path.LIVE: health.live, Path.READY: health.ready, Path.LEADER: health.leader}
     return listening(address, answers)

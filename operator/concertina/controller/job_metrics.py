@@ -30,7 +30,7 @@ Values = Iterator[tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True)
 class JobFamily:
-    """A metric with series for each job."""
+    """A Prometheus metric with one or more series for each job."""
 
     name: str
     """Name of the metric. For a counter, the suffix _total is left out, as prometheus_client expects."""
@@ -119,7 +119,7 @@ def _avoided(job: JobView, now: float) -> Values:
 
 
 def _one(value: Callable[[JobView, float], float | None]) -> Callable[[JobView, float], Values]:
-    """Return a function that yields the single sample of a metric, or nothing if the value is None."""
+    """Return a function that computes the samples of a metric: one sample, or none if `value` returns None."""
 
     def values(job: JobView, now: float) -> Values:
         number = value(job, now)

@@ -34,12 +34,12 @@ LABELS = {"app.kubernetes.io/name": "concertina-operator", "app.kubernetes.io/ma
 
 
 class MasterKeyError(Exception):
-    """There is no usable master key. The message says why."""
+    """Error that no usable master key exists. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class MasterKeys:
-    """The active master key and older ones."""
+    """The operator's active master key, and older keys with which running jobs were started."""
 
     data: Mapping[str, str]
     """Data of the Secret, in base64."""
@@ -108,7 +108,7 @@ async def read(client: Client, settings: OperatorSettings) -> MasterKeys:
 
 
 async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> None:
-    """Check periodically that the Secret exists, and restore it if it was deleted.
+    """Check periodically that the Secret with the master keys exists, and restore it if it was deleted.
 
     Without the Secret, the next operator would create a new key and could not connect to the agents of any running job
     (decision "The operator makes its master key").
@@ -126,7 +126,10 @@ async def keep(client: Client, settings: OperatorSettings, keys: MasterKeys) -> 
 
 
 async def _make(client: Client, settings: OperatorSettings, data: Mapping[str, str]) -> Raw:
-    """Create the Secret and return it. If another operator was faster, return that operator's Secret."""
+    """Create the Secret with the master keys and return it.
+
+    If another operator has created the Secret at the same time, return that Secret.
+    """
     metadata = {"name": settings.master_key_secret, "labels": LABELS}
     body = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
     try:

@@ -125,7 +125,7 @@ async def serve(settings: OperatorSettings) -> int:
 
 
 def exporting(on: bool) -> AbstractAsyncContextManager[tracing.Export | None]:
-    """Return a context manager for the function that exports traces. The function is None if tracing is off."""
+    """Return a context manager that yields the function which exports traces; None if tracing is off."""
     if not on:
         return nullcontext()
     # Import only when needed: the import delays a new operator, which may have to recover jobs.
@@ -145,7 +145,9 @@ Part = Callable[[], Coroutine[Any, Any, None]]
 
 
 async def _kept_running(name: str, part: Part) -> None:
-    """Run a background task forever. If it ends or fails with an unexpected error, restart it with increasing delays.
+    """Run a background task forever.
+
+    If the task ends or fails with an unexpected error, it is restarted with increasing delays.
 
     Raises:
         LeaseLost: When the task raises it.
@@ -168,7 +170,7 @@ async def _kept_running(name: str, part: Part) -> None:
 
 
 class Operator:
-    """The leader's components: reflectors, queue, kopf and agent connections. They exist while the Lease is held."""
+    """Components that run only while this process holds the Lease: reflectors, queue, kopf and agent connections."""
 
     def __init__(
         self,
@@ -282,7 +284,10 @@ class Operator:
             await asyncio.gather(*parts, return_exceptions=True)
 
     def _parts(self) -> dict[str, Part]:
-        """Return the background tasks, keyed by name. They run for as long as this process is the leader."""
+        """Return the functions that run the background tasks, keyed by name.
+
+        They run while this process is the leader.
+        """
         parts: dict[str, Part] = {
             **{f"pods/{namespace or '*'}": pods.run for namespace, pods in self._pods.items()},
             "events": self._events.run,
@@ -320,10 +325,10 @@ class Operator:
             await asyncio.sleep(GANG_APIS_SECONDS)
 
     async def _sync(self) -> None:
-        """Wait until everything that existed before this operator is known. No pass may start earlier.
+        """Wait until the caches contain everything that existed before this operator started.
 
-        Namespaces in `watchNamespaces` whose pods this operator may not list are not waited for. `TrainingJobs` reports
-        their jobs later.
+        No planning pass may start earlier. The operator does not wait for namespaces in `watchNamespaces` whose pods it
+        may not list. `TrainingJobs` reports the jobs of these namespaces later.
         """
         if self._selected is not None:
             await self._selected.reflector.synced.wait()
@@ -350,7 +355,7 @@ class Operator:
         self._job_versions[namespace] = listed.version
 
     async def _watch_over(self, parts: list[asyncio.Task[None]], stop: asyncio.Event) -> int:
-        """Wait until `stop` is set or a background task ends, and return the exit code."""
+        """Wait until `stop` is set or a background task ends, and return the exit code of the process."""
         stopped = asyncio.create_task(stop.wait())
         done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -433,9 +438,9 @@ class Operator:
             del self._checks[uid]
 
     async def _check(self, uid: str) -> None:
-        """Look up a job until the API server answers, and remove the job from the cache if it is gone.
+        """Request a job until the API server answers, and remove the job from the cache if it no longer exists.
 
-        Without this, a job that needs no work would never be looked up again.
+        A job that needs no work would otherwise stay in the cache.
         """
         for failures in itertools.count():
             try:

@@ -10,7 +10,7 @@ from concertina_protocol.log import LogFormat, log_event, write_as
 
 
 class LogLevel(enum.Enum):
-    """Lowest level of the log records that are written."""
+    """Levels of log records. Records below the chosen level are not written."""
 
     DEBUG = "DEBUG"
     INFO = "INFO"

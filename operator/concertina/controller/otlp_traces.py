@@ -52,7 +52,7 @@ async def exporting() -> AsyncIterator[Export]:
 
 
 class _Ids(RandomIdGenerator):
-    """Id generator that returns the trace id in `trace` for each new trace."""
+    """Id generator for OpenTelemetry: each new trace gets the id that is in `trace`."""
 
     trace = 0
 
@@ -61,7 +61,7 @@ class _Ids(RandomIdGenerator):
 
 
 class _Counted(SpanExporter):
-    """Span exporter that counts spans by result."""
+    """Span exporter that counts the exported spans by result, for a metric."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -89,7 +89,7 @@ class _Counted(SpanExporter):
 
 
 class _Traces:
-    """Tracer of rounds with a bounded queue."""
+    """Exporter of the traces of rounds, with a bounded queue of spans."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._ids, self._counted = _Ids(), _Counted(exporter)
@@ -102,11 +102,11 @@ class _Traces:
         self._queued = 0
 
     def close(self) -> None:
-        """Return once all queued spans are sent, or once `give_up` is called."""
+        """Wait until all queued spans are sent, or until `give_up` is called."""
         self._provider.shutdown()
 
     def give_up(self) -> None:
-        """Drop the queued spans."""
+        """Drop all spans that are still queued, so that `close` returns."""
         self._counted.shutdown()
 
     def export(self, uid: str, round: RoundTrace) -> None:

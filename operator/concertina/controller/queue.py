@@ -1,4 +1,4 @@
-"""Queue of keys with work to do. Many additions of a key in a short time lead to one run."""
+"""Queue of keys (uids of jobs) that need work. If a key is added many times within a short time, the work runs once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.2, 30.0
 
 @dataclass
 class _Entry:
-    """State of one key in the queue."""
+    """State of one key in the queue, for example whether its work is running."""
 
     task: asyncio.Task[None] | None = None
     wanted_at: float | None = None
@@ -43,7 +43,7 @@ class _Entry:
     """
 
     def want(self) -> None:
-        """Record that the key must run, now or after its present run."""
+        """Record that the work for the key must run: now, or after its present run."""
         if self.wanted_at is None:
             self.wanted_at = time.perf_counter()
             metrics.QUEUE_ADDS.inc()
@@ -52,9 +52,10 @@ class _Entry:
 class KeyedQueue:
     """Queue that calls `work(key)` for each added key.
 
-    `work` returns the seconds after which the key must run again even if it is not added, or None. If `work` raises,
-    the key is tried again with a backoff, and other keys are not delayed. If more keys wait than there are workers, the
-    lanes (`lane(key)`) take turns. A lane with a thousand keys therefore does not delay the keys of other lanes.
+    `work` returns the seconds after which it must run again even if the key is not added, or None. If `work` raises,
+    the queue calls it again with a backoff, and other keys are not delayed. Each key belongs to a lane (`lane(key)`).
+    If more keys wait than there are workers, the lanes take turns. A lane with a thousand keys therefore does not delay
+    the keys of other lanes.
     """
 
     def __init__(
@@ -71,13 +72,13 @@ class KeyedQueue:
         self._open = False
 
     def start(self) -> None:
-        """Start the workers, which run the keys that were or will be added."""
+        """Start the tasks that call `work`, for keys that were added before and for later ones."""
         self._open = True
         for key in list(self._entries):
             self.add(key)
 
     def add(self, key: str) -> None:
-        """Run the key as soon as a worker is free."""
+        """Call `work` for the key as soon as a worker task is free."""
         entry = self._entries.setdefault(key, _Entry())
         entry.forgotten = False
         if not self._open or self._closed:
@@ -94,7 +95,7 @@ class KeyedQueue:
         entry.task = asyncio.create_task(self._run(key, entry), name=f"job {key}")
 
     def add_within(self, key: str, seconds: float) -> None:
-        """Run the key after at most `seconds` seconds."""
+        """Call `work` for the key in at most `seconds` seconds."""
         entry = self._entries.setdefault(key, _Entry())
         entry.forgotten = False
         if not self._open or self._closed or entry.wanted_at is not None:
@@ -107,7 +108,7 @@ class KeyedQueue:
         entry.timer = loop.call_later(seconds, self._due, key)
 
     def add_after(self, key: str, seconds: float) -> None:
-        """Run the key once `seconds` seconds have passed since the start of its last run."""
+        """Call `work` for the key once `seconds` seconds have passed since its last run began."""
         entry = self._entries.get(key)
         remaining_seconds = entry.last_begun + seconds - time.perf_counter() if entry else 0.0
         if remaining_seconds > 0:
@@ -116,7 +117,7 @@ class KeyedQueue:
             self.add(key)
 
     def forget(self, key: str) -> None:
-        """Cancel further runs of the key until it is added again."""
+        """Cancel future calls of `work` for the key, until the key is added again."""
         if entry := self._entries.get(key):
             entry.wanted_at, entry.forgotten = None, True
             if entry.timer is not None:
@@ -126,7 +127,7 @@ class KeyedQueue:
                 del self._entries[key]
 
     async def close(self) -> None:
-        """Stop the queue and cancel all runs."""
+        """Stop the queue and cancel all calls of `work` in progress."""
         self._closed = True
         tasks = [entry.task for entry in self._entries.values() if entry.task is not None]
         for key in list(self._entries):

@@ -35,7 +35,7 @@ ORPHAN_SECONDS = 1.0
 
 
 class QueueWatch:
-    """Keeps the cache of Kueue's objects up to date. `known` is set once the cache is complete for the first time."""
+    """Keeps the cache of Kueue's objects up to date. The event `known` is set once the cache is complete."""
 
     def __init__(
         self,
@@ -68,7 +68,10 @@ class QueueWatch:
         """Event that is set to request the next check at once."""
 
     def assume(self, workload: Raw) -> None:
-        """Store a Workload that a write of this operator has returned."""
+        """Store a Workload that the API server returned after a write of this operator.
+
+        The cache then has the Workload before the watch reports it.
+        """
         reflector = self._workloads.get(workload["metadata"]["namespace"]) or self._workloads.get(None)
         if reflector is not None:
             reflector.assume(workload)

@@ -1,4 +1,4 @@
-"""One pass for one job: observe, plan, apply. Every event about the job leads to such a pass."""
+"""One planning pass for one job: observe the job, plan, and apply the plan. Every event about a job causes a pass."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Planner = Callable[[JobObservation, float], Plan]
 
 @dataclass(frozen=True)
 class _Decision:
-    """Plan of a pass and the observation from which it was made."""
+    """Plan of a pass, with the observation from which it was made."""
 
     observed: JobObservation
     plan: Plan
@@ -57,7 +57,7 @@ class _Decision:
 
 
 def _most_members(job: CachedJob) -> int:
-    """Return the largest number of members in a round that the job's agents may report.
+    """Return the largest number of members in a round about which the job's agents may report.
 
     The number limits the amount of data that the operator accepts from an agent. Pods without an IP address do not
     count: otherwise, a job with one running pod could request a thousand replicas, and its agent could send the reports
@@ -68,7 +68,7 @@ def _most_members(job: CachedJob) -> int:
 
 @dataclass
 class Reconciler:
-    """Runs the passes of all jobs."""
+    """Runs the planning passes of all jobs: observe, plan, and apply the plan."""
 
     cache: ClusterCache
     connections: AgentConnections
@@ -155,7 +155,7 @@ class Reconciler:
     def _yield_seconds(self, job: CachedJob, key: bytes | None) -> float:
         """Return the seconds for which to leave the job to another operator.
 
-        The result is 0.0 if this operator serves the job, or if no operator does.
+        The result is 0.0 if this operator has the job's master key, or if no other operator seems to serve the job.
         """
         uid, seconds = job.view.uid, 0.0
         if key is None:
@@ -171,10 +171,10 @@ class Reconciler:
         return seconds
 
     async def _written(self, job: CachedJob) -> _Decision | None:
-        """Decide and write the status. Return the decision, or None if the job is gone.
+        """Make the plan and write the job's status. Return the plan, or None if the job is gone.
 
-        If the status can't be written, nothing else is done, so an outdated pass does no harm (decision "One status
-        write a pass").
+        If the status can't be written, the pass does nothing else, so an outdated pass does no harm (decision "One
+        status write a pass").
 
         Raises:
             PreconditionFailed: When the status cannot be written because the observation is outdated.
@@ -197,7 +197,7 @@ class Reconciler:
             return self._decide_now(job)
 
     def _decide_now(self, job: CachedJob) -> _Decision | None:
-        """Observe the job and plan. Return None if the job is gone.
+        """Observe the job and make a plan. Return None if the job is gone.
 
         Raises:
             PreconditionFailed: When another operator may be the leader, or resource claims must be read first.
@@ -224,9 +224,9 @@ class Reconciler:
         return _Decision(observed, plan, change, observed_at)
 
     def _say(self, job: CachedJob, plan: Plan) -> None:
-        """Send the plan's calls to agents and its events, in the order that plan/actions.py defines.
+        """Start the plan's calls to agents, and record the plan's events, in the order of plan/actions.py.
 
-        They are sent in the background, outside of the passes.
+        Calls and events are sent in the background, so that no pass waits for them.
         """
         uid = job.view.uid
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())
@@ -242,7 +242,7 @@ class Reconciler:
             self.trace(uid, plan.trace)
 
     def _give_up_silent(self, job: CachedJob, plan: Plan) -> None:
-        """Treat one pod whose agent is silent as dead, if the limit on such pods allows it.
+        """Treat the pod whose agent has been silent longest as dead, if the limit on such pods allows it.
 
         The next pass replaces the pod.
         """
@@ -257,7 +257,10 @@ class Reconciler:
         self.changed_within(job.view.uid, seconds)
 
     async def _not_written(self, job: CachedJob, action: Action, error: Exception) -> None:
-        """Handle a failed write outside of the passes: schedule the pass that decides what to do."""
+        """Handle a write outside of the passes that has failed.
+
+        The next pass of the job decides what to do.
+        """
         uid = job.view.uid
         retry_seconds = await self._again(job, error) if isinstance(error, PreconditionFailed | ApiError) else None
         if retry_seconds is None and self.cache.job(uid):
@@ -308,7 +311,7 @@ class Reconciler:
         return False
 
     def forget(self, uid: str) -> None:
-        """Remove a deleted job from the cache."""
+        """Remove a deleted job from the cache and end its connections."""
         if job := self.cache.job(uid):
             log_event("forgotten", **job.named(), uid=uid)
         self.cache.forget_job(uid)

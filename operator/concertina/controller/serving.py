@@ -54,7 +54,7 @@ async def endpoints(
 
 @contextlib.asynccontextmanager
 async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answer]) -> AsyncIterator[None]:
-    """Serve HTTP paths on an address; serve nothing if the address is None."""
+    """Serve HTTP paths on an address. If the address is None, serve nothing."""
     if address is None:
         yield
         return
@@ -70,7 +70,7 @@ async def listening(address: tuple[str, int] | None, answers: Mapping[str, Answe
 
 
 class _Guard:
-    """Check of whether a request may read metrics."""
+    """Check of whether the sender of a request may read the operator's metrics."""
 
     def __init__(self, access: MetricsAccess, token: str, reviews: TokenReviews | None) -> None:
         self._access = access
@@ -78,7 +78,7 @@ class _Guard:
         self._reviews = reviews
 
     async def refusal(self, request: web.Request) -> web.Response | None:
-        """Return the response to a request that may not read metrics; None if the request may."""
+        """Return the error response for a client that may not read the metrics; None if the client may read them."""
         authorization = request.headers.get("Authorization", "")
         match self._access:
             case MetricsAccess.OPEN:
@@ -124,7 +124,7 @@ def _refused(status: int, sentence: str) -> web.Response:
 
 
 class _CollectedMetrics(Collector):
-    """Collector of metrics that were already collected, followed by those of further collectors."""
+    """Collector that returns metrics which were already collected, followed by those of other collectors."""
 
     def __init__(self, families: list[Metric], more: list[Collector]) -> None:
         self._families, self._more = families, more
@@ -135,7 +135,7 @@ class _CollectedMetrics(Collector):
 
 @dataclass(frozen=True)
 class _Exposition:
-    """Response text of a scrape."""
+    """Text of the metrics as a scrape returns it."""
 
     content_type: str
     began: float

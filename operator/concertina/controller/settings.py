@@ -47,7 +47,7 @@ _HEADERS = re.compile(r"([\w.-]+ *=[ !#-+\--:<-\[\]-~]*(, *|$))+", re.ASCII)
 
 
 class MetricsAccess(enum.Enum):
-    """Which clients may read the operator's metrics."""
+    """Ways in which the operator decides which clients may read its metrics."""
 
     OPEN = "Open"
     """Every client that can reach the port."""
@@ -134,7 +134,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSet
 
 
 def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:
-    """Return the value of a variable that has no default.
+    """Return the value of the environment variable `name`, which has no default.
 
     Raises:
         OperatorSettingsError: When the variable is not set.

@@ -1,4 +1,4 @@
-"""Limit on how many pods are given up only because their agent is silent.
+"""Limit on how many pods the operator gives up only because their agent is silent.
 
 Decision "Silent pods are replaced at a limited rate" gives the reason.
 """
@@ -21,7 +21,7 @@ LATE_SECONDS = 5.0
 
 
 class SilenceLimit:
-    """Limits the pods that are given up: one in 10 s for each namespace, and six a minute over all namespaces.
+    """Limit on given-up pods: one in 10 s for each namespace, and six a minute over all namespaces.
 
     If several namespaces wait, the one with the fewest given-up pods comes first, so that no namespace uses up the
     limit of the others.
@@ -56,7 +56,7 @@ class SilenceLimit:
         return last + NAMESPACE_SECONDS - now
 
     def _common_wait(self, namespace: str, now: float) -> float:
-        """Return the seconds until the limit over all namespaces allows a pod of this namespace."""
+        """Return the seconds until the limit over all namespaces allows to give up a pod of `namespace`."""
         names = list(self._waiting)
         if namespace not in self._waiting:
             names.append(namespace)

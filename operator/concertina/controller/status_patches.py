@@ -1,4 +1,4 @@
-"""Write the status of a job, on the condition that the claim in the status is still the observed one."""
+"""Write the status of a job, but only if the claim in the stored status is still the observed one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLAIM_FIELDS = ("round", "claimId", "committed")
 
 
 class PreconditionFailed(Exception):
-    """An observation is outdated, so the job must be observed and planned again."""
+    """Error that an observation is outdated, so that the operator must observe the job and plan again."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class StatusChange:
 
 
 class StatusWriter:
-    """Writes the status of jobs."""
+    """Writes the status of jobs, a limited number at a time."""
 
     def __init__(self, client: Client, cache: ClusterCache, events: Events) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class StatusWriter:
         """Namespace and path of status fields that the API server has dropped."""
 
     def turn(self, job: CachedJob) -> AbstractAsyncContextManager[bool]:
-        """Return a context manager for one write. It yields whether the write had to wait for its turn."""
+        """Return a context manager for one status write. It yields True if the write had to wait for its turn."""
         return self._turns.turn(job.lane)
 
     async def write(self, job: CachedJob, change: StatusChange) -> None:
@@ -97,7 +97,8 @@ class StatusWriter:
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
         """Report a failed pass in a condition, an event and a log line.
 
-        The next pass that succeeds replaces the condition. If the API server refuses the report, that is only logged.
+        The next pass that succeeds replaces the condition. If the API server refuses the report, this method only logs
+        the refusal.
         """
         view = job.view
         message = f"{type(error).__name__}: {str(error)[:600] or 'no words'}"
@@ -171,7 +172,10 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
 
 
 def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
-    """Return the paths of fields that were written but not stored. Of a list, only the first entry is compared."""
+    """Return the paths of fields in `written` that are missing in `stored`.
+
+    Of a list, only the first entry is compared.
+    """
     if written == stored:
         return ()
     missing_paths: list[str] = []
@@ -201,7 +205,7 @@ def claim_tests(status: Raw) -> list[Raw]:
 
 
 def _test(status: Raw, path: tuple[str, ...]) -> Raw:
-    """Return the operation that tests a field for its value in `status`.
+    """Return the operation of a JSON patch that tests whether a field has the same value as in `status`.
 
     If the field or its parent is absent in `status`, the operation tests that it is absent.
     """

@@ -1,6 +1,6 @@
 """Ask the API server whether a token may read the operator's metrics.
 
-This takes a TokenReview, followed by a SubjectAccessReview of `get` on the URL /metrics, as in controller-runtime.
+The check consists of a TokenReview and a SubjectAccessReview of `get` on the URL /metrics, as in controller-runtime.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PATH = "/metrics"
 
 
 class TokenVerdict(enum.Enum):
-    """Result of a token review."""
+    """Result of the review of a token: whether it may read metrics."""
 
     ALLOWED = enum.auto()
     UNKNOWN_TOKEN = enum.auto()

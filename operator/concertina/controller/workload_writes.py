@@ -1,8 +1,8 @@
 """Writes to Kueue's Workloads.
 
 Each write names the version of the Workload for which it was planned, and fails if the Workload has changed. Before the
-operator returns quota, it lists the job's pods to check that enough of them are gone, because the cache may not have
-the last pod yet (decision "A job never has more pods than its quota").
+operator returns quota, it lists the job's pods to check that enough of them are gone, because the cache may not contain
+the newest pods yet (decision "A job never has more pods than its quota").
 """
 
 from __future__ import annotations
@@ -239,9 +239,9 @@ async def pods_left(client: Client, namespace: str, job_uid: str) -> int:
 
 
 async def drop_orphan(client: Client, workload: WorkloadView) -> bool:
-    """Remove the finalizer of a Workload whose job is gone. Return whether it was removed.
+    """Remove Kueue's finalizer from a Workload whose job is gone. Return whether the finalizer was removed.
 
-    The finalizer stays while a pod of the job exists, because Kueue must count its quota until then.
+    The finalizer stays while a pod of the job exists, because Kueue must count the quota of that pod until then.
     """
     live = await client.get(WORKLOADS, workload.namespace, workload.name)
     names = [owner["name"] for owner in _owners(live) if owner["uid"] == workload.job_uid]

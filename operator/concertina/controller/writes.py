@@ -1,8 +1,8 @@
-"""Writes of pods and other objects, which run in the background, outside of the passes.
+"""Writes of pods and other objects, which run in the background, outside of the planning passes.
 
 A job can therefore recover although the API server is slow or refuses its pods (decision "Pods are created and deleted
-in the background"). `WriteQueue` limits the writes: SLOTS at a time for all jobs together, which take turns, and a
-window for each job. `ObjectWriter` performs a single write.
+in the background"). `WriteQueue` limits the writes in two ways: at most SLOTS run at a time for all jobs together, and
+each job has a window of writes. The jobs take turns. `ObjectWriter` performs a single write.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ metrics.begin_at_zero(metrics.CREATE_REJECTIONS, [kind.name.lower() for kind in 
 
 @dataclass
 class _Window:
-    """Background writes of one job that are in progress or waiting."""
+    """Background writes of one job that are in progress or waiting. Their number is limited."""
 
     wanted: Mapping[Hashable, Action] = field(default_factory=dict)
     """Writes that the last pass planned."""
@@ -86,9 +86,9 @@ class _Window:
 class WriteQueue:
     """Queue of the background writes of all jobs.
 
-    `write` performs one action and returns whether the API server accepted it. If it raises, `failed` is called.
-    `changed` is called after a write for which others have waited. Nothing is written while `may_act` returns False,
-    because another operator may be the leader. A later pass plans the write again.
+    `write` performs one action and returns whether the API server accepted it. If `write` raises, the queue calls
+    `failed`. It calls `changed` after a write for which others have waited. The queue writes nothing while `may_act`
+    returns False, because another operator may be the leader. A later pass plans the write again.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class WriteQueue:
         self._windows: dict[str, _Window] = {}
 
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
-        """Start the writes of this pass, as far as the window allows.
+        """Start the writes that this pass has planned, as far as the job's window has space.
 
-        Writes that are already in progress are not started again. Writes that do not fit are planned again by a later
-        pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes follow the
-        latest pass"). Pods that have been created since the observation are left out.
+        Writes that are already in progress are not started again. Writes for which there is no space are planned again
+        by a later pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes
+        follow the latest pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())
         window.wanted = {_identity(action): action for action in actions}
@@ -135,7 +135,7 @@ class WriteQueue:
             window.wanted = {}
 
     def close(self) -> None:
-        """Cancel all writes."""
+        """Cancel all background writes, in progress or waiting."""
         for window in self._windows.values():
             for task in window.under_way.values():
                 task.cancel()
@@ -170,9 +170,9 @@ class WriteQueue:
 
 
 def _excludes(window: _Window, action: Action) -> bool:
-    """Return whether the action must wait for other writes of the job.
+    """Return whether the action must not run at the same time as other writes of the job.
 
-    The operator returns quota after it has counted the job's pods. No pod may be created at the same time.
+    When the operator returns quota, it has counted the job's pods before. No pod may be created meanwhile.
     """
     if isinstance(action, CreatePod | CreateRendezvous):
         return any(isinstance(key, WORKLOAD_WRITES) for key in window.under_way)
@@ -180,7 +180,7 @@ def _excludes(window: _Window, action: Action) -> bool:
 
 
 def _excludes_others(window: _Window) -> bool:
-    """Return whether a write is in progress for which other writes must wait."""
+    """Return whether a write of the job is in progress that must not run at the same time as others."""
     kinds = (CreatePod, CreateRendezvous, *WORKLOAD_WRITES)
     return any(isinstance(key, kinds) for key in window.under_way)
 
@@ -428,7 +428,7 @@ class ObjectWriter:
 
 
 def _contains(stored: Raw, patch: Raw) -> bool:
-    """Return whether an object already has all values of a merge patch."""
+    """Return whether the object `stored` already has all values of a merge patch."""
     return all(
         _contains(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
         for key, value in patch.items()

@@ -34,7 +34,7 @@ class LossPoint:
 
 @dataclass(frozen=True)
 class Mark:
-    """Action or event that the plot and the summary show."""
+    """Action or event at one time of the demo, shown in the plot and in the summary."""
 
     at: float
     what: str
@@ -43,7 +43,7 @@ class Mark:
 
 @dataclass
 class DemoHistory:
-    """Everything recorded about a run. Entries are added while the run is watched."""
+    """Record of the demo's run. Entries are added while the run is watched."""
 
     samples: list[StatusSample] = field(default_factory=list)
     losses: list[LossPoint] = field(default_factory=list)
@@ -52,18 +52,18 @@ class DemoHistory:
     """Most recently read status of the job."""
 
     def looked(self, status: JobStatus) -> None:
-        """Record a status that was just read."""
+        """Record a status of the job that was just read."""
         self.status = status
         world, step = status.world, status.progress.step if status.progress else 0
         at_work = world.replicas if show.word(status) in ("Training", "Draining") else 0
         self.samples.append(StatusSample(time.time(), step, at_work, world.round))
 
     def stepped(self, step: StepDoneLine) -> None:
-        """Record a step whose log line was just read."""
+        """Record a training step whose log line was just read."""
         self.losses.append(LossPoint(time.time(), step.step, step.loss))
 
     def mark(self, at: float, what: str, text: str) -> None:
-        """Record an action or event."""
+        """Record an action or event, such as the kill of a node, at a Unix time."""
         self.marks.append(Mark(at, what, text))
 
     def marked(self, what: str) -> float | None:
@@ -82,7 +82,7 @@ class DemoHistory:
 
     @property
     def ended(self) -> bool:
-        """True if the job is complete or has failed."""
+        """True if the demo's job is complete or has failed."""
         return show.ended(self.status) is not None
 
     def first_step_after(self, at: float) -> LossPoint | None:

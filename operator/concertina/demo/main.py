@@ -75,7 +75,7 @@ def tell(console: Console, name: str, picture: Path) -> list[str]:
 
 @contextmanager
 def timed(console: Console, text: str) -> Iterator[Callable[[str], None]]:
-    """Show the current activity, and print its duration at the end.
+    """Show `text`, which names the current activity, and print the activity's duration at the end.
 
     Yield a function that adds a detail to the shown text.
     """
@@ -114,7 +114,7 @@ async def play(stage: Stage, console: Console) -> DemoHistory:
 
 
 def victim(stage: Stage, history: DemoHistory) -> str:
-    """Return the node of a member, but not the node on which the operator runs.
+    """Return the node that the demo kills: the node of a member, without the operator.
 
     The demo does not test the loss of a worker together with the operator.
     """

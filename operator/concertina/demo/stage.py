@@ -35,7 +35,7 @@ class Stage:
     storage: s3.Server
 
     def job(self, name: str, namespace: str = "default") -> dict[str, Any]:
-        """Return the current TrainingJob object."""
+        """Return the current TrainingJob object from the API server."""
         path = f"/apis/concertina.dev/v1beta1/namespaces/{namespace}/trainingjobs/{name}"
         job: dict[str, Any] = self.cluster.api.call("GET", path)
         return job
@@ -48,7 +48,7 @@ class Stage:
     def operator_node(self) -> str:
         """Return the node on which the operator runs.
 
-        Faults that are meant for a job must not be injected into this node.
+        The demo and the benchmarks must not make this node fail.
         """
         pods = self.cluster.api.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
         return str(next(pod["spec"]["nodeName"] for pod in pods if pod["status"]["phase"] == "Running"))

@@ -25,7 +25,7 @@ def manifests(stage: Stage) -> list[str]:
 
 
 def seconds_to_next_step(history: DemoHistory) -> float | None:
-    """Return the seconds from the kill to the end of the next step, or None if there is no such step."""
+    """Return the seconds from the kill of the node to the end of the next step; None if there is no such step."""
     killed = history.marked("kill")
     point = history.first_step_after(killed) if killed else None
     return point.at - killed if point and killed else None
@@ -58,7 +58,7 @@ def summarise(history: DemoHistory, stage: Stage) -> Table:
 
 
 def broken_promises(history: DemoHistory, stage: Stage) -> list[str]:
-    """Return one sentence for each check of the demo that failed."""
+    """Return one sentence for each check of the demo that failed, such as a step that was lost."""
     return list(_find_broken_promises(history, stage))
 
 

@@ -17,7 +17,10 @@ from concertina.terminal.watch import LOOK_EVERY, JobWatch
 
 @asynccontextmanager
 async def shown(watch: JobWatch, console: Console) -> AsyncIterator[None]:
-    """Show the job's status until the block ends. If the output is not a terminal, print a line every few seconds."""
+    """Show the job's status in the terminal until the block ends.
+
+    If the output is not a terminal, print a line every few seconds.
+    """
     showing = asyncio.create_task((_terminal if console.is_terminal else _lines)(watch, console))
     try:
         yield

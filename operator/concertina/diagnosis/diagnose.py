@@ -1,4 +1,4 @@
-"""Diagnosis by a table of checks. Each check returns a finding or None."""
+"""Diagnose a job by a table of checks. Each check returns a finding (a problem with its cost and advice) or None."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def diagnose(evidence: JobEvidence) -> Diagnosis:
 
 
 def cost(finding: Finding, hourly: float | None, currency: str) -> str:
-    """Return a description of a finding's cost, or an empty string if the finding costs no time."""
+    """Return a text about the time and money that a problem costs; empty if the problem costs no time."""
     if finding.lost < LEAST_SHARE:
         return ""
     money = f", {finding.lost * hourly:.2f} {currency} an hour" if hourly else ""
@@ -90,6 +90,6 @@ def _observations(evidence: JobEvidence) -> Iterator[str]:
 
 
 def shares(window: Window) -> str:
-    """Return the shares of time in a window, largest first, such as `productive 93%, input 5%`."""
+    """Return the shares of time in a period, largest first, such as `productive 93%, input 5%`."""
     parts = sorted(window.seconds.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {part / window.total:.0%}" for name, part in parts if part >= LEAST_SHARE * window.total)

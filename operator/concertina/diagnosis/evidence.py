@@ -19,7 +19,7 @@ RECENT_SECONDS = 3600.0
 
 
 class AgentFigures(StatusModel):
-    """Values from the metrics of one agent."""
+    """Values of one replica, such as its memory, from the metrics of its agent."""
 
     replica: str
     at: float
@@ -33,7 +33,7 @@ class AgentFigures(StatusModel):
 
 
 class StepLine(StatusModel):
-    """Line about a step in the log of rank 0."""
+    """Values of one training step, from a line in the log of rank 0."""
 
     step: int
     seconds: float
@@ -43,7 +43,7 @@ class StepLine(StatusModel):
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """How time was spent in a period."""
+    """Time in each class (such as productive or input) within a period of the run."""
 
     seconds: Mapping[str, float]
     """Seconds by goodput class, as in `Goodput.by_class`."""
@@ -59,13 +59,13 @@ class Window:
         return sum(self.seconds.get(name, 0.0) for name in TRAINING)
 
     def share(self, name: str) -> float:
-        """Return a class's share of the training time, from 0 to 1."""
+        """Return the share, from 0 to 1, that the class `name` has in the training time."""
         return self.seconds.get(name, 0.0) / self.training if self.training >= LEAST_SECONDS else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class JobEvidence:
-    """Input of a diagnosis of one job."""
+    """Input of a diagnosis of one job: readings of its status, of its agents' metrics, and of its log."""
 
     spec: JobSpec | None
     """Spec of the job, or None if this version of concertina can't parse it."""
@@ -91,12 +91,12 @@ class JobEvidence:
         return self.status.phase == "Training"
 
     def age(self, timestamp: str) -> float:
-        """Return the age of a timestamp in seconds."""
+        """Return the seconds from `timestamp` to the time of the last reading."""
         return max(0.0, self.at - unix_seconds(timestamp))
 
     @functools.cached_property
     def recent(self) -> Window | None:
-        """Time between the two readings of the status. None without two different readings."""
+        """Period between the two readings of the status; None without two different readings."""
         latest, previous = self.status.goodput, self.earlier.goodput if self.earlier else None
         if previous is None or latest.at is None or previous.at is None or latest.at == previous.at:
             return None
@@ -110,9 +110,9 @@ class JobEvidence:
 
     @functools.cached_property
     def window(self) -> Window:
-        """Recent window if the job trained in that time, otherwise the whole lifetime of the job.
+        """Period to judge: between the readings if the job trained then, otherwise the whole lifetime of the job.
 
-        Only the recent window shows a problem that began late.
+        Only the recent period shows a problem that began late.
         """
         recent = self.recent
         return recent if recent is not None and recent.training >= LEAST_SECONDS else self.lifetime

@@ -58,7 +58,7 @@ def failed(evidence: JobEvidence) -> Finding | None:
 
 
 def stalled(evidence: JobEvidence) -> Finding | None:
-    """Check whether the job waits for action by a person.
+    """Check whether the job can't continue until a person acts.
 
     If the job trains in the meantime, the finding has no cost in time.
     """
@@ -119,7 +119,7 @@ def restarts_nearly_used(evidence: JobEvidence) -> Finding | None:
 
 
 def world_below_minimum(evidence: JobEvidence) -> Finding | None:
-    """Check whether the job has waited for pods during most of the observed time."""
+    """Check whether the job has spent most of the observed time waiting for pods."""
     window = evidence.recent or evidence.lifetime
     waiting = window.seconds.get("waiting", 0.0)
     if (

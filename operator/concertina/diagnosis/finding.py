@@ -1,4 +1,4 @@
-"""Finding that a check returns."""
+"""Result of a check that has found a problem."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Severity(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Problem of a job, with its cost and advice."""
+    """Problem that a check has found in a job, with its cost and advice."""
 
     problem: Problem
     severity: Severity

@@ -16,9 +16,9 @@ MIB = 1 << 20
 
 
 def memory_grows(evidence: JobEvidence) -> Finding | None:
-    """Check whether the memory of any replica grows and is used up soon.
+    """Check whether the memory of any replica grows so that it will soon reach its limit.
 
-    The finding reports the replica whose memory is used up first.
+    The finding reports the replica that will reach its limit first.
     """
     growing = []
     for replica, figures in itertools.groupby(sorted(evidence.agents, key=_order), key=lambda reading: reading.replica):
@@ -45,7 +45,10 @@ def _order(figures: AgentFigures) -> tuple[str, float]:
 
 
 def _hours_left(readings: Sequence[AgentFigures], limit: int) -> float | None:
-    """Return the hours until the memory is used up, or None if it does not grow between all consecutive readings."""
+    """Return the hours until a replica's memory reaches `limit`.
+
+    The result is None if the memory does not grow between all consecutive readings.
+    """
     sizes = [reading.worker_bytes or 0.0 for reading in readings]
     if len(sizes) < FEWEST_LOOKS or any(after <= before for before, after in itertools.pairwise(sizes)):
         return None

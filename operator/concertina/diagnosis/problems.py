@@ -11,7 +11,7 @@ RUNBOOKS = "docs/runbooks"
 
 
 class Problem(enum.StrEnum):
-    """Problem of a run.
+    """Names of the problems that a training run can have.
 
     Each problem has an alert `ConcertinaNAME` and a runbook `docs/runbooks/NAME.md`.
     """
@@ -46,7 +46,7 @@ class Problem(enum.StrEnum):
 
     @property
     def runbook(self) -> str:
-        """Path of the runbook in the repository."""
+        """Path, in the repository, of the runbook for this problem."""
         return f"{RUNBOOKS}/{self}.md"
 
 

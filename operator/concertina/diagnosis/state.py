@@ -1,4 +1,4 @@
-"""Checks of stored state and of training results."""
+"""Checks of checkpoints, storage and the loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEWEST_STEPS = 32
 
 
 def checkpoint_old(evidence: JobEvidence) -> Finding | None:
-    """Check the age of the newest checkpoint of a job that trains.
+    """Check whether the newest checkpoint of a job that trains is too old.
 
     Without a checkpoint, the age counts from the start of training. If the next checkpoint is due at a step number, the
     age does not include time in which the job was suspended. This check reports nothing if storage does not accept
@@ -61,8 +61,8 @@ def tracker_unreachable(evidence: JobEvidence) -> Finding | None:
 def storage_refuses(evidence: JobEvidence) -> Finding | None:
     """Check whether storage operations fail.
 
-    There are two cases. Either operations failed during the observation, even if no condition reports it yet, or the
-    last failure was caused by storage that is full or unreachable.
+    There are two cases. In the first case, operations failed between the two readings, even if no condition reports it
+    yet. In the second case, storage that is full or unreachable caused the last failure.
     """
     first: dict[str, float] = {}
     last: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Mapping from failures to problems, by the reason of a failure or by its last lines of output.
+"""Find the problem that caused a failure, from the failure's reason or its last lines of output.
 
 The reason has precedence. If the reason does not determine the problem, the first pattern that matches the last lines
 does. These lines come from a script, its libraries or the trainer.
@@ -48,7 +48,7 @@ def problem_of(reason: str, *lines: str) -> Problem | None:
 
 
 def problem_at_end(evidence: JobEvidence) -> Problem | None:
-    """Return the problem that caused the end of a failed job, or None if it is unknown.
+    """Return the problem because of which a failed job ended; None if it is unknown.
 
     The condition Failed has precedence over the last failure.
     """

@@ -1,4 +1,4 @@
-"""Command `concertina drill JOB --scenario NAME`."""
+"""Run the command `concertina drill JOB --scenario NAME`, which tests how a job recovers from a fault."""
 
 from __future__ import annotations
 

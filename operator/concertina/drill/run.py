@@ -1,4 +1,4 @@
-"""One run of a drill, from start to end."""
+"""Run a drill: inject a fault into a job, observe the recovery, revert the fault, and evaluate."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def run(target: DrillTarget, name: str, scenario: Scenario, fault: Fault, 
 
 
 async def _steady(watch: JobWatch) -> JobStatus:
-    """Wait until all replicas train and have finished a step in this round, and return the status."""
+    """Wait until all replicas train and have finished a step in the current round. Return the job's status."""
 
     def steady() -> JobStatus | None:
         status = watch.status
@@ -68,7 +68,7 @@ def _has_wanted_size(status: JobStatus) -> bool:
 
 
 class Recording:
-    """Observations since the injection of the fault."""
+    """Observations of the job since the drill has injected the fault."""
 
     def __init__(self, watch: JobWatch, before: JobStatus) -> None:
         self._watch, self._before = watch, before
@@ -85,7 +85,7 @@ class Recording:
     async def after(self, injection: Injection, expect: Expect) -> None:
         """Wait for the first step after the injection, and for a condition that reports the fault if one is expected.
 
-        The wait ends early if one of these events is overdue.
+        The wait ends early if the step or the condition does not come in time.
         """
         self._injection = injection
         try:
@@ -155,14 +155,17 @@ class Recording:
         self._first_status = watch.status
 
     async def _same_round(self, seconds: float) -> None:
-        """Wait until training continues, according to a log line or a status that is newer than the injection."""
+        """Wait until training continues in the same round.
+
+        A log line or a status that is newer than the injection shows this.
+        """
         watch, step = self._watch, self._watch.step
         news = f"a step within {seconds:g} s"
         await watch.until(news, seconds, lambda: watch.step > step + 1 or self._progress_since(self._injection.at + 1))
         self._first_after = time.time() - self._injection.at
 
     async def _straggler(self, seconds: float) -> None:
-        """Wait until status.stragglers contains the replica into which the fault was injected."""
+        """Wait until `status.stragglers` contains the replica that the drill slows."""
 
         def named() -> bool:
             return any(mark.replica == self._injection.replica for mark in self._watch.status.stragglers)
@@ -190,7 +193,7 @@ class Recording:
         return unix_seconds(saved.at) if saved and new and unix_seconds(saved.at) > at else None
 
     def seen(self, same_pods: bool) -> DrillObservation:
-        """Return all observations."""
+        """Return all observations of the drill, for the verdict."""
         initial_status, first_status, final_status = self._before, self._first_status, self._watch.status
         claim = first_status.world.claim
         # Both statuses are searched. The drill may end after failurePolicy.windowSeconds, when the last status no

@@ -1,4 +1,4 @@
-"""Table of the drills: their faults, and the expectations that a job must meet."""
+"""Table of the drills: for each drill, its fault and how the job must recover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina.terminal.cluster_connection import UserError
 
 @dataclass(frozen=True)
 class Scenario:
-    """Fault of a drill, and the expectations that the job must meet.
+    """A drill: its fault, and the expectations that the job must meet.
 
     `local` is the fault on a local cluster, and `elsewhere` the fault on other clusters. If a fault can't be injected
     there, the field is a sentence with the reason.

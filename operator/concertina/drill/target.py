@@ -1,4 +1,4 @@
-"""Target of a drill: a job and its cluster."""
+"""The job into which a drill injects a fault, and the job's cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ agent.
 
 
 class ProgressSource(enum.Enum):
-    """Sources that show the progress of the job while the fault is active."""
+    """Sources from which a drill observes the job's progress while the fault is active."""
 
     ALL = enum.auto()
     LOGS = enum.auto()
@@ -100,7 +100,10 @@ class DrillTarget:
         raise UserError("No pod of this cluster is the leading operator: the operator runs elsewhere, or it is down.")
 
     async def victim(self) -> Member:
-        """Return a member that is not the coordinator. If there is only one member, return that one."""
+        """Return the member of the job into which the drill injects the fault.
+
+        This is a member that is not the coordinator (the agent of rank 0), unless there is only one member.
+        """
         world = (await self.status()).world
         return next((member for member in world.members if member.replica != world.coordinator), world.members[0])
 
@@ -109,7 +112,7 @@ class DrillTarget:
         return next(member for member in world.members if member.replica == world.coordinator)
 
     async def victim_node(self) -> str:
-        """Return the node of a member, but not the node on which the operator runs.
+        """Return the node that the drill makes fail: the node of a member, without the operator.
 
         Raises:
             UserError: When all members are on the operator's node.
@@ -153,7 +156,7 @@ Fault = Callable[[DrillTarget], AbstractAsyncContextManager[Injection]]
 
 
 def environment_of(job_uid: str, replica: str) -> dict[str, str]:
-    """Return the environment variables by which the agent's process is found on this machine."""
+    """Return the environment variables by which the process of a replica's agent is found on this machine."""
     return {"CONCERTINA_UID": job_uid, "CONCERTINA_REPLICA": replica}
 
 

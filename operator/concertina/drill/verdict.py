@@ -1,4 +1,4 @@
-"""Evaluation of a drill's observations. Pure."""
+"""Decide from a drill's observations whether the job has recovered as expected. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concertina_protocol.log_lines import RoundStarted
 
 @dataclasses.dataclass(frozen=True)
 class Expect:
-    """Expectations of a scenario. None means that there is no expectation."""
+    """Recovery that a scenario expects of the job. A field that is None expects nothing."""
 
     seconds: float
     """Maximum number of seconds from the injection to the next finished step."""
@@ -32,7 +32,7 @@ class Expect:
 
 @dataclasses.dataclass(frozen=True)
 class Seconds:
-    """Times of events in seconds since the injection. None if an event was not observed or not expected."""
+    """Seconds from the injection of the fault to each event. None if an event was not observed or not expected."""
 
     claimed: float | None = None
     """Time at which the operator started a new round because of the fault."""
@@ -81,7 +81,7 @@ class DrillObservation:
 
 @dataclasses.dataclass(frozen=True)
 class DrillVerdict:
-    """Verdict that the drill prints."""
+    """Result of a drill: whether the job recovered as expected, with the observations."""
 
     scenario: str
     job: str

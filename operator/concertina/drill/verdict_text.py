@@ -1,4 +1,4 @@
-"""Verdict as a table for a terminal."""
+"""Show the verdict of a drill as a table in the terminal."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class NoAccess(Exception):
-    """There is no usable configuration for the API server. The message says which one was tried."""
+    """Error that there is no usable configuration for the API server. The message names the source that was tried."""
 
 
 class Access:
@@ -63,9 +63,9 @@ class Access:
         return await self._configuration.get_api_key_with_prefix("BearerToken") or ""
 
     async def renew(self, refused: str) -> None:
-        """Read the credentials again after a request was refused.
+        """Read the credentials again after the API server refused the credentials `refused`.
 
-        Requests refused with the same credentials share one read.
+        Several requests that were refused with the same credentials cause only one read.
         """
         async with self._lock:
             if await self.authorization() == refused:

@@ -68,10 +68,10 @@ class _PageTooLarge(Exception):
 
 
 async def once_reachable(purpose: str, ask: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of the request `ask`. Repeat the request while the API server is unreachable.
+    """Send a request with `ask`, and repeat it while the API server is unreachable. Return the result.
 
-    Callers that can do nothing without the result use this function. Waiting is better than a process that is restarted
-    with increasing delays. Errors other than Unreachable are raised.
+    Callers that can do nothing without the result use this function. Waiting is better than a process that ends and is
+    restarted with increasing delays. Errors other than Unreachable are raised.
     """
     failures = 0
     while True:
@@ -539,14 +539,14 @@ def _why(lost: Exception) -> str:
 
 
 def _passes(status: int) -> bool:
-    """Return whether a request that got this HTTP status may succeed if it is repeated."""
+    """Return whether a request that failed with this HTTP status may succeed if the client repeats it."""
     return status == 429 or status >= 500
 
 
 def _of_stream(status: int, body: bytes) -> ApiError:
-    """Return the exception for the error of a stream.
+    """Return the exception for a refused request for a stream (a watch or a log).
 
-    Streams are not retried here, because only the caller knows from which version to continue.
+    The client does not retry streams, because only the caller knows from which version to continue.
     """
     error = from_status(status, body)
     return Unreachable(error.status, error.reason, error.message) if _passes(status) else error

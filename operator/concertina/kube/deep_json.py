@@ -36,7 +36,7 @@ def dumps(value: Any) -> bytes:
 
 
 def cut(text: bytes) -> bytes:
-    """Return the same JSON text, with LEFT_OUT in place of values that are nested deeper than DEEPEST levels.
+    """Return JSON text in which values below DEEPEST levels of nesting are replaced by LEFT_OUT.
 
     Raises:
         ValueError: When brackets are unbalanced.
@@ -62,7 +62,7 @@ def _loads_whole(text: str | bytes) -> Any:
 
 
 def _loads_cut(without: str) -> Any:
-    """Decode JSON text from which deep values were cut.
+    """Decode `without`, a JSON text from which deep values were removed.
 
     Raises:
         ValueError: When the text is not JSON.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """Error response of the API server. `str()` returns the server's message."""
+    """Base class of error responses of the API server. `str()` returns the server's message."""
 
     def __init__(self, status: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -18,52 +18,52 @@ class ApiError(Exception):
 
 
 class Unauthorized(ApiError):
-    """The credentials are missing, invalid or expired."""
+    """Error: the credentials are missing, invalid or expired."""
 
 
 class Forbidden(ApiError):
-    """RBAC, a quota or an admission plugin refused the request."""
+    """Error: RBAC, a quota or an admission plugin refused the request."""
 
 
 class NamespaceEnds(Forbidden):
-    """The namespace is being deleted, so no object can be created in it any more."""
+    """Error: the namespace is being deleted, so the API server creates no more objects in it."""
 
 
 class NotFound(ApiError):
-    """The object does not exist."""
+    """Error: the requested object does not exist."""
 
 
 class Conflict(ApiError):
-    """A precondition (uid or resourceVersion) failed, or there was a concurrent write."""
+    """Error: a precondition (uid or resourceVersion) failed, or another client wrote at the same time."""
 
 
 class AlreadyExists(Conflict):
-    """An object with this name exists."""
+    """Error: an object with the name of the new object already exists."""
 
 
 class Gone(ApiError):
-    """The resourceVersion is too old, so the objects must be listed again."""
+    """Error: the resourceVersion is too old, so the client must list the objects again."""
 
 
 class Invalid(ApiError):
-    """The object violates its schema or a rule."""
+    """Error: the object violates its schema or a validation rule."""
 
 
 class TestFailed(Invalid):
-    """A `test` operation of a JSON patch failed, because the object has changed."""
+    """Error: a `test` operation of a JSON patch failed, because the object has changed."""
 
     __test__ = False  # the name is Kubernetes' term, and pytest must not collect the class
 
 
 class Unreachable(ApiError):
-    """The API server gave no usable response in time.
+    """Error: the API server gave no usable response in time.
 
     Each attempt failed to connect, timed out, or got the status 429 or 5xx.
     """
 
 
 class WebhookFailed(Unreachable):
-    """An admission webhook gave no usable response, so the API server can't accept such objects for now."""
+    """Error: an admission webhook gave no usable response, so the API server refuses such objects for now."""
 
 
 _KINDS: dict[int, type[ApiError]] = {

@@ -17,7 +17,7 @@ MOST_OUTPUT = 16 * 1024 * 1024
 
 
 class CommandFailed(ApiError):
-    """The command failed. The message contains the output."""
+    """Error that a command in a container failed. The message contains the command's output."""
 
 
 async def execute(
@@ -69,9 +69,10 @@ async def execute(
 
 
 def outcome(status: bytes, text: str) -> str:
-    """Return why a command failed; empty if it succeeded.
+    """Return why a command in a container failed; empty if it succeeded.
 
-    The `Status` object at the end of the stream says whether the command succeeded. `text` is the command's output.
+    `status` is the `Status` object at the end of the stream, which says whether the command succeeded. `text` is the
+    command's output.
     """
     result = status_object(status)
     if result.get("status") == "Success":

@@ -1,5 +1,6 @@
-"""Local copy of all objects of one kind: a LIST in pages, then a WATCH with bookmarks, and a new LIST after status 410.
+"""Local copy of all objects of one kind.
 
+The copy begins with a LIST in pages, followed by a WATCH with bookmarks. After status 410, it begins again with a LIST.
 With kopf, the same copy would cost 30 times the CPU (decision "Requests to the API server through aiohttp").
 """
 
@@ -33,7 +34,7 @@ The permission may be missing for months.
 
 
 class WatchEnd(enum.StrEnum):
-    """Reasons why a watch ended. The watch is started again."""
+    """Reasons why a watch ended. The reflector then starts a new watch."""
 
     CLOSED = "closed"
     """The API server closed the watch regularly, as it does every few minutes."""
@@ -45,7 +46,7 @@ class WatchEnd(enum.StrEnum):
 
 @dataclass(frozen=True)
 class CachedObject(Generic[T]):
-    """Parsed object with its uid and version."""
+    """Object in the form in which `parse` returned it, with its uid and version."""
 
     uid: str
     version: int
@@ -55,7 +56,8 @@ class CachedObject(Generic[T]):
 class Reflector(Generic[T]):
     """Cache of all objects of one kind.
 
-    `parse` returns what to store of an object. `changed(old, new)` is called for each difference, including deletions.
+    `parse` returns the part of an object to store. The reflector calls `changed(old, new)` for each difference,
+    including deletions.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ Raw = dict[str, Any]
 
 @dataclass(frozen=True)
 class Resource:
-    """Kind of objects, with its API path."""
+    """Kind of Kubernetes objects, with its API path."""
 
     api: str
     """Path of the API version: api/v1 or apis/GROUP/VERSION."""

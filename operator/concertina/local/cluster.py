@@ -34,7 +34,7 @@ def silent(_: str) -> None:
 
 
 class LocalCluster:
-    """A local cluster that has been set up: its kubeconfig, nodes and control plane components."""
+    """A local cluster that has been set up, with its kubeconfig, nodes and control plane components."""
 
     def __init__(self, record: ClusterRecord) -> None:
         self.record = record
@@ -86,7 +86,7 @@ class LocalCluster:
         nodes.cont(self.record, name)
 
     def start_node(self, name: str) -> None:
-        """Boot a node that was killed. The node becomes Ready later (see wait_nodes)."""
+        """Boot a node that was killed. The node is Ready some time later (see `wait_nodes`)."""
         if nodes.process(self.record, name) is None:
             nodes.finish_boot(nodes.boot(self.record, [name]))
 
@@ -256,7 +256,10 @@ def _create(name: str, folder: Path, options: Options, binaries: dict[str, Path]
 
 
 def _off_by_default(options: Options) -> components.OffByDefault:
-    """Return the Kubernetes features that the options enable and that are off by default."""
+    """Return the Kubernetes features to switch on because of `options`.
+
+    Kubernetes does not enable these features by default.
+    """
     admission = "OwnerReferencesPermissionEnforcement" if options.owner_permissions else ""
     if not options.gang_scheduling:
         return components.OffByDefault(admission=admission)

@@ -1,4 +1,4 @@
-"""Operations on nodes from outside: define, boot, kill, stop and continue.
+"""Operations on the nodes of a local cluster from outside: define, boot, kill, stop and continue.
 
 A node is process 1 of its pid namespace and all processes below it.
 """

@@ -77,7 +77,7 @@ class Server:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Send SIGKILL to the server. Its data stay."""
+        """Send SIGKILL to the server. The server's data remain on disk."""
         identity = lifetime.find(self._folder, _NAME)
         processes.kill([identity] if identity else [])
 
@@ -179,7 +179,10 @@ def load(folder: Path) -> Server | None:
 def running(
     folder: Path, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE
 ) -> Iterator[Server]:
-    """Context manager for an S3 server. If its folder is in a cluster's folder, it also ends with the cluster."""
+    """Context manager that runs an S3 server with the given buckets.
+
+    If the server's folder is in a cluster's folder, the server also ends with the cluster.
+    """
     try:
         yield _started(folder, buckets, flags)
     finally:
@@ -210,7 +213,10 @@ def _started(folder: Path, buckets: Sequence[str], flags: Mapping[str, str]) -> 
 
 @contextlib.contextmanager
 def serve(name: str, buckets: Sequence[str] = ("concertina",), flags: Mapping[str, str] = NONE) -> Iterator[Server]:
-    """Context manager for an S3 server without a cluster. It also ends if this process is killed with SIGKILL."""
+    """Context manager that runs an S3 server without a cluster.
+
+    The server also ends if this process is killed with SIGKILL.
+    """
     with lifetime.guarded(name), running(state.directory(name), buckets, flags) as server:
         yield server
 

@@ -44,7 +44,7 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class PodQuota:
-    """Kueue quota that a new pod uses."""
+    """Kueue quota that a new pod uses: the Workload that holds the quota, and the pod set in it."""
 
     lender: tuple[str, int]
     """Name of the admitted Workload whose quota the pod uses, and the total number of pods of that Workload.
@@ -65,7 +65,7 @@ class ApplyPodGroup:
 
 @dataclass(frozen=True)
 class DeletePodGroup:
-    """Delete the job's pod group, because no pod of the job refers to the group any more."""
+    """Delete the job's pod group (of a gang scheduler), because no pod of the job refers to the group any more."""
 
     api: GangApi
     name: str
@@ -146,9 +146,9 @@ class CreateWorkload:
 
 @dataclass(frozen=True)
 class WorkloadKey:
-    """Identity and version of a Workload.
+    """Identity and version of a Workload (Kueue's request for quota).
 
-    A write is refused if the Workload no longer has this uid and resourceVersion.
+    The API server refuses a write if the Workload no longer has this uid and resourceVersion.
     """
 
     name: str
@@ -230,11 +230,12 @@ WorkloadWrite = (
 
 @dataclass(frozen=True)
 class Send:
-    """A call to one agent.
+    """Call one agent (the process in a replica's pod that starts the workers).
 
-    A call is not sent twice while a call with the same kind, round and claim is in progress or answered. There are two
-    exceptions: a call that failed (`Call.error`) is sent again, and a Drain is sent again if it must now be durable.
-    The agent's `AgentView` lists the call from the moment at which the call is sent.
+    The operator does not repeat a call while a call with the same kind, round and claim is in progress or answered.
+    There are two exceptions. A call that failed (`Call.error`) is sent again. A Drain call is sent again if the drain
+    must now end with a durable checkpoint. The agent's `AgentView` lists the call from the moment at which the operator
+    sends it.
     """
 
     replica: str

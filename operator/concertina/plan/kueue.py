@@ -20,7 +20,7 @@ LOWEST_PRIORITY = -(2**31)
 
 
 class PodSet(enum.StrEnum):
-    """Sets into which a Workload divides a job's pods. Each set has its own count."""
+    """Names of the sets into which a Kueue Workload divides a job's pods. Each set has its own count."""
 
     TRAINER = "trainer"
     SPARES = "spares"
@@ -38,7 +38,7 @@ Request = tuple[tuple[PodSet, int], ...]
 def wanted_sets(spec: JobSpec) -> tuple[PodSet, ...]:
     """Return the pod sets that the job's Workload lists.
 
-    Optional sets are listed only if the job wants pods in them.
+    Optional sets are listed only if the spec asks for pods of that set.
     """
     spares = (PodSet.SPARES,) if spec.standby_replicas else ()
     rendezvous = (PodSet.RENDEZVOUS,) if spec.launcher is Launcher.TORCHRUN else ()
@@ -54,7 +54,7 @@ class ConditionName(enum.StrEnum):
 
 
 class EvictionReason(enum.StrEnum):
-    """Reasons of Kueue's Evicted condition that the operator treats specially."""
+    """Reasons of Kueue's Evicted condition for which the operator acts in a special way."""
 
     PREEMPTED = "Preempted"
     NODE_FAILURES = "NodeFailures"
@@ -177,7 +177,7 @@ class WorkloadView:
 
     @property
     def reserved(self) -> bool:
-        """Return whether Kueue counts quota for the Workload."""
+        """Return whether Kueue counts any quota for the Workload."""
         return self.admission is not None and not self.finished
 
     @property
@@ -197,7 +197,7 @@ class WorkloadView:
     def granted(self) -> Counts:
         """Number of pods in each pod set for which Kueue counts quota.
 
-        It is the admitted count, or the Workload's current count if that is lower.
+        The number is the admitted count, or the Workload's current count if the current count is lower.
         """
         assignments = self.admission or {}
         return {
@@ -218,7 +218,7 @@ class FlavorView:
 
 @dataclass(frozen=True)
 class QuotaView:
-    """The queue of a job, with the job's Workloads."""
+    """The Kueue queue of a job, with the job's Workloads (its requests for quota)."""
 
     queue: str
     """Name of the LocalQueue."""

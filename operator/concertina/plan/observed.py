@@ -183,7 +183,7 @@ class PodView:
 
 
 class BlockedBy(enum.Enum):
-    """Reasons why a waiting job can't start even if other jobs release resources. The values are shown to users."""
+    """Reasons why a waiting job can't start even if other jobs release resources. Users see the values."""
 
     EXCLUDED = "no node can run its pods, even if the node is empty"
     TOO_LARGE = "all nodes together can't run as many pods as it needs, even if the nodes are empty"
@@ -196,7 +196,7 @@ class BlockedBy(enum.Enum):
 class QueuePlace:
     """Place of a job among the jobs that wait for resources.
 
-    The default value means that the job waits alone or does not wait.
+    The default value means that the job does not wait, or that no other job waits.
     """
 
     ahead: tuple[str, str] | None = None
@@ -273,11 +273,11 @@ class Call:
         )
 
     def is_of(self, claim: Claim) -> bool:
-        """Return whether the call was made for the given claim."""
+        """Return whether the operator made the call for the given claim (its attempt to form a round)."""
         return (self.round, self.claim) == (claim.round, claim.claim_id)
 
     def waited_for(self, now: float) -> float:
-        """Return the seconds for which the operator has waited for the agent."""
+        """Return the seconds for which the operator has waited for the agent's answer to this call."""
         return 0.0 if self.sent_at is None else now - self.sent_at
 
     @property
@@ -288,8 +288,8 @@ class Call:
     def covers(self, new: Call) -> bool:
         """Return whether this call makes a new call of the same kind unnecessary.
 
-        It does if both ask for the same thing. If this call is already answered, both must also name the same
-        candidates.
+        It does if both calls ask for the same thing. If this call is already answered, both calls must also name the
+        same candidates.
         """
         is_same_request = (self.round, self.claim, self.request) == (new.round, new.claim, new.request)
         answered = self.done_at is not None and not self.error
@@ -307,10 +307,9 @@ class ConnectionRefusal(enum.Enum):
 
 @dataclass(frozen=True)
 class AgentView:
-    """What the operator knows from its contact with one replica's agent.
+    """State of the contact between this operator and the agent of one replica.
 
-    This knowledge is lost when the operator restarts. It is also lost when the replica's pod is created anew under the
-    same name.
+    The state is lost when the operator restarts. It is also lost when a new pod of the replica gets the same name.
     """
 
     connected: bool = False
@@ -348,15 +347,15 @@ class AgentView:
 
     @property
     def silent_since(self) -> float | None:
-        """Unix time at which an agent that is not connected fell silent.
+        """Unix time since which an agent that is not connected has been silent.
 
-        This is the time at which its stream broke. If no stream has been open so far, it is the time at which one was
-        first wanted.
+        This is the time at which its stream broke. If no stream has been open yet, it is the time at which the operator
+        first wanted to open one. It is None if the operator never wanted a stream.
         """
         return self.wanted_at if self.lost_at is None else self.lost_at
 
     def silent_for(self, now: float) -> float | None:
-        """Return the seconds in which the agent could have been connected and was not.
+        """Return the seconds for which the agent has not been connected although it could have been.
 
         The result is None if the operator never wanted a stream to the agent.
         """
@@ -373,7 +372,7 @@ class AgentView:
 
     @property
     def alive(self) -> bool:
-        """True if the agent answers.
+        """True if the agent answers in any way.
 
         An agent that refuses the operator's certificate counts as alive too. The cause is then the operator's master
         key (decision "Agents with another key count as alive").
@@ -382,7 +381,7 @@ class AgentView:
 
 
 class Refusal(enum.Enum):
-    """What must change before the API server accepts a pod that it refused."""
+    """Kinds of reasons for which the API server refuses a pod, by what must change before it accepts the pod."""
 
     QUOTA = enum.auto()
     """Resource quota must become free."""
@@ -403,7 +402,7 @@ class Refusal(enum.Enum):
 
 @dataclass(frozen=True)
 class CreateRefusal:
-    """The last creation of a pod of the job that the API server refused."""
+    """The API server's last refusal to create a pod of the job."""
 
     kind: Refusal
     message: str
@@ -415,7 +414,7 @@ class CreateRefusal:
 
 @dataclass(frozen=True)
 class UriHolder:
-    """A live job that uses a checkpoint folder."""
+    """A live job that uses a checkpoint folder, so that no other job may use it."""
 
     name: str
     """Name of the job, as namespace/name."""

@@ -157,7 +157,8 @@ def unknown_fields(ctx: JobContext) -> tuple[Event, ...]:
 def _unreadable(observed: JobObservation, now: float) -> Plan:
     """Return a plan that reports an invalid manifest and does nothing else.
 
-    Such a manifest was accepted by the CRD of another version. A job that has ended keeps its status.
+    The API server accepted this manifest because its CRD is of another version than the operator. A job that has ended
+    keeps its status.
     """
     job = observed.job
     if any(job.status.is_true(kind) for kind in ENDED):

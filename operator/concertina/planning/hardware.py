@@ -48,12 +48,12 @@ class Gpu:
 
     @property
     def usable(self) -> float:
-        """Bytes that tensors can use."""
+        """Bytes of the GPU's memory that tensors can use."""
         return usable_memory(self.memory)
 
     @property
     def flops(self) -> float:
-        """Peak floating-point operations per second for dense matrix products in bfloat16."""
+        """Floating-point operations that the GPU can do per second, for dense matrix products in bfloat16."""
         return PEAK_FLOPS[self.device]
 
 

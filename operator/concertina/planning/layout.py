@@ -16,7 +16,7 @@ from concertina_trainer.planning.description import Description
 
 
 class DerivedGroup(enum.StrEnum):
-    """Group of ranks that combines parts of the groups of other dimensions."""
+    """Kind of group that is no dimension of the layout: its ranks come from groups of several dimensions."""
 
     expert = "expert"
 
@@ -53,7 +53,7 @@ class ParallelLayout:
 
     @property
     def trained(self) -> int:
-        """Number of weights that are trained."""
+        """Number of the model's weights that are trained and not frozen."""
         return self.own.trained if self.own else self.trainer.model.trained_weights
 
     @property
@@ -62,7 +62,7 @@ class ParallelLayout:
 
     @property
     def flops(self) -> float:
-        """Floating-point operations for one element of a sequence, forward and backward."""
+        """Floating-point operations of the model for one element of a sequence, forward and backward."""
         return self.own.flops if self.own else token_flops(self.trainer.model)
 
     @property
@@ -71,7 +71,7 @@ class ParallelLayout:
 
     @property
     def elements(self) -> str:
-        """Name for the elements of a sequence: "frames" or "tokens"."""
+        """Name for the elements of a sequence: "frames" (one vector per position) or "tokens"."""
         return "frames" if self.own and self.own.of_frames else "tokens"
 
     @property
@@ -86,7 +86,7 @@ class ParallelLayout:
         return self.parallelism.expert if isinstance(group, DerivedGroup) else self.degrees.degree(group)
 
     def crosses(self, group: Group) -> bool:
-        """Return whether a group communicates between nodes."""
+        """Return whether the ranks of a group are on several nodes, so that they communicate between nodes."""
         return self.degree(group) > 1 and self.on_node(group) < self.degree(group)
 
     def on_node(self, group: Group) -> int:
@@ -100,14 +100,17 @@ class ParallelLayout:
         return max(1, min(degree, self.per_node // stride))
 
     def expert_place(self, rank: int) -> int:
-        """Return the index of the part of the experts that a rank has. There are `parallelism.expert` parts."""
+        """Return which part of the experts (in a mixture of experts) a rank has, from 0.
+
+        There are `parallelism.expert` parts.
+        """
         place, shards = self.degrees.place(rank), self.parallelism.expert_shards
         within = self.parallelism.expert // shards
         return place.shard % shards * within + (place.context * self.degrees.tensor + place.tensor) % within
 
     @property
     def data(self) -> int:
-        """Number of data-parallel groups. Each computes different sequences."""
+        """Number of data-parallel groups of the layout. Each group computes different sequences."""
         return self.size // self.parallelism.group
 
 

@@ -36,7 +36,7 @@ class RankMemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Total bytes of device memory."""
+        """Bytes of device memory that the rank needs, over all kinds."""
         return sum(self.kinds.values())
 
     @property
@@ -52,7 +52,7 @@ def rank_memory(measured: Mapping[str, Any]) -> RankMemoryEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Tokens, duration and cost of a complete run."""
+    """Number of tokens, duration and cost of a complete training run."""
 
     tokens: float
     seconds: float
@@ -99,7 +99,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool | None:
-        """True if the peak fits into the GPU's memory; None if the peak is unknown."""
+        """True if the peak of the rank's memory fits into the GPU's memory; None if the peak is unknown."""
         return None if self.peak is None else self.peak.total <= self.gpu.usable
 
     def rate(self, part: Traffic) -> float:
@@ -144,13 +144,13 @@ def outlook(
 def sizes(spec: JobSpec, smallest: int, largest: int) -> list[int]:
     """Return all valid numbers of replicas from `smallest` to `largest`.
 
-    The result is empty if `smallest` is 0.
+    The result is empty if `smallest` is 0, which means that no number is valid.
     """
     return list(range(smallest, largest + 1, spec.replica_step)) if smallest else []
 
 
 def bottleneck(estimate: Estimate) -> str:
-    """Return a sentence on the main bottleneck of a layout and what to try.
+    """Return a sentence that says what limits the speed of a layout, and what to try.
 
     If the layout does not fit into memory, the sentence says so instead.
     """
@@ -256,7 +256,7 @@ def _less(estimate: Estimate, kind: str) -> str:
 
 
 def _less_of_own(estimate: Estimate, own: OwnDescription, kind: str) -> str:
-    """Return advice for reducing the memory of a custom model, which only FSDP can shard."""
+    """Return advice on how to reduce the memory of a custom model, which only FSDP can shard."""
     trainer, parts = (
         estimate.layout.trainer,
         "give ModelSpec.blocks " + ("smaller parts" if own.blocks else "the parts"),

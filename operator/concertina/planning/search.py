@@ -1,4 +1,4 @@
-"""Search for layouts of a given number of GPUs that may be good, fastest first."""
+"""Search for good layouts of a job on a given number of GPUs, ordered by speed, the fastest first."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def _divisors(number: int) -> list[int]:
 
 
 def least_memory(layout: ParallelLayout) -> float:
-    """Return a lower bound of the bytes that a rank needs. If even these do not fit, the layout is impossible.
+    """Return a lower bound of the bytes that a rank needs.
 
-    The bytes of the state are exact. For the decoder's activations, the bound counts what every schedule needs.
+    If a GPU has less memory than this bound, the layout is impossible. The bytes of the state are exact. For the
+    decoder's activations, the bound counts what every schedule needs.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     weights = rank_weights(layout)

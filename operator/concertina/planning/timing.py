@@ -81,7 +81,7 @@ def bubble_share(layout: ParallelLayout, microbatches: int) -> float:
 
 
 def link(layout: ParallelLayout, part: Traffic, gpu: Gpu, fabric: float) -> float:
-    """Return the rate, in bytes per second, at which a rank sends the given traffic.
+    """Return the rate, in bytes per second, at which a rank sends the traffic `part`.
 
     A ring over several nodes uses the network links of all GPUs that a node has in the group.
     """
@@ -175,7 +175,7 @@ def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
 
 
 def moved(layout: ParallelLayout, recompute_factor: float) -> float:
-    """Return the bytes per token that all operations except matrix products read and write.
+    """Return the bytes per token that a rank reads from and writes to memory in all operations but matrix products.
 
     `recompute_factor` scales the operations that activation recomputation may repeat.
     """

@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def sent(self) -> float:
-        """Bytes that the rank sends, by ring algorithms.
+        """Bytes that the rank sends in a step for this traffic, with ring algorithms.
 
         An all-reduce consists of a reduce-scatter and an all-gather.
         """
@@ -57,20 +57,20 @@ def batch(layout: ParallelLayout) -> BatchPlan:
 
 
 def stage_blocks(layout: ParallelLayout) -> int:
-    """Return the largest number of blocks that a rank has."""
+    """Return the largest number of transformer blocks that one rank has."""
     return math.ceil(layout.blocks / layout.parallelism.pipeline)
 
 
 def routed_blocks(layout: ParallelLayout) -> int:
-    """Return the number of blocks with experts among the `stage_blocks`."""
+    """Return how many of the blocks counted by `stage_blocks` have experts."""
     return min(stage_blocks(layout), layout.trainer.model.routed_layers)
 
 
 @dataclasses.dataclass(frozen=True)
 class RankWeights:
-    """Largest number of weights that a rank needs for computation, when its sharded weights are gathered.
+    """Largest number of weights that a rank has at a time when it gathers its sharded weights for a computation.
 
-    Only tensor and expert parallelism divide these weights.
+    Only tensor and expert parallelism divide these weights among ranks.
     """
 
     blocks: float
@@ -84,7 +84,7 @@ class RankWeights:
 
     @property
     def held(self) -> float:
-        """Number of weights in this rank's shards."""
+        """Number of weights in the shards that this rank stores."""
         return self.held_blocks + self.ends / self.ranks
 
     @property
@@ -158,7 +158,10 @@ def host_bytes(layout: ParallelLayout) -> float:
 
 
 def _gatherings(layout: ParallelLayout, plan: BatchPlan) -> tuple[int, int]:
-    """Return the number of all-gathers in a step: of the blocks' weights, and of the weights outside the blocks."""
+    """Return the number of all-gathers in a step, as two numbers.
+
+    The first number is for the weights of blocks, the second for the weights outside of blocks.
+    """
     parallelism, count = layout.parallelism, plan.microbatches
     free = frees_weights(layout.trainer, parallelism, layout.weights)
     if parallelism.pipeline == 1:
@@ -203,10 +206,10 @@ def reductions(layout: ParallelLayout, plan: BatchPlan) -> int:
 
 
 def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) -> list[Traffic]:
-    """Return the traffic of tensor groups.
+    """Return the bytes that a rank sends to its tensor groups in a step.
 
-    In a block with experts, only attention and shared experts count. The gradients of routers are added. Each stage
-    also has the embedding's result and the output layer's input.
+    In a block with experts, only attention and shared experts use tensor groups. The result includes the gradients of
+    the experts' routers. On each pipeline stage, it also includes the embedding's result and the output layer's input.
     """
     model, routed, overlapped = layout.trainer.model, routed_blocks(layout), layout.parallelism.async_tensor
     halves = 2 * stage_blocks(layout)
@@ -232,8 +235,9 @@ def _of_tensor_groups(layout: ParallelLayout, plan: BatchPlan, residual: float) 
 def _gathers_of_half(activations: Activations, overlapped: bool) -> int:
     """Return the number of all-gathers and reduce-scatters of one attention or feed-forward layer.
 
-    The forward and the backward pass have one of each. Recomputation repeats those of the forward pass. Overlapped
-    products gather their input once more, and their results count as products that may be kept in memory.
+    The forward and the backward pass have one of each. Recomputation repeats those of the forward pass. With
+    `overlapped` matrix products, the input is gathered once more, and the results count as products that may be kept in
+    memory.
     """
     is_recomputed = activations is Activations.recompute or (activations is Activations.products and not overlapped)
     return 4 + 2 * is_recomputed + overlapped

@@ -45,7 +45,7 @@ WIDE = "body { max-width: none; margin: 1.5em } form { display: inline }"
 
 @dataclasses.dataclass(frozen=True)
 class DashboardView:
-    """Namespaces, grouping, order and page number of the list of jobs."""
+    """Options of the list of jobs: namespaces, grouping, order and page number."""
 
     all_namespaces: bool
     by: str = ""
@@ -125,7 +125,7 @@ def job_page(
 
 
 def trouble_page(title: str, sentence: str, nonce: str) -> str:
-    """Return an error page. It is shown in place of the requested page."""
+    """Return an error page, which the browser shows in place of the requested page."""
     root, body, main = _refreshing_document(title, nonce)
     body.insert(0, element("a", "All jobs", href="/"))
     xml.SubElement(main, "h1").text = title

@@ -37,7 +37,7 @@ Cell = str | xml.Element
 
 
 def document(title: str) -> tuple[xml.Element, xml.Element, xml.Element]:
-    """Return a new document, its head and its body."""
+    """Return a new HTML document, its head element and its body element."""
     root = xml.Element("html", lang="en")
     head = xml.SubElement(root, "head")
     xml.SubElement(head, "meta", charset="utf-8")

@@ -48,7 +48,7 @@ def page(
 
 
 def headline(body: xml.Element, title: str, status: JobStatus) -> None:
-    """Add the title, the current state of the job, and its progress."""
+    """Add the heading of the report: the title, the current state of the job, and its progress."""
     xml.SubElement(body, "h1").text = title
     ready = status.condition(ConditionType.READY)
     state = paragraph(body, "")
@@ -66,7 +66,7 @@ def chapters(
     unseen: Sequence[str],
     events: Sequence[Raw],
 ) -> None:
-    """Add all sections about a run, most urgent first."""
+    """Add all sections of the report about a run, the most urgent first."""
     table(body, (), _summary(evidence))
     _findings(section(body, "What is wrong"), evidence, diagnosis)
     _time(section(body, "Where the time went"), evidence.status.goodput)
@@ -164,7 +164,7 @@ def _curves(body: xml.Element, evidence: JobEvidence) -> None:
 
 
 def _not_undone(points: Iterable[S]) -> Sequence[S]:
-    """Return the points without those whose steps were repeated later."""
+    """Return the points of steps that count. Points are left out if the same step was trained again later."""
     valid_points: list[S] = []
     for point in points:
         while valid_points and valid_points[-1].step >= point.step:

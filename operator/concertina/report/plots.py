@@ -73,7 +73,7 @@ def bar(parts: Sequence[tuple[str, float]]) -> xml.Element:
 
 
 def _fewer(points: Sequence[Point]) -> Sequence[Point]:
-    """Return at most about MOST_POINTS points: every n-th point and the last point."""
+    """Return at most about MOST_POINTS of the points: every n-th point and the last one."""
     stride = math.ceil(len(points) / MOST_POINTS)
     return points if stride <= 1 else [*points[:-1:stride], points[-1]]
 

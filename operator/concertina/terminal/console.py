@@ -1,4 +1,4 @@
-"""Consoles on which commands print."""
+"""Consoles on which commands print text from the cluster safely."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ LATE = 3
 
 
 def loss(history: LossHistory, width: int = WIDTH) -> str:
-    """Return the curve of the loss, scaled from its minimum to its maximum. Empty without any loss."""
+    """Return the curve of the loss as a line of text, scaled from its minimum to its maximum; empty without a loss."""
     return _line([_last(point.loss for point in column) for column in _columns(history.points, width)], low=None)
 
 
 def world(history: LossHistory, width: int = WIDTH) -> str:
-    """Return the curve of the number of replicas, scaled from zero.
+    """Return the curve of the number of replicas as a line of text, scaled from zero.
 
     Each column shows the smallest number in its period.
     """
@@ -32,10 +32,10 @@ def world(history: LossHistory, width: int = WIDTH) -> str:
 
 
 def _columns(points: Sequence[Point], width: int) -> list[list[Point]]:
-    """Return the points of each column's period.
+    """Return the points of the history for each column of the curve.
 
-    If the gap between two points is not much longer than usual, copies of the earlier point fill the empty columns
-    between them.
+    Each column stands for a period. If the gap between two points is not much longer than usual, copies of the earlier
+    point fill the empty columns between them.
     """
     if not points:
         return []

@@ -35,7 +35,7 @@ COLUMNS = (
 
 
 class AttentionLevel(enum.IntEnum):
-    """How urgently a job needs attention. Smaller values are more urgent."""
+    """Levels of how urgently a job needs attention. Smaller values are more urgent."""
 
     STALLED = 0
     """The job waits for action by a person."""
@@ -48,7 +48,7 @@ class AttentionLevel(enum.IntEnum):
 
 
 class RowOrder(enum.StrEnum):
-    """Order in which the rows are sorted."""
+    """Orders in which the rows of the table of jobs can be sorted."""
 
     ATTENTION = "attention"
     GOODPUT = "goodput"

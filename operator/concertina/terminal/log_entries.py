@@ -24,7 +24,7 @@ _LONGEST_LINE = 16_384
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line of a log."""
+    """One line of a replica's log, with its time, round and rank."""
 
     at: str
     """Time of the line in RFC 3339. Empty if it is unknown."""
@@ -134,7 +134,7 @@ def _count(value: JsonValue) -> int | None:
 
 
 def split(line: str) -> tuple[str, str]:
-    """Return the timestamp before a line, which the kubelet adds, and the line itself.
+    """Return the timestamp with which the kubelet begins a log line, and the rest of the line.
 
     The timestamp is empty if the line has none.
     """

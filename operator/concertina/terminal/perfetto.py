@@ -22,7 +22,7 @@ class RankTrace:
 
     @property
     def base(self) -> int:
-        """Unix time in nanoseconds of the trace's time zero. Events count in microseconds from there."""
+        """Unix time, in nanoseconds, from which the trace counts. Events have microseconds since then."""
         return int(self.trace.get("baseTimeNanoseconds") or 0)
 
     @property
@@ -32,7 +32,7 @@ class RankTrace:
 
     @property
     def begin(self) -> int:
-        """Unix time of the first event, in nanoseconds."""
+        """Unix time, in nanoseconds, of the first event in the rank's trace."""
         return self.base + int(1000 * min((event["ts"] for event in self.events if event.get("ph") == "X"), default=0))
 
 
@@ -80,7 +80,10 @@ def _process_names(rank_trace: RankTrace, pid: int, number: int) -> Iterable[Tra
 
 
 def _collectives(rank_trace: RankTrace, origin: int) -> Iterable[TraceEvent]:
-    """Yield a row with the collectives that the flight record contains since the start of the trace."""
+    """Yield the trace events of a row with the collectives in the flight record.
+
+    Only collectives since the start of the trace are included.
+    """
     pid = _pid(rank_trace.rank, 0)
     rows = [
         entry

@@ -46,7 +46,7 @@ def word(status: JobStatus) -> str:
 
 
 def said(status: JobStatus) -> str:
-    """Return the operator's message about the job."""
+    """Return the message with which the operator describes the job's state."""
     ready = status.condition("Ready")
     return f"{ready.reason}: {ready.message}" if ready else "nothing yet"
 
@@ -61,7 +61,7 @@ def age(timestamp: str | None) -> str:
 
 
 def table(jobs: Iterable[Raw], with_namespace: bool) -> Table:
-    """Return a table with one row per job."""
+    """Return a table with one row for each of the given jobs."""
     names = ["Name", "Status", "World", "Step", "Progress", "ETA", "Loss", "Checkpoint", "Failures", "Age"]
     result = Table(
         *(["Namespace"] if with_namespace else []), *names, box=None, header_style="bold", padding=(0, 2, 0, 0)
@@ -144,7 +144,7 @@ def members(world: World, pods: Mapping[str, Raw], report: Report | None) -> Tab
 
 
 def _step(member: MemberState, coordinator: Report) -> str:
-    """Return the step that the member reported at the end of the round.
+    """Return the step that the member reported at the end of the round, as text.
 
     While all members run, the step is that of rank 0, which the coordinator reports.
     """
@@ -317,7 +317,7 @@ def _progress(status: JobStatus) -> RenderableType:
 
 
 def mfu(progress: JobProgress) -> str:
-    """Return the model FLOPs utilization by both conventions, or an empty string if it is unknown."""
+    """Return the model FLOPs utilization by both usual conventions, as text; empty if it is unknown."""
     full = progress.mfu_full_attention
     also = f" ({full:.1%} with all of attention counted)" if full else ""
     return f"{progress.mfu:.1%}{also}" if progress.mfu else ""
@@ -342,7 +342,7 @@ def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:
 
 
 def _time_bars(goodput: Goodput) -> Table:
-    """Return one bar for each goodput class, longest first."""
+    """Return a table with one bar for each class of the job's time, the longest first."""
     parts = sorted(goodput.by_class.items(), key=lambda part: -part[1])
     total, longest = sum(goodput.by_class.values()) or 1.0, parts[0][1] or 1.0
     result = Table.grid(padding=(0, 1))
@@ -380,7 +380,7 @@ def last_events(events: Sequence[Raw]) -> Iterable[tuple[str, ...]]:
 
 
 def goodput(spent: Goodput) -> str:
-    """Return a sentence with the goodput."""
+    """Return a sentence with the goodput (the percentage of time in which new steps were made)."""
     if spent.at is None:
         return "not counted yet"
     if spent.percent is None:
@@ -390,7 +390,7 @@ def goodput(spent: Goodput) -> str:
 
 
 def recovery_spent(goodput: Goodput) -> str:
-    """Return the recovery time for each cause, largest first."""
+    """Return the time spent on recovery for each cause, as text, the largest first."""
     causes = sorted(goodput.recovery, key=lambda entry: -entry.seconds)[:_CAUSES]
     at_least = "at least " if goodput.percent is None else ""
     return ", ".join(f"{entry.cause} {entry.times} x, {at_least}{entry.seconds:.1f}s" for entry in causes)

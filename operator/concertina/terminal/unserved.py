@@ -1,4 +1,4 @@
-"""Detection of jobs that no operator manages, from the job's object alone. Pure.
+"""Find out from a job's object alone whether any operator manages the job. Pure.
 
 Users can't see the operator's Deployment or Lease, because these are in another namespace.
 """

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Late(Exception):
-    """Error for an event that did not happen in time.
+    """Error that an expected event did not happen in time.
 
     The message contains the expected event and the current message of the job.
     """

@@ -1,1 +1,1 @@
-"""State of the cluster as the operator knows it. `cluster_cache` derives a consistent observation of each job."""
+"""Caches of the cluster's objects. `cluster_cache` derives from them a consistent observation of each job."""

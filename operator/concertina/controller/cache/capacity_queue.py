@@ -29,7 +29,7 @@ ALONE = QueuePlace()
 
 
 class CapacityQueue:
-    """Queue of the jobs that wait for resources. Its places are computed once for many changes.
+    """Queue of the jobs that wait for resources. After many changes, it computes the jobs' places once.
 
     The queue calls `changed(uid)` for each job that must act because its place has changed. Such a job begins its turn,
     releases its resources, or may create pods again.
@@ -72,7 +72,7 @@ class CapacityQueue:
         """Uids of the jobs for which `place` was called before their place was known."""
 
     def job_changed(self, uid: str) -> None:
-        """Evaluate a job again after it has changed or was deleted."""
+        """Compute again whether a job waits for resources, after the job has changed or was deleted."""
         self._stale.add(uid)
         self._schedule()
 
@@ -82,9 +82,9 @@ class CapacityQueue:
         self._schedule()
 
     def place(self, uid: str) -> QueuePlace | None:
-        """Return the job's place in the queue, or None if it has not been computed since the job changed.
+        """Return the job's place in the queue; None if it has not been computed since the job changed.
 
-        After None, the queue calls `changed(uid)` as soon as the place is known.
+        If the result is None, the queue calls `changed(uid)` as soon as the place is computed.
         """
         if uid in self._stale:
             self._judge(uid)
@@ -139,7 +139,7 @@ class CapacityQueue:
             self._requests[uid] = waits.requests
 
     def _judged(self, uid: str, job: CachedJob) -> Waiting | None:
-        """Return the facts about a job that decide its turn, or None if it does not wait or can't be evaluated.
+        """Return the data of a job for the order of turns; None if it does not wait or its data can't be computed.
 
         An error about one job must not affect other jobs.
         """

@@ -1,4 +1,4 @@
-"""Cache of jobs, pods and nodes as last received from the API server. It makes the observation for each plan."""
+"""Cache of jobs, pods and nodes from watches of the API server. It makes the observation for each planning pass."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Events of jobs that were deleted earlier can't arrive any more.
 
 
 class ClusterCache:
-    """Cache of the cluster. It calls `changed(uid)` for each job about which something has changed."""
+    """Cache of jobs, pods and nodes. It calls `changed(uid)` for each job about which something has changed."""
 
     def __init__(
         self,
@@ -118,15 +118,15 @@ class ClusterCache:
                     self._changed(uid)
 
     def job(self, uid: str) -> CachedJob | None:
-        """Return the job with this uid, or None."""
+        """Return the cached job with this uid; None if the cache does not contain it."""
         return self._jobs.get(uid)
 
     def jobs(self) -> Iterator[CachedJob]:
-        """Iterate over all jobs."""
+        """Iterate over all jobs in the cache."""
         return iter(self._jobs.values())
 
     def gap(self, uid: str) -> float:
-        """Return the shortest interval in seconds between the start of two passes of the job."""
+        """Return the shortest allowed time in seconds between the starts of two planning passes of the job."""
         job = self._jobs.get(uid)
         if job is None:
             return 0.0
@@ -136,9 +136,9 @@ class ClusterCache:
 
     @property
     def progress_every(self) -> float:
-        """Interval in seconds between two passes of a job that only update progress.
+        """Shortest time in seconds between two passes of a job in which only its progress has changed.
 
-        It grows with the number of jobs.
+        This time grows with the number of jobs.
         """
         return max(PROGRESS_SECONDS, len(self._jobs) / WRITES_PER_SECOND)
 
@@ -264,7 +264,7 @@ class ClusterCache:
     # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
-        """Record that the plan that was made from this observation of the job has been applied."""
+        """Record that the operator has applied the plan that it made from `observed`."""
         if job := self._jobs.get(uid):
             job.planned = observed.pods
             if any(pod.uid not in job.pods for pod in observed.pods):
@@ -290,7 +290,7 @@ class ClusterCache:
             self._changed(uid)
 
     def created(self, uid: str) -> None:
-        """Record that the API server has accepted a pod of the job, so an earlier refusal no longer applies."""
+        """Record that the API server has accepted a pod of the job. An earlier refusal no longer applies."""
         job = self._jobs.get(uid)
         if job and job.refused:
             job.refused = None
@@ -303,7 +303,7 @@ class ClusterCache:
     # --- observation -----------------------------------------------------------------------------------------------
 
     def observe(self, uid: str) -> JobObservation | None:
-        """Return the observation of a job; None if the job is not in the cache."""
+        """Return the present observation of a job, the input of plan(); None if the job is not in the cache."""
         job = self._jobs.get(uid)
         if job is None:
             return None

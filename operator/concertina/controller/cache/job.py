@@ -17,7 +17,7 @@ from concertina_protocol.traces import trace_id
 
 @dataclass
 class CachedJob:
-    """One job with its pods and with results of earlier passes."""
+    """One job with its pods, and with results of earlier planning passes."""
 
     view: JobView
     """The job's spec, status and metadata. `deleting` is also set while the job's namespace is being deleted.
@@ -92,7 +92,10 @@ class CachedJob:
 
     @property
     def lane(self) -> tuple[str, bool]:
-        """Key under which the job waits for a turn to write: its namespace, and whether the job has had a round."""
+        """Key under which the job takes turns with other jobs when it writes.
+
+        The key consists of the job's namespace, and of whether the job has had a round.
+        """
         return self.view.namespace, self.view.status.world.round > 0
 
     def counted_for(self, now: float) -> float | None:
@@ -106,7 +109,7 @@ class CachedJob:
         return now - self.counted[1]
 
     def ended_unseen(self) -> list[PodView]:
-        """Return torchrun's pods that were deleted before any complete pass has seen them end.
+        """Return torchrun's pods that were deleted before any complete pass has seen that they ended.
 
         This happens if a pod's end and deletion arrive together. The next pass treats these pods as ended. Otherwise it
         would use their names again, because the status lists no members for torchrun (decision "Pods of torchrun that

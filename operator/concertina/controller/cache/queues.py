@@ -26,7 +26,7 @@ FIRST_SECONDS, LONGEST_SECONDS = 0.2, 10.0
 
 
 class Service(enum.Enum):
-    """True if Kueue's API can be used."""
+    """States of Kueue's API, as far as the operator has found out, such as served or not installed."""
 
     ABSENT = enum.auto()
     """The API server does not serve Kueue's API, so no queue limits any job."""
@@ -97,7 +97,7 @@ class QueueCache:
             self._changed(uid)
 
     def _index_victim(self, old: WorkloadView | None, new: WorkloadView | None) -> None:
-        """Record for which Workload a Workload was preempted.
+        """Record which other Workload (the preemptor) a Workload was preempted for.
 
         A later change of the preemptor then also counts as a change for the preempted job.
         """
@@ -178,7 +178,7 @@ class QueueCache:
         )
 
     def of_job(self, uid: str) -> tuple[WorkloadView, ...]:
-        """Return the Workloads of a job."""
+        """Return the Workloads in the cache that belong to the job."""
         return tuple(self._of_job.get(uid, {}).values())
 
     def orphans(self) -> Iterator[WorkloadView]:

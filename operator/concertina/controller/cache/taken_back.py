@@ -56,22 +56,26 @@ class TakenBack:
             self._restore_from = now + backoff.seconds(self._restored - 1, FIRST_SECONDS, LONGEST_SECONDS)
 
     def restores(self, before: Raw, new_status: Raw) -> bool:
-        """Return whether a write only repeats the last conditions of this operator.
+        """Return whether a write would only set the conditions to what this operator wrote last.
 
-        This happens if another client has changed these conditions in the meantime.
+        Such a write is needed if another client has changed these conditions in the meantime.
         """
         last = self._written_conditions
         return last is not None and _conditions(before) != last == _conditions(new_status)
 
     def restore_seconds_left(self, now: float) -> float:
-        """Return the seconds until a write may repeat a reverted write. The first such write need not wait."""
+        """Return the seconds until this operator may again write conditions that another client has reverted.
+
+        For the first such write, the result is 0.
+        """
         return max(0.0, self._restore_from - now)
 
     def yield_seconds_left(self, status: Raw, now: float) -> float:
         """Return the seconds until this operator may write to a job whose master key it lacks.
 
-        By then, no other client has written to the job for a long time. The wait grows each time another client writes
-        after this operator did, because an operator that serves an idle job writes only in response.
+        Another operator may serve that job. This operator writes only after no other client has written to the job for
+        a long time. The wait grows each time another client writes after this operator did, because an operator that
+        serves an idle job writes only in response.
         """
         if self._last_status is None:
             self._last_status = status

@@ -1,4 +1,4 @@
-"""Timers of the caches. Calls are scheduled in the event loop, or made at once without an event loop."""
+"""Types of the caches' timers, and a timer for caches without an event loop."""
 
 from __future__ import annotations
 

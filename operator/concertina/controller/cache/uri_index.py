@@ -34,9 +34,9 @@ class CheckpointFolder:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Key that is the same for jobs that may write to the same location.
+        """Key of the index: folders with different keys can't be the same location.
 
-        File URIs share one key per namespace, because a volume may be mounted at different paths.
+        All file URIs of a namespace share one key, because a volume may be mounted at different paths.
         """
         return self.namespace, FILES if self.uri.startswith(FILES) else self.uri
 
@@ -55,7 +55,7 @@ class FolderUse:
 class UriIndex:
     """Index of the live jobs by checkpoint folder.
 
-    It calls `changed(uid)` for each other job that may have gained or lost its folder.
+    The index calls `changed(uid)` for each other job that may have gained or lost the ownership of its folder.
     """
 
     def __init__(self, jobs: Mapping[str, CachedJob], changed: Callable[[str], None]) -> None:
@@ -117,9 +117,9 @@ class UriIndex:
         return None if oldest == uid else UriHolder(self._jobs[oldest].name, oldest)
 
     def sharing(self, uid: str) -> tuple[str, ...]:
-        """Return the uids of the other live jobs of this namespace that may write to the same location.
+        """Return the uids of the other live jobs of this namespace that may write to the same location as this job.
 
-        Jobs count even if their specs name a different Secret or volume, because both may lead to the same storage.
+        A job counts even if its spec names a different Secret or volume, because both may lead to the same storage.
         """
         use = self._uses.get(uid)
         return tuple(sorted(self._others(uid, use.folder))) if use else ()
@@ -157,6 +157,6 @@ def _volume(path: str, spec: JobSpec) -> str:
 
 
 def _objects(parent: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """Return the objects of a list in a template. Anything else that a user wrote there is ignored."""
+    """Return the objects in the list `parent[name]` of a template. Entries that are not objects are left out."""
     entries = parent.get(name)
     return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []

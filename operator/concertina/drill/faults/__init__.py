@@ -1,4 +1,4 @@
-"""Faults of drills.
+"""Faults that drills inject into a running job.
 
-Each is a context manager that injects a fault, yields an Injection, and reverts the fault on exit.
+Each fault is a context manager that injects the fault, yields an Injection, and reverts the fault on exit.
 """

@@ -41,7 +41,7 @@ class ByCommand:
 
     @property
     def given(self) -> bool:
-        """True if at least one of the two commands is set."""
+        """True if the environment sets at least one of the two commands."""
         return any(os.environ.get(PREFIX + name) for name in (self.inject, self.revert))
 
     def commands(self) -> tuple[str, str]:

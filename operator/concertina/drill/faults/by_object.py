@@ -52,13 +52,18 @@ async def refuse_pods(target: DrillTarget) -> AsyncIterator[Injection]:
 
 
 def part_operator(target: DrillTarget) -> AbstractAsyncContextManager[Injection]:
-    """Separate the operator from all agents: by commands if they are set, otherwise by a NetworkPolicy."""
+    """Block the network between the operator and all agents.
+
+    This is done by commands if the environment sets them, otherwise by a NetworkPolicy.
+    """
     return (BY_COMMAND if BY_COMMAND.given else _part_by_policy)(target)
 
 
 @asynccontextmanager
 async def _part_by_policy(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Separate the operator from all agents by a NetworkPolicy that admits only traffic from the job's own pods.
+    """Block the network between the operator and all agents, by a NetworkPolicy.
+
+    The policy admits only traffic from the job's own pods.
 
     Raises:
         UserError: When the cluster does not enforce the policy.
@@ -116,7 +121,10 @@ async def _remove(target: DrillTarget, resource: Resource, name: str) -> None:
 
 
 def _webhook(target: DrillTarget, job: Raw) -> Raw:
-    """Return a webhook for new pods of this job. Its service does not exist, so every call fails."""
+    """Return the configuration of a webhook that refuses new pods of this job.
+
+    Its service does not exist, so every call fails.
+    """
     uid = job["metadata"]["uid"]
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
     hook = {
@@ -150,7 +158,7 @@ def _policy(target: DrillTarget, job: Raw) -> Raw:
 
 
 async def _wait_until_applied(target: DrillTarget, replica: str) -> None:
-    """Wait until the API server would reject a pod like that of the given replica.
+    """Wait until the API server calls the drill's webhook, so that it refuses a pod like that of `replica`.
 
     Raises:
         UserError: When the API server does not call the webhook in time.

@@ -1,4 +1,4 @@
-"""Faults by a program that runs in the worker's container, next to the worker."""
+"""Faults of drills that a program in the worker's container causes, next to the worker."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def _is_alive(target: DrillTarget, replica: str, pid: str, born: str) -> b
 
 @asynccontextmanager
 async def straggle(target: DrillTarget) -> AsyncIterator[Injection]:
-    """Stop a worker briefly whenever it computes, so that all other workers wait for it in every step.
+    """Pause a worker again and again while it computes, so that all other workers wait for it in every step.
 
     Raises:
         UserError: When the worker can't be slowed.

@@ -20,7 +20,7 @@ _ENDPOINT = "import os; print(os.environ.get('AWS_ENDPOINT_URL', ''))"
 
 
 def _container(environment: dict[str, str], name: str) -> ProcessIdentity:
-    """Return process 1 of the container that has the given environment variables.
+    """Return the first process of the container that has the given environment variables.
 
     Raises:
         UserError: When this machine has no such process.
@@ -32,7 +32,10 @@ def _container(environment: dict[str, str], name: str) -> ProcessIdentity:
 
 
 def _kill(environment: dict[str, str], name: str) -> float:
-    """Send SIGKILL to process 1 of a container, and return the Unix time of the signal in seconds."""
+    """Send SIGKILL to the first process of a container, which ends the container.
+
+    The result is the Unix time of the signal in seconds.
+    """
     process, at = _container(environment, name), time.time()
     process.signal(signal.SIGKILL)
     return at
@@ -131,7 +134,7 @@ async def kill_storage(target: DrillTarget) -> AsyncIterator[Injection]:
 async def _outage(
     stop: Callable[[], object], start: Callable[[], object], injection: Injection
 ) -> AsyncIterator[Injection]:
-    """Stop a component for at least OUTAGE seconds, and start it again on exit."""
+    """Stop a component, and start it again on exit, at least OUTAGE seconds later."""
     try:
         await asyncio.to_thread(stop)
         yield injection

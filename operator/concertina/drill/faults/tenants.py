@@ -243,7 +243,7 @@ async def _remove_tenants(target: DrillTarget, uid: str) -> None:
 
 
 async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float) -> None:
-    """Wait until the operator's log reports that the operator limits the agent.
+    """Wait until the operator's log says that the operator limits the messages of the agent in `namespace`.
 
     Raises:
         UserError: When the log does not report it in time.
@@ -262,7 +262,7 @@ async def _until_held_back(target: DrillTarget, namespace: str, begun_at: float)
 
 
 async def _until_waiting(target: DrillTarget, names: list[str], count: int) -> None:
-    """Wait until the operator has reported a condition of each job.
+    """Wait until the operator has written a condition into the status of each job.
 
     Raises:
         UserError: When conditions are still missing after the time limit.

@@ -70,7 +70,7 @@ class PullPolicy(enum.Enum):
 
 @dataclass(frozen=True)
 class PodSettings:
-    """The operator's settings for pods."""
+    """Settings of the operator that determine pods, such as the agent's image."""
 
     agent_image: str
     metrics: AgentMetrics | None = None
@@ -79,12 +79,13 @@ class PodSettings:
 
 
 def port(job: JobView, template: Raw, create: CreatePod) -> int:
-    """Return the port of the pod's agent.
+    """Return the TCP port on which the pod's agent listens.
 
-    In the host's network, the port depends on the job, the index and the attempt. Replicas of one job therefore have
-    different ports, and replicas of different jobs usually have. The port is declared as a host port, so the scheduler
-    puts two pods with the same port on different nodes (decision "Agent ports in the host network"). If a process
-    outside of pods uses the port, the agent reports that and ends. The next attempt gets another port.
+    In the host's network, the port depends on the job, the replica index and the attempt. Replicas of one job therefore
+    have different ports, and replicas of different jobs usually have too. The port is declared as a host port, so the
+    scheduler puts two pods with the same port on different nodes (decision "Agent ports in the host network"). If a
+    process outside of pods uses the port, the agent reports that and ends. The pod of the next attempt has another
+    port.
     """
     if not template["spec"].get("hostNetwork"):
         return protocol.PORT
@@ -99,7 +100,7 @@ def _host_port(ports: range, job: JobView, create: CreatePod) -> int:
 def metrics_port(
     job: JobView, spec: JobSpec, template: Raw, create: CreatePod, metrics: AgentMetrics | None
 ) -> int | None:
-    """Return the port of the pod's metrics.
+    """Return the port on which the pod's agent serves metrics.
 
     The result is None if metrics are off, or if a container of the template declares this port itself.
     """

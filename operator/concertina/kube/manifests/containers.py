@@ -43,7 +43,10 @@ def environment(container: Raw, values: Mapping[str, str], fields: Mapping[str, 
 
 
 def storage_access(container: Raw, spec: JobSpec) -> Raw:
-    """Return `envFrom` with the Secrets of storage and of the tracker added; empty if there are no sources."""
+    """Return the container's `envFrom` with the Secrets of storage and of the tracker added.
+
+    The result is empty if there are no sources.
+    """
     sources = list(container.get("envFrom") or ())
     if spec.checkpoint and spec.checkpoint.secret_name:
         sources.append({"secretRef": {"name": spec.checkpoint.secret_name}})

@@ -26,7 +26,7 @@ METRICS_PORT_NAME = "agent-metrics"
 
 
 def labels(job: JobView) -> dict[str, str]:
-    """Return the labels for a job's objects."""
+    """Return the labels of the objects that belong to a job."""
     return {**MANAGED_BY, JOB: job.name[:63].rstrip("-."), JOB_UID: job.uid}
 
 

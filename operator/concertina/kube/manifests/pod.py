@@ -53,8 +53,8 @@ BUNDLED_INTO_PODS = {"parallelism"}
 def template_hash(spec: JobSpec) -> str:
     """Return the hash of the spec fields that determine the pods.
 
-    Default values are left out. A newer version has more of them, and must not treat the pods of running jobs as
-    outdated (decision "Pods carry a hash of their spec").
+    Fields with their default value are left out of the hash. A newer operator version has more such fields, and must
+    not treat the pods of running jobs as outdated (decision "Pods carry a hash of their spec").
     """
     field_names = INTO_PODS | BUNDLED_INTO_PODS if spec.bundled else INTO_PODS
     user_fields = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=field_names)
@@ -82,7 +82,7 @@ def pod_manifest(job: JobView, spec: JobSpec, create: CreatePod, settings: PodSe
 
 
 def rendezvous_manifest(job: JobView, spec: JobSpec, create: CreateRendezvous) -> Raw:
-    """Return the manifest of the pod that serves torchrun's TCPStore."""
+    """Return the manifest of the pod that serves torchrun's TCPStore, through which the members find each other."""
     number = {ROUND: str(create.round), ATTEMPT: str(create.round)}
     store = torchrun_pod.store(spec.template.manifest())
     if spec.scheduling.gang is not None:
@@ -127,11 +127,12 @@ def _owned(pod: Raw, job: JobView, name: str, number: dict[str, str], port: int)
 
 
 def _no_mesh(port: int) -> dict[str, str]:
-    """Return annotations that exclude the job's ports from a service mesh. The template's annotations take precedence.
+    """Return annotations that exclude the job's ports from a service mesh.
 
-    Workers connect on ports that the kernel chooses, and agents use their own mutual TLS. A mesh proxy for incoming
-    connections breaks the connections of workers and does not help those of agents. Requests from the pod to storage
-    and trackers still use the mesh. Without a mesh, the annotations have no effect.
+    The template's annotations take precedence. Workers connect on ports that the kernel chooses, and agents use their
+    own mutual TLS. A mesh proxy for incoming connections breaks the connections of workers and does not help those of
+    agents. Requests from the pod to storage and trackers still use the mesh. Without a mesh, the annotations have no
+    effect.
     """
     return {
         "traffic.sidecar.istio.io/includeInboundPorts": "",

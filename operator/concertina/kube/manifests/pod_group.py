@@ -27,7 +27,10 @@ def resource(api: GangApi) -> Resource:
 
 
 def pod_group_manifest(job: JobView, spec: JobSpec, group: PodGroup) -> Raw:
-    """Return the manifest of a job's pod group. It is deleted together with the job, as an owned object."""
+    """Return the manifest of a job's pod group.
+
+    The job owns the group, so Kubernetes deletes both together.
+    """
     metadata = {"name": group.name, "labels": labels(job), "ownerReferences": [owner(job)]}
     return {"apiVersion": str(group.api), "kind": "PodGroup", "metadata": metadata, "spec": _spec(spec, group)}
 
@@ -52,7 +55,7 @@ def _spec(spec: JobSpec, group: PodGroup) -> Raw:
 
 
 def in_pod_group(pod: Raw, group: PodGroup) -> Raw:
-    """Return the pod's manifest as a member of a pod group.
+    """Return the pod's manifest with the fields that make the pod a member of a pod group.
 
     A scheduler name in the template is not changed, because a gang scheduler may run under another name.
     """

@@ -54,8 +54,8 @@ def placed(pod: Raw, job: JobView, spec: JobSpec, create: CreatePod) -> Raw:
 def _in_one_domain(affinity: Raw, job: JobView, topology: SchedulingTopology) -> Raw:
     """Return the affinity with a term that places all pods of the job in one network domain.
 
-    The term is a requirement, or a preference with the highest weight. The scheduler exempts the first pod from the
-    requirement, because the job has no other pod yet.
+    The term is a requirement or a preference with the highest weight, as the spec asks. The scheduler exempts the first
+    pod from the requirement, because the job has no other pod yet.
     """
     # The pod of torchrun's store has no index, and may be in any domain.
     of_job = {"matchLabels": {JOB_UID: job.uid}, "matchExpressions": [{"key": INDEX, "operator": "Exists"}]}
@@ -85,7 +85,10 @@ def _near_its_groups(affinity: Raw, job: JobView, labels: Sequence[str], sizes: 
 
 
 def _neighbours(job: JobView, index: int, size: int, operator: str = "In") -> Raw:
-    """Return a selector for the job's pods in the same group of the given size, or (NotIn) in all other groups."""
+    """Return a selector for the job's pods whose replicas are in the same parallel group of `size` replicas.
+
+    With the operator NotIn, the selector matches the pods of all other groups instead.
+    """
     begin = index - index % size
     expression = {
         "key": INDEX,
@@ -100,7 +103,7 @@ def _term(weight: int, selector: Raw, label: str) -> Raw:
 
 
 def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
-    """Return the affinity with additional rules against nodes.
+    """Return the affinity with rules that keep the pod away from nodes.
 
     The rules are a preference against `avoid_nodes`, and a requirement against `never_nodes`.
     """
@@ -117,7 +120,10 @@ def _keeping_off(affinity: Raw, create: CreatePod) -> Raw:
 
 
 def _wishing(affinity: Raw, kind: str, wish: Raw) -> Raw:
-    """Return the affinity with one more preference of the given kind: nodeAffinity, podAffinity or podAntiAffinity."""
+    """Return the affinity with the preference `wish` added.
+
+    `kind` is nodeAffinity, podAffinity or podAntiAffinity.
+    """
     key = "preferredDuringSchedulingIgnoredDuringExecution"
     terms = affinity.get(kind) or {}
     return {**affinity, kind: {**terms, key: [*(terms.get(key) or ()), wish]}}

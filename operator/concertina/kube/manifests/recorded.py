@@ -21,7 +21,7 @@ WITHIN_URI = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 def recorded(spec: JobSpec) -> str:
-    """Return the spec as JSON; empty if it is too large.
+    """Return the job's spec as JSON for a checkpoint's lineage; empty if it is too large.
 
     `trainer` and `checkpoint` are left out, because pods get these separately.
     """

@@ -88,7 +88,7 @@ def _values(spec: JobSpec, rendezvous: Rendezvous, template_values: dict[str, st
 def store(template: Raw) -> Raw:
     """Return a small pod without GPUs that serves torchrun's TCPStore.
 
-    It has the job's image and volumes, because it needs the same torch version as the members.
+    The pod has the job's image and volumes, because it needs the same torch version as the members.
     """
     pod_spec, trainer = template["spec"], trainer_of(template)
     container: Raw = {

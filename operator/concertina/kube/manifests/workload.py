@@ -71,7 +71,10 @@ def pod_sets(spec: JobSpec, request: Request) -> list[Raw]:
 
 
 def request_hash(spec: JobSpec) -> str:
-    """Return the hash of a Workload's pod sets without their counts. If it changes, the job needs a new Workload."""
+    """Return the hash of a Workload's pod sets without their counts.
+
+    If the hash changes, the job needs a new Workload.
+    """
     return _hash(tuple((str(pod_set), json.dumps(template, sort_keys=True)) for pod_set, template in _templates(spec)))
 
 
@@ -149,7 +152,10 @@ def _container(container: Mapping[str, Any]) -> Raw:
 
 
 def admitted(pod: Raw, changes: PodChanges) -> Raw:
-    """Return the pod's manifest with the labels, annotations, node selector and tolerations of its admission."""
+    """Return the pod's manifest with the fields that Kueue's admission adds.
+
+    The fields are labels, annotations, the node selector and tolerations.
+    """
     metadata, spec = pod["metadata"], dict(pod["spec"])
     if changes.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **changes.node_selector}
@@ -167,7 +173,7 @@ def admitted(pod: Raw, changes: PodChanges) -> Raw:
 
 
 def conflict(spec: JobSpec, changes: Mapping[PodSet, PodChanges]) -> str:
-    """Return a sentence on how the admission contradicts the pod template; empty if it does not."""
+    """Return a sentence that says how Kueue's admission contradicts the pod template; empty if it does not."""
     template = spec.template.manifest()
     metadata = template.get("metadata") or {}
     for pod_set, change in changes.items():

@@ -33,5 +33,5 @@ NOTICE_TAINTS = (
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Return the entries of a comma-separated list, such as the value of CONCERTINA_NOTICE_TAINTS."""
+    """Return the taints in a comma-separated list, such as the value of CONCERTINA_NOTICE_TAINTS."""
     return tuple(name for part in text.split(",") if (name := part.strip()))

@@ -23,7 +23,7 @@ message").
 
 
 def refusal(error: Forbidden | Invalid | Conflict | WebhookFailed) -> Refusal:
-    """Return the kind of refusal for an error response."""
+    """Return what must change before the API server accepts the refused object, judged by its error response."""
     if isinstance(error, Conflict):
         return Refusal.TRANSIENT
     if isinstance(error, WebhookFailed):

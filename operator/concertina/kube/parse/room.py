@@ -46,9 +46,9 @@ def excluded(message: str) -> bool:
 
 
 def fits_quota(message: str) -> int | None:
-    """Return how many pods like the refused one would fit into the resource quota if nothing else used it.
+    """Return how many pods like the refused one the resource quota would allow if nothing else used the quota.
 
-    The result is None if the message does not name a quota.
+    The result is None if `message` does not name a quota.
     """
     match = _QUOTA.search(message)
     if match is None:

@@ -65,7 +65,7 @@ _SPOT = (
 
 @dataclass(frozen=True)
 class OwnedPod:
-    """A pod with the uid of its job."""
+    """Data of a pod, with the uid of the job that owns the pod."""
 
     job_uid: str
     """Uid of the TrainingJob that owns the pod.
@@ -189,7 +189,7 @@ def job_view(obj: Raw, before: JobView | None = None) -> JobView:
 
 
 def _spec(obj: Raw) -> tuple[JobSpec | None, str, tuple[str, ...], str]:
-    """Return the spec or its error, the paths of ignored fields, and the template's hash.
+    """Return the spec or an error, the paths of ignored fields, and the hash of the pod template.
 
     The function never raises, because one job's manifest must not affect other jobs.
     """
@@ -242,8 +242,9 @@ def checkpoint_asked(obj: Raw) -> str:
 def status_of(obj: Raw) -> JobStatus:
     """Return a TrainingJob's status without the fields that can't be read.
 
-    A single value of a newer version must not make a Complete job run again or lose its round (decision "Unreadable
-    parts of a status are ignored"). An object that is incomplete without an unreadable field is left out as a whole.
+    One value that a newer version wrote must not make a Complete job run again or lose its round (decision "Unreadable
+    parts of a status are ignored"). If an object is incomplete without an unreadable field, the whole object is left
+    out.
     """
     readable: Any = with_packed(obj.get("status") or {})
     while True:
@@ -263,9 +264,9 @@ def status_of(obj: Raw) -> JobStatus:
 
 
 def _place_of(status: Raw, location: tuple[int | str, ...]) -> tuple[Any, Any] | None:
-    """Return the mapping or list that contains a field, and the field's key or index.
+    """Return the mapping or list that contains the field at `location`, and the field's key or index in it.
 
-    If the field is missing, the result is the location of the object that lacks it. None means the status itself.
+    If the field is missing, the result is the location of the object that lacks it. None stands for the status itself.
     """
     field_location: tuple[Any, Any] | None = None
     value: Any = status
@@ -310,7 +311,7 @@ def _waiting(status: Raw) -> tuple[str, str]:
 
 
 def _awaited_scheduler(spec: Raw, status: Raw) -> str:
-    """Return the name of the scheduler that has not looked at the pod yet; empty once it has."""
+    """Return the name of the scheduler that has not tried to place the pod yet; empty once it has tried."""
     conditions = status.get("conditions") or ()
     if spec.get("nodeName") or any(condition["type"] == "PodScheduled" for condition in conditions):
         return ""
@@ -318,9 +319,10 @@ def _awaited_scheduler(spec: Raw, status: Raw) -> str:
 
 
 def _exit(status: Raw) -> tuple[int | None, str, str]:
-    """Return exit code, reason and message of the trainer container.
+    """Return exit code, reason and message of the container `trainer`.
 
-    If an init container failed, or the pod as a whole (by an eviction, for example), the result describes that instead.
+    If an init container or the pod as a whole failed (by an eviction, for example), the result describes that failure
+    instead.
     """
     pod_reason, pod_message = status.get("reason") or "", status.get("message") or ""
     for container in _containers(status):
@@ -335,8 +337,9 @@ def _exit(status: Raw) -> tuple[int | None, str, str]:
 def _is_over(spec: Raw, status: Raw) -> bool:
     """Return whether the trainer has ended or keeps failing, in a pod that Kubernetes reports as running.
 
-    The result is also true if an init container keeps failing. Sidecars may run forever, and a kubelet restarts
-    containers forever (decision "A pod ends with its trainer container").
+    The result is also True if an init container keeps failing. Kubernetes reports such pods as running, because
+    sidecars may run forever, and because a kubelet restarts containers forever (decision "A pod ends with its trainer
+    container").
     """
     init_containers: Iterable[Raw] = spec.get("initContainers") or ()
     before = {container["name"] for container in init_containers if container.get("restartPolicy") != "Always"}
@@ -350,7 +353,7 @@ def _is_over(spec: Raw, status: Raw) -> bool:
 
 
 def _held_back(container: Raw) -> Raw | None:
-    """Return the last termination of a container whose restart is delayed, or None."""
+    """Return the last termination of a container that the kubelet restarts with a delay; None for other containers."""
     waiting = (container.get("state") or {}).get("waiting") or {}
     last: Raw | None = (container.get("lastState") or {}).get("terminated")
     return last if waiting.get("reason") in _HELD_BACK else None

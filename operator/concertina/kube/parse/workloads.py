@@ -113,7 +113,7 @@ def _job_uid(metadata: Raw) -> str:
 
 
 def _name_of(key: str, namespace: str) -> str:
-    """Return the name in a key namespace/name; empty if the namespace is another one."""
+    """Return the name in a key of the form namespace/name; empty if the key's namespace is not `namespace`."""
     own, _, name = key.partition("/")
     return name[:NAME] if own == namespace else ""
 

@@ -31,7 +31,7 @@ _ERROR = b'{"type":"ERROR"'
 
 
 class KopfSession:
-    """Middleware for kopf's discovery requests and watches."""
+    """Middleware for kopf's HTTP session, which changes discovery requests and watches."""
 
     def __init__(
         self,
@@ -83,7 +83,10 @@ class KopfSession:
     async def _watch(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Start a watch at a list of this operator instead of at the API server's initial events."""
+        """Start a watch at the version of a list that this operator has made.
+
+        kopf would otherwise begin with the API server's initial events.
+        """
         *_, parent, namespace, _plural = request.url.parts
         watched_namespace = namespace if parent == "namespaces" else None
         begins = "resourceVersion" not in request.url.query
@@ -126,7 +129,7 @@ class KopfSession:
 
 
 def _names_training_jobs(path: str, status: int, body: bytes) -> bool:
-    """Return False if a discovery document should list TrainingJobs but does not yet.
+    """Return False if a discovery document should list TrainingJobs but does not list them yet.
 
     TrainingJobs can be listed a moment before discovery contains them. Behind a load balancer, another API server may
     answer that does not know them yet.

@@ -28,7 +28,7 @@ RENEW_SECONDS = 2.0
 
 
 class LeaseLost(Exception):
-    """Another operator has taken the Lease."""
+    """Error that another operator has taken the Lease."""
 
 
 class Lease:
@@ -61,12 +61,12 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """True if this process holds the Lease, so that no other operator can have taken it yet."""
+        """True if this process holds the Lease and no other operator can have taken it meanwhile."""
         return self._clock() < self._held_until
 
     @property
     def holder(self) -> str:
-        """Name of the process that holds the Lease, as far as known; empty if unknown."""
+        """Name of the process that holds the Lease, as last read; empty if unknown."""
         return self._identity if self.held else self._holder
 
     @property
@@ -90,7 +90,7 @@ class Lease:
             await asyncio.sleep(self._renew_every / 2 * random.uniform(0.8, 1.2))
 
     async def keep(self) -> None:
-        """Renew the Lease forever.
+        """Renew the Lease again and again, for as long as this process holds it.
 
         Raises:
             LeaseLost: When another process holds the Lease.

@@ -51,22 +51,28 @@ class ServiceAccount:
         self._read_at = time.monotonic()
 
     async def get_api_key_with_prefix(self, identifier: str) -> str:
-        """Return the Authorization header. `identifier` is unused; the client library's method has it."""
+        """Return the Authorization header.
+
+        `identifier` is unused. It exists because the method of the client library has this parameter.
+        """
         if time.monotonic() - self._read_at >= READ_AGAIN_SECONDS:
             self.read()
         return f"Bearer {self._token}"
 
 
 def _address() -> str:
-    """Return the API server's address by the pod's variables. kopf's host name for it needs the cluster's DNS."""
+    """Return the API server's address from the pod's environment variables.
+
+    kopf would use a host name instead, which needs the cluster's DNS.
+    """
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     return f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 async def operator_access() -> Access:
-    """Return the access for a program of the operator's image.
+    """Return the address and credentials of the API server for a program in the operator's image.
 
-    In a pod this is the pod's service account, for which the image has no client library. Outside of a cluster, or with
+    In a pod this is the pod's service account, because the image has no client library. Outside of a cluster, or with
     KUBECONFIG, the client library reads the kubeconfig.
 
     Raises:

@@ -71,7 +71,7 @@ class Listed:
 
 
 async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """Pass each TrainingJob of a namespace, or of all namespaces for None, to `on_job`, page by page.
+    """Call `on_job` for each TrainingJob of a namespace, page by page. A `namespace` of None means all namespaces.
 
     Decoded together, the jobs of a cluster could take more memory than the operator has. This coroutine waits until the
     API server is reachable and knows TrainingJobs.
@@ -96,7 +96,7 @@ async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw
 
 
 async def list_jobs_once_allowed(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
-    """List jobs as list_jobs does. If the API server forbids it, wait until listing is allowed."""
+    """List jobs as `list_jobs` does. If the API server forbids listing, wait until it allows it."""
     warned = False
     while True:
         try:
@@ -121,7 +121,7 @@ async def _list(client: Client, namespace: str | None, on_job: Callable[[Raw], N
 
 @dataclass(frozen=True)
 class Follower:
-    """Callbacks for changes of TrainingJobs."""
+    """Functions that are called when TrainingJobs change."""
 
     versions: dict[str | None, str]
     """resourceVersions of lists that the follower has just made, by namespace (None: all namespaces).
@@ -142,7 +142,10 @@ class Follower:
 
 
 class TrainingJobs:
-    """kopf operator that watches TrainingJobs once it has a follower."""
+    """kopf operator that watches TrainingJobs and calls a follower for each change.
+
+    It begins when `follow` sets the follower.
+    """
 
     def __init__(self, client: Client, identity: str, namespaces: Sequence[str]) -> None:
         self._client = client
@@ -201,9 +204,9 @@ class TrainingJobs:
         return registry
 
     async def _begin(self, namespace: str | None) -> str:
-        """Return the version from which a watch begins.
+        """Return the resourceVersion from which a watch begins.
 
-        List the jobs of the namespace first if there is no unused list.
+        If there is no list of the namespace that no watch has used, the jobs are listed first.
         """
         await self._followed.wait()
         follower = self._follower
@@ -240,7 +243,7 @@ def strip(obj: Raw) -> None:
 
 
 def _complain(loop: asyncio.AbstractEventLoop, context: dict[str, Any], stop: asyncio.Event) -> None:
-    """Handle an error as asyncio does, but ignore errors of requests that kopf abandons.
+    """Handle an error of the event loop as asyncio does, except for errors of requests that kopf abandons.
 
     kopf abandons requests if it is stopped while it looks for the CRD.
     """

@@ -144,6 +144,6 @@ def _go(say: Say) -> tuple[str, dict[str, str]]:
 
 
 def _forget(environment: dict[str, str]) -> None:
-    """Delete a Go that was installed only for this build, with its gigabytes of modules and build results."""
+    """Delete the Go that was installed only for this build, with its gigabytes of modules and build results."""
     if "CONCERTINA_OWN_GO" in environment:
         shutil.rmtree(paths.cache() / "go", ignore_errors=True)

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Program:
-    """How to find out the version of a program: the arguments, and a regular expression for suitable output."""
+    """How to find out whether a program has a suitable version: its arguments, and a pattern for its output."""
 
     version_arguments: tuple[str, ...]
     fits: str
@@ -188,7 +188,7 @@ def installed(name: str, program: Program) -> Path | None:
 
 
 def version(bundle: Bundle, module: Path) -> str:
-    """Return the version (such as "v1.36.3") of the bundle's main dependency in go.mod.
+    """Return the version, such as "v1.36.3", that go.mod requires of the bundle's main dependency.
 
     Raises:
         LocalClusterError: When go.mod does not require that dependency.

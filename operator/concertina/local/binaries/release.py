@@ -22,7 +22,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Unavailable(Exception):
-    """A release can't be downloaded, or its checksum is wrong. The message says which one and why."""
+    """Error that a release can't be downloaded, or that its checksum is wrong. The message names the file."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def download(
 
 
 def prometheus(module: str) -> str:
-    """Return the Prometheus version for a version of its Go module, such as 3.5.2 for v0.305.2.
+    """Return the Prometheus version that belongs to a version of its Go module, such as 3.5.2 for v0.305.2.
 
     An empty version gives an empty result.
     """

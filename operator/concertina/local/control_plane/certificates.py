@@ -31,7 +31,10 @@ class KeyPair:
 
 
 class ClusterAuthority:
-    """Certificate authority of the cluster. Its key stays in the state folder, so that nodes can be added later."""
+    """Certificate authority of a local cluster.
+
+    Its key stays in the state folder, so that nodes can be added later.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

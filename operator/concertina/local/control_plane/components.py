@@ -28,7 +28,7 @@ class Endpoints:
 
 @dataclass(frozen=True)
 class OffByDefault:
-    """Kubernetes features to enable that are off by default."""
+    """Kubernetes features that the local cluster switches on although Kubernetes does not enable them by default."""
 
     feature_gates: tuple[str, ...] = ()
     api: str = ""

@@ -41,13 +41,13 @@ def setns(descriptor: int, flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Call mount(2)."""
+    """Mount a file system, by the system call mount(2)."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode())
     _check(result, f"mount {kind or source} on {target}")
 
 
 def unmount(target: str) -> None:
-    """Detach a mount now. The kernel frees it when nothing uses it any more."""
+    """Detach a mount from the folder tree at once. The kernel frees the mount when nothing uses it any more."""
     _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
 
 

@@ -51,7 +51,10 @@ class ProcessIdentity:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on. The process name before them may contain any text."""
+    """Return the fields of /proc/PID/stat that follow the process name; None if there is no such process.
+
+    The name is left out, because it may contain any text.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -80,9 +83,9 @@ def marked(directory: Path) -> list[ProcessIdentity]:
 
 
 def container(environment: dict[str, str]) -> ProcessIdentity | None:
-    """Return process 1 of the container that was started with the given environment variables; None if there is none.
+    """Return the first process of the container that was started with the given environment variables.
 
-    The container may belong to any cluster of this user.
+    The result is None if there is none. The container may belong to any cluster of this user.
     """
     expected_entries = {f"{name}={value}".encode() for name, value in environment.items()}
     for pid in _pids():
@@ -148,8 +151,8 @@ def kill(processes: Iterable[ProcessIdentity], timeout: float = 30.0) -> list[Pr
 def free_ports(address: str, count: int) -> list[int]:
     """Return TCP ports on which no process listens.
 
-    The ports are below those that the kernel uses for outgoing connections. A program that is killed and started again
-    can therefore use its ports again.
+    The ports are lower than those that the kernel uses for outgoing connections. A program that is killed and started
+    again can therefore use its ports again.
 
     Raises:
         OSError: When the address cannot be used.

@@ -52,17 +52,19 @@ def main() -> int:
 
 
 def _close(links: Iterable[socket.socket]) -> None:
-    """Close links that this process does not need.
+    """Close links (socket pairs between runtime and kubelet) that this process does not need.
 
-    Each end of a link must be open in one process only. Otherwise the runtime would not notice that the kubelet is
-    gone.
+    Each end of a link must be open in one process only. Otherwise the runtime would not notice when the kubelet ends.
     """
     for link in links:
         link.close()
 
 
 def _boot(folder: Path, link: socket.socket) -> int:
-    """Create the node's namespaces and fork its process 1. Process 1 waits until its identity is recorded."""
+    """Create the node's namespaces and fork its process 1, which waits until its identity is recorded.
+
+    Return 0, or another exit status if the machine does not allow the namespaces.
+    """
     os.setsid()
     try:
         linux_namespaces.enter_node()
@@ -85,7 +87,10 @@ def _boot(folder: Path, link: socket.socket) -> int:
 
 
 def _join(folder: Path) -> None:
-    """Fork a child into the node's namespaces, below process 1. Only that child returns from this function."""
+    """Fork a child into the node's namespaces. Only that child returns from this function.
+
+    The child becomes the node's kubelet.
+    """
     os.setsid()
     process = ProcessIdentity.parse((folder / "process").read_text()).pid
     flags = linux_namespaces.CLONE_NEWNS | linux_namespaces.CLONE_NEWPID

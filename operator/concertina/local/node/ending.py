@@ -1,4 +1,4 @@
-"""Cancel the tasks of a pod."""
+"""Cancel the asyncio tasks of a pod, so that all of them really end."""
 
 import asyncio
 from typing import Any
@@ -7,10 +7,10 @@ _AGAIN = 0.2  # seconds
 
 
 async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks repeatedly until they have ended.
+    """Cancel the given tasks repeatedly until they have ended.
 
     A single cancellation is not enough. asyncio.gather() loses a cancellation that arrives when one of its own tasks
-    fails, and a caller that retries after such a failure does not notice it.
+    fails, and a caller that retries after such a failure does not notice the cancellation.
     """
     waiting = {task for task in tasks if not task.done()}
     while waiting:

@@ -15,19 +15,19 @@ OWN_COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """A virtual environment (or folder with bin/) in the place of a container image, and its default command."""
+    """Stand-in for a container image: a virtual environment (or a folder with bin/), and its default command."""
 
     environment: str
     command: tuple[str, ...] = ()
 
 
 def own() -> dict[str, str]:
-    """Return the mapping of concertina's own images to the running environment."""
+    """Return the mapping from the names of concertina's own images to the Python environment of this process."""
     return dict.fromkeys(OWN_COMMANDS, sys.prefix)
 
 
 def find(name: str, mapping: Mapping[str, str]) -> Image | None:
-    """Return the folder and command for an image name; None if the name is not mapped.
+    """Return the folder and command that replace the image `name`; None if the name is not mapped.
 
     A mapping without a tag applies to all tags. The prefix docker.io/ may be left out.
     """

@@ -51,7 +51,7 @@ async def _run(config: NodeConfig, folder: Path, link: socket.socket) -> None:
 
 
 class Kubelet:
-    """Kubelet of one node."""
+    """Node agent of one node, which does the work of a kubelet."""
 
     def __init__(self, config: NodeConfig, folder: Path, runtime: RuntimeClient) -> None:
         pki = Path(config.pki)
@@ -63,7 +63,7 @@ class Kubelet:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Run until an error occurs."""
+        """Run the node agent until an error occurs."""
         self._node.runtime.listen()
         await node_server.serve(self._node.config, self._find)
         async with asyncio.TaskGroup() as group:
@@ -134,7 +134,10 @@ class Kubelet:
             await asyncio.sleep(_RENEW)
 
     async def _insist(self, action: Callable[[], Awaitable[None]]) -> None:
-        """Repeat an action until it succeeds. The API server may be unreachable or may not know the node yet."""
+        """Call `action` again and again until it succeeds.
+
+        At first, the API server may be unreachable or may not know the node yet.
+        """
         while True:
             try:
                 await action()

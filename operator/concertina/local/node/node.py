@@ -19,7 +19,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """Configuration of a node agent, as in nodes/NAME/node.json. Folders and addresses are those of this machine."""
+    """Configuration of a node agent, as in nodes/NAME/node.json.
+
+    Folders and addresses are those of this machine.
+    """
 
     name: str
     address: str  # 127.x.n.1; its pods get 127.x.n.2 and above
@@ -70,7 +73,7 @@ class Addresses:
 
 @dataclass
 class Node:
-    """What all pods of a node share."""
+    """Data and connections that all pods of a node share."""
 
     config: NodeConfig
     folder: Path

@@ -15,7 +15,7 @@ def now() -> str:
 
 @dataclass
 class ContainerState:
-    """State of one container, as in the pod's status."""
+    """State of one container, as the pod's status reports it."""
 
     name: str
     image: str
@@ -39,7 +39,7 @@ class ContainerState:
         return self.started if self.restarts_always else self.exit_code == 0
 
     def as_object(self) -> Object:
-        """Return the container's entry for the pod's status."""
+        """Return the container's entry for the status of its pod, as in the Kubernetes API."""
         return {
             "name": self.name,
             "image": self.image,
@@ -93,8 +93,8 @@ def pod_status(facts: PodFacts, previous: Object) -> Object:
 def _init_status(container: ContainerState, before: Object | None) -> Object:
     """Return the status of an init container.
 
-    A pod that is restored after a failure of its node runs its init containers again. But the API server refuses a
-    status in which a successful init container runs or waits. The old status is therefore used until the container has
+    If a node fails and boots again, its pods run their init containers again. But the API server refuses a status in
+    which a successful init container runs or waits. The old status (`before`) is therefore used until the container has
     ended.
     """
     succeeded = before is not None and before["state"].get("terminated", {}).get("exitCode") == 0

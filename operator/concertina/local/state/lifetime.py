@@ -51,7 +51,7 @@ def spawn(folder: Path, name: str, command: list[str]) -> ProcessIdentity:
 
 
 def find(folder: Path, name: str) -> ProcessIdentity | None:
-    """Return the process that was started under this name; None if it does not run."""
+    """Return the process that was started under `name` in this state folder; None if it does not run."""
     try:
         identity = ProcessIdentity.parse((folder / f"{name}.process").read_text())
     except (FileNotFoundError, ValueError):
@@ -114,7 +114,7 @@ def _keep_logs(folder: Path) -> None:
 
 
 def forget(name: str) -> None:
-    """Delete the logs of a cluster too, after end()."""
+    """Delete also the logs of a cluster that `end` has stopped."""
     shutil.rmtree(state.directory(name), ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ _FIRST_NETWORK, _LAST_NETWORK = 16, 250  # x of 127.x.0.0/16; lower ones are lef
 
 @dataclass(frozen=True)
 class Options:
-    """Options for a cluster that a user may choose."""
+    """Options with which a user starts a cluster, such as its number of nodes."""
 
     nodes: int = 3
     gpus: int = 0  # simulated, per node

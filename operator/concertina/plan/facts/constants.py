@@ -95,9 +95,9 @@ CROWD = 64
 
 
 def crowd(replicas: int) -> float:
-    """Return the seconds to add to timeouts for answers when a job has more than CROWD replicas.
+    """Return the seconds to add to the timeouts for agents' answers when a job has more than CROWD replicas.
 
-    The operator needs one handshake for each further replica.
+    The operator makes one TLS handshake for each further replica, which takes time.
     """
     return max(0, replicas - CROWD) * 0.02
 
@@ -114,9 +114,10 @@ SKEW = 10.0
 
 
 def since(timestamp: float, now: float) -> float:
-    """Return the seconds since a time; infinity for a time in the future.
+    """Return the seconds that have passed since `timestamp`; infinity if `timestamp` is in the future.
 
-    A time in the future means that the clock was set back. Nothing may wait until the clock reaches that time again.
+    A timestamp in the future means that the clock was set back. With infinity, each timeout that counts from the
+    timestamp has passed, so the operator does not wait until the clock reaches that time again.
     """
     seconds = now - timestamp
     return seconds if seconds > -SKEW else math.inf

@@ -28,12 +28,12 @@ class JobContext:
 
     @cached
     def wanted_spec(self) -> JobSpec:
-        """Spec as the user wrote it, without the limits of the job's queue."""
+        """Spec as the user wrote it, before `replicas` is lowered to what the job's Kueue queue allows."""
         return self.observed.job.spec or self.spec
 
     @property
     def stopped_by_queue(self) -> bool:
-        """Return whether only a lack of quota keeps the job from having pods."""
+        """Return whether the job may have no pods only because its Kueue queue gives it no quota."""
         return self.lending.stops and not self.wanted_spec.suspend and not self.observed.job.deleting
 
     @property
@@ -43,7 +43,7 @@ class JobContext:
 
     @property
     def why_fewer(self) -> str:
-        """Reason why the job may have fewer replicas than before, as a clause or sentence."""
+        """Reason why the job may have fewer replicas than before, as a clause or sentence for a message."""
         size = self.lending.size
         if size is not None and size.replicas < self.wanted_spec.replicas and self.lending.message:
             return self.lending.message
@@ -66,8 +66,8 @@ class JobContext:
     def keeps_state(self) -> bool:
         """Return whether the workers save snapshots of their state.
 
-        The bundled trainer's workers always do. The workers of a user's script do if the script uses
-        `trainingjob.State`. The operator knows that only after the script has reported it.
+        Workers of the bundled trainer always save snapshots. Workers of a user's script save them if the script uses
+        `trainingjob.State`, which the operator knows once the script has reported it.
         """
         reported = self.round.report is not None and self.round.report.keeps_state
         return self.spec.bundled or reported or self.status.last_snapshot is not None
@@ -91,8 +91,8 @@ class JobContext:
     def node_of(self, replica: str) -> str:
         """Return the name of the replica's node.
 
-        If the replica's pod is gone, the name comes from the member list in the status. It is empty if that list does
-        not name the replica.
+        If the replica's pod is gone, the name comes from the list of members in the job's status. The result is empty
+        if that list does not contain the replica.
         """
         pod, member = self.replicas.pods.get(replica), self.round.members.get(replica)
         return pod.node if pod else member.node if member else ""
@@ -101,7 +101,10 @@ class JobContext:
         return self.observed.agents.get(replica, UNKNOWN_AGENT)
 
     def is_due(self, call: Call | None) -> bool:
-        """Return whether to make a call now: it was not made yet, or it failed at least RETRY seconds ago."""
+        """Return whether the operator should make a call now.
+
+        A call is due if it was not made yet, or if it failed at least RETRY seconds ago.
+        """
         return call is None or (call.failed_at is not None and self.now - call.failed_at >= RETRY)
 
     @cached
@@ -117,20 +120,20 @@ class JobContext:
         return tuple(restart for restart in self.status.restarts.recent if unix_seconds(restart.at) > start)
 
     def age(self, pod: PodView) -> float:
-        """Return the age of a pod in seconds, as this operator has observed it.
+        """Return the seconds for which this operator has observed a pod.
 
-        The age is not measured from `created`, because the API server wrote that time by its own clock. If the two
-        clocks differed by an hour, the operator would consider every pod (or no pod) late. A new operator counts from
-        its own start.
+        The pod's `created` time is not used, because the API server wrote it by its own clock. If that clock and the
+        operator's differed by an hour, the operator would consider every pod (or no pod) late. A new operator counts
+        from its own start.
         """
         return self.observed.seen_for.get(pod.uid, self.now - pod.created)
 
     def elapsed(self, timestamp: str) -> float:
-        """Return the seconds since a timestamp in the status. For a timestamp in the future, the result is infinite."""
+        """Return the seconds since `timestamp` in the job's status; infinity if `timestamp` is in the future."""
         return self.since(unix_seconds(timestamp))
 
     def since(self, timestamp: float) -> float:
-        """Return the seconds since a Unix time. The result is infinite for a time in the future."""
+        """Return the seconds since a Unix time; infinity if that time is in the future."""
         return since(timestamp, self.now)
 
     @property
@@ -149,7 +152,10 @@ class JobContext:
 
     @property
     def ended_at(self) -> float:
-        """Unix time at which the job ended. If the job ends in this pass, the time of this pass."""
+        """Unix time at which the job ended.
+
+        If the job ends in this planning pass, the value is the time of this pass.
+        """
         return unix_seconds(self.status.completion_time) if self.status.completion_time else self.now
 
     @property

@@ -60,14 +60,17 @@ PLANNED = frozenset(
 
 @dataclass(frozen=True)
 class RoundTrigger:
-    """Reason for a new round. The reason is a planned change, unless the object is a `Failure`."""
+    """Reason for a new round (a period of training with fixed members).
+
+    The reason is a planned change, unless the object is a `Failure`.
+    """
 
     reason: str
     message: str
 
     @property
     def sentence(self) -> str:
-        """The message, cut to the length that a status may hold."""
+        """The message of this reason, cut to the length that a status may hold."""
         return self.message[:1000]
 
 
@@ -75,7 +78,8 @@ class RoundTrigger:
 class Failure(RoundTrigger):
     """A failure of a job, as the operator observed it.
 
-    `escalation.restart_entry` makes its entry in `status.restarts`. `escalation.decide` makes the `RecoveryDecision`.
+    `escalation.restart_entry` turns the failure into an entry of `status.restarts`. `escalation.decide` chooses the
+    recovery action.
     """
 
     replica: str = ""
@@ -119,7 +123,7 @@ class Phase(enum.Enum):
 
 
 class Pods(enum.Enum):
-    """What the operator does with the job's pods."""
+    """Ways in which a decision handles the job's pods, such as keeping or deleting them."""
 
     WANTED = "wanted"
     """Create the pods that the spec asks for, and replace dead ones. The details depend on `spec.launcher`."""
@@ -169,12 +173,12 @@ class Decision:
 
 
 def stalled(reason: str, message: str, pods: Pods) -> Decision:
-    """Return a decision that leaves the job stalled until a person acts."""
+    """Return a decision that sets the job's phase to Stalled, because the job can't continue until a person acts."""
     return Decision(Phase.STALLED, reason, message, stalled=reason, stalled_message=message, pods=pods)
 
 
 def as_before(status: JobStatus) -> Decision:
-    """Return a decision that leaves the job's phase and conditions as the status shows them."""
+    """Return a decision with the phase and conditions that `status` already has."""
     ready, running = status.condition(ConditionType.READY), status.condition(ConditionType.RUNNING)
     phase = Phase(ready.reason) if ready and ready.reason in Phase._value2member_map_ else Phase.STARTING
     return Decision(phase, running.reason if running else "Assigned", running.message if running else "")

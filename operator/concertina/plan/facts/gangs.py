@@ -77,7 +77,8 @@ def _has_pods(ctx: JobContext) -> bool:
 def _with_minimum(ctx: JobContext, last: GangMark) -> GangMark:
     """Return `status.gang` with the job's present minimum of pods.
 
-    If the API does not allow to change the minimum of a pod group, the result is `status.gang` unchanged.
+    Some gang APIs do not allow a change of a pod group's minimum. With such an API, `status.gang` is returned
+    unchanged.
     """
     needed_count = sizes.least(ctx.spec)
     if last.min_count == needed_count or _api(last) not in MUTABLE:
@@ -105,7 +106,10 @@ def _chosen(ctx: JobContext, served: frozenset[GangApi]) -> GangMark | None:
 
 
 def _served(mechanism: Gang | None, served: frozenset[GangApi]) -> tuple[GangApi, ...]:
-    """Return the APIs of a mechanism's first alternative of which the API server serves all; empty if there is none."""
+    """Return the APIs to use for a gang mechanism; empty if the API server does not serve the APIs that it needs.
+
+    A mechanism has alternative sets of APIs. The result is the first set of which `served` contains every API.
+    """
     alternatives = MECHANISMS[mechanism].alternatives if mechanism else ()
     return next((apis for apis in alternatives if served.issuperset(apis)), ())
 
@@ -136,14 +140,17 @@ def group_name(job: JobView, api: GangApi, min_count: int) -> str:
     """Return the name of the job's pod group.
 
     The name contains a part of the job's uid, so that a job never joins the group of an earlier job with the same name.
-    If the API does not allow to change a group's minimum, the name contains the minimum too.
+    It also contains `min_count` if the API does not allow a change of a group's minimum.
     """
     name = f"{job.name}-{job.uid[:8]}"
     return name if api in MUTABLE else f"{name}-{min_count}"
 
 
 def not_served(ctx: JobContext) -> str:
-    """Return why the gang mechanism in the spec can't be used; empty if it can, or if that is not known yet."""
+    """Return why the gang mechanism in the spec can't be used.
+
+    The result is empty if the mechanism can be used, or if the operator does not know yet which APIs are served.
+    """
     asked, served = ctx.spec.scheduling.gang, ctx.observed.gang_apis
     mechanism = MECHANISMS.get(asked) if asked else None
     if mechanism is None or served is None or _served(asked, served):
@@ -159,7 +166,7 @@ def not_served(ctx: JobContext) -> str:
 
 
 def pod_group(ctx: JobContext) -> PodGroup | None:
-    """Return the pod group that the job's pods join; None if the pods are scheduled one by one."""
+    """Return the pod group that the job's pods join; None if the scheduler places each pod on its own."""
     chosen = mark(ctx)
     if chosen is None or not chosen.mechanism:
         return None
@@ -187,7 +194,10 @@ def scheduled_together(status: JobStatus, pods: Iterable[PodView]) -> bool:
 
 
 def ignored_groups(status: JobStatus, pods: Iterable[PodView]) -> tuple[str, ...]:
-    """Return the replicas whose pod group reference the API server dropped, because its feature gate is off."""
+    """Return the replicas whose pods lost their reference to the pod group when they were created.
+
+    The API server drops this field from new pods while its feature gate is off.
+    """
     chosen = status.gang
     if chosen is None or chosen.mechanism != Gang.POD_GROUP:
         return ()
@@ -197,9 +207,10 @@ def ignored_groups(status: JobStatus, pods: Iterable[PodView]) -> tuple[str, ...
 
 
 def shortage(ctx: JobContext, pod: PodView) -> str:
-    """Return why no scheduler looks at a pod of a group; empty if the group has enough pods.
+    """Return why no scheduler tries to place a pod of a pod group; empty if the group has enough pods.
 
-    Kubernetes itself reports nothing about such a pod: neither a condition nor an event.
+    A gang scheduler waits until the group has its minimum of pods. Kubernetes itself reports nothing about a pod that
+    waits for this: neither a condition nor an event.
     """
     chosen = ctx.status.gang
     if chosen is None or not pod.scheduling_group:

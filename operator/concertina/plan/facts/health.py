@@ -1,9 +1,9 @@
 """Decide whether a replica is alive, silent or dead, from several sources of evidence.
 
-Kubernetes reports that a pod has ended. Members report that they have lost their coordinator, or that they are in
-contact with it. A host that closes a stream and refuses a new one shows that no agent listens. An agent without any
-such evidence may be unreachable for this operator and still be training (decision "Silence alone does not count as a
-failure").
+Kubernetes reports that a pod has ended. Members of a round report whether they are in contact with their coordinator
+(the agent of rank 0). A host that closes a stream and refuses a new one shows that no agent listens. Without any of
+this evidence, an agent that does not answer may be unreachable for this operator and still be training (decision
+"Silence alone does not count as a failure").
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Life(enum.Enum):
 
 
 class EvidenceSource(enum.Enum):
-    """Source of the evidence about a replica's health."""
+    """Source of the evidence on which a verdict about a replica's health is based."""
 
     POD = enum.auto()
     """The pod has ended, is being deleted, or has been replaced by another pod."""
@@ -85,7 +85,7 @@ class Health:
 
     @cached
     def no_agent_reachable(self) -> bool:
-        """Return whether no agent is connected.
+        """Return whether the operator has no connection to any agent of the job.
 
         The cause may then be the operator's own network, while all replicas are well.
         """
@@ -94,7 +94,7 @@ class Health:
     def by_objects(self, pod: PodView) -> HealthVerdict:
         """Return whether a pod's replica is alive, judged by Kubernetes objects alone: the pod and its node.
 
-        No report of an agent can refute this verdict.
+        This verdict takes precedence over any report of an agent.
         """
         if pod.ended:
             lines = [line for line in pod.exit_message.splitlines() if line.strip()]
@@ -108,9 +108,9 @@ class Health:
         return ALIVE
 
     def by_contact(self, pod: PodView) -> HealthVerdict:
-        """Return whether a pod's replica is alive, judged by the operator's contact with the pod's agent.
+        """Return whether a pod's replica is alive, judged by the operator's connection to the pod's agent.
 
-        For members of a running round, the coordinator's reports are better evidence than this contact.
+        For members of a running round, the coordinator's reports are better evidence than this connection.
         """
         view = self.observed.agent(pod.name)
         if pod.phase is PodPhase.PENDING and pod.node and not self.observed.node(pod).ready:
@@ -141,7 +141,7 @@ class Health:
 
     @cached
     def _since_planned_claim(self) -> float:
-        """Seconds since the last claim if that claim was planned; infinity otherwise.
+        """Seconds since the last claim (the start of a new round) if that claim was planned; infinity otherwise.
 
         A planned claim means that nothing had failed by then. A member that only the operator could not reach was
         therefore alive at that time (decision "Silence alone does not count as a failure").
@@ -152,7 +152,7 @@ class Health:
         return since(unix_seconds(claim.at), self.now)
 
     def _is_in_good_standing(self, replica: str) -> bool:
-        """Return whether the replica is a member of the committed round and no evidence speaks against it."""
+        """Return whether the replica is a member of the committed round and nothing suggests that it has failed."""
         if not self.round.committed or replica not in self.round.members:
             return False
         if replica == self.round.coordinator.replica:
@@ -163,10 +163,10 @@ class Health:
     def coordinator(self) -> HealthVerdict:
         """Verdict on whether the coordinator of the committed round is alive.
 
-        The coordinator is dead at once if its host closes the stream and refuses the next one. If the coordinator is
-        only silent, the operator asks the members. If no member can be reached either, the whole round may be training.
-        The operator then leaves the round alone until Kubernetes reports more (decision "When a coordinator counts as
-        lost").
+        The coordinator counts as dead at once if its host closes the stream and refuses the next one. If the
+        coordinator is only silent, the operator asks the members. If the operator can't reach any member either, the
+        whole round may still be training. The operator then does nothing about the round until Kubernetes reports more
+        (decision "When a coordinator counts as lost").
         """
         coordinator = self.round.coordinator
         pod = next((pod for pod in self.observed.pods if pod.name == coordinator.replica), None)
@@ -194,7 +194,7 @@ class Health:
         return HealthVerdict(Life.SILENT, evidence=EvidenceSource.SILENCE, age=age)
 
     def _word_of_members(self) -> HealthVerdict | None:
-        """Return what the connected members show about a silent coordinator; None if they show nothing.
+        """Return a verdict on a silent coordinator from the states of the connected members; None if they show nothing.
 
         A member stops soon after it has lost its coordinator. A member that trains is therefore in contact with the
         coordinator.
@@ -222,7 +222,7 @@ class Health:
 
     @property
     def _members_were_asked(self) -> bool:
-        """True if the operator has had enough time to open a stream to each member that it could reach.
+        """True if the operator has had enough time to open a stream to each member that it can reach.
 
         The operator opens these streams as soon as it doubts that the coordinator is alive.
         """

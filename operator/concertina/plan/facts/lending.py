@@ -1,4 +1,4 @@
-"""Result of `concertina.plan.quota`: the number of pods that a job's queue allows in this pass. Data only."""
+"""Result of `concertina.plan.quota`: the number of pods that a job's Kueue queue allows in this planning pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from concertina.plan.kueue import PodChanges, PodSet
 
 @dataclass(frozen=True)
 class Size:
-    """Number of replicas that a job's queue allows."""
+    """Number of replicas and of standby replicas that a job's Kueue queue allows."""
 
     replicas: int
     """Number of replicas in the round."""
@@ -58,12 +58,12 @@ class Lending:
 
     @property
     def limits(self) -> bool:
-        """Return whether a queue limits the job."""
+        """Return whether a Kueue queue limits the number of the job's replicas."""
         return self.size is not None
 
     @property
     def stops(self) -> bool:
-        """Return whether the job may have no replicas."""
+        """Return whether the Kueue queue allows the job no replicas."""
         return self.size is not None and not self.size.replicas
 
 
@@ -73,7 +73,8 @@ NO_QUEUE = Lending()
 def spec_within(spec: JobSpec, lending: Lending) -> JobSpec:
     """Return the spec with `replicas` and `standbyReplicas` lowered to what the job's queue allows.
 
-    A job that may have no replicas is suspended. Its round is then drained and saved as for any suspended job.
+    If the queue allows no replicas, the returned spec is suspended. The operator then drains and saves the job's round
+    as for any suspended job.
     """
     size = lending.size
     if size is None or spec.suspend:

@@ -30,7 +30,7 @@ class PodNotice:
 
 
 class NoticeInput(NamedTuple):
-    """Facts about one replica from which a notice can be derived."""
+    """Facts about one replica that show whether it will be terminated."""
 
     pod: PodView
     node: NodeView
@@ -40,7 +40,7 @@ class NoticeInput(NamedTuple):
 
 
 def of(notice_input: NoticeInput) -> PodNotice | None:
-    """Return the most urgent notice of a replica, or None."""
+    """Return the most urgent sign that a replica will be terminated (its notice), or None."""
     if notice_input.pod.phase not in (PodPhase.PENDING, PodPhase.RUNNING):
         return None
     for check in CHECKS:

@@ -33,7 +33,7 @@ class Replicas:
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """Pods of the job, keyed by name."""
+        """All pods of the job's replicas, keyed by name."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached
@@ -43,7 +43,7 @@ class Replicas:
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Pods that are lost or given up, each mapped to the reason in words that follow 'replica x'."""
+        """Pods that are lost or given up by the operator, each with the reason as words that follow 'replica x'."""
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
     def _why_dead(self, pod: PodView) -> str:
@@ -63,7 +63,10 @@ class Replicas:
 
     @cached
     def silent(self) -> tuple[str, ...]:
-        """Uids of pods that are given up only because their agent is silent, or will be, the longest silent first."""
+        """Uids of pods whose agent is silent, with no other sign of failure, ordered by silence, the longest first.
+
+        The operator has given up these pods for their silence, or will do so if it continues.
+        """
         ages = {}
         for pod in self.observed.pods:
             verdict = self.health.by_contact(pod)
@@ -74,7 +77,7 @@ class Replicas:
 
     @cached
     def of_another_template(self) -> frozenset[str]:
-        """Names of pods that were created from another pod template than the job has now."""
+        """Names of pods that were created from another pod template than the one that the job has now."""
         current_hash = self.observed.job.template_hash
         pods = (pod for pod in self.observed.pods if current_hash and not pod.deleting)
         return frozenset(pod.name for pod in pods if pod.template_hash not in ("", current_hash))
@@ -83,8 +86,8 @@ class Replicas:
     def outdated(self) -> frozenset[str]:
         """Names of pods to replace because the job's pod template has changed.
 
-        A suspended job has none: its round drains on the existing pods. A member of the round stays until the round has
-        been drained (`suspend.replace_outdated`).
+        A suspended job replaces no pods: its round drains on the existing pods. A member of the round is replaced only
+        after the round has been drained (`suspend.replace_outdated`).
         """
         return frozenset() if self.spec.suspend else self.of_another_template
 
@@ -94,7 +97,7 @@ class Replicas:
 
     @cached
     def ready(self) -> frozenset[str]:
-        """Live replicas whose agent is connected and reports that it can start workers at once."""
+        """Live replicas that can join a round: their agent is connected and reports that it can start workers."""
         views = ((name, self.observed.agent(name)) for name in self.live)
         return frozenset(name for name, view in views if view.connected and view.report and view.report.ready)
 
@@ -117,7 +120,7 @@ class Replicas:
         return notice_by_replica
 
     def leaves(self, name: str) -> bool:
-        """Return whether the replica should leave the round at once."""
+        """Return whether the replica should leave the round at once, because it will be terminated soon."""
         return name in self.notices and self.notices[name].urgent
 
     # --- replicas that are wanted
@@ -126,8 +129,8 @@ class Replicas:
     def pod_by_index(self) -> Mapping[int, str]:
         """Pods that may be in the next round, keyed by replica index.
 
-        For each index, this is the present member if it can stay, and otherwise the newest attempt. A pod on a cordoned
-        node is used until another pod of the index is ready.
+        For each index, this is the pod of the present member if the member can stay, and otherwise the newest pod of
+        the index. A pod on a cordoned node is used until another pod of the index is ready.
         """
         by_index: dict[int, list[str]] = {}
         for name, pod in self.live.items():
@@ -153,7 +156,7 @@ class Replicas:
 
     @cached
     def surplus(self) -> tuple[str, ...]:
-        """Members in excess of the number of replicas that the spec requests: those with the highest indexes."""
+        """Members in excess of the number of replicas that the spec requests: the members with the highest indexes."""
         alive = (name for _, name in sorted(self.pod_by_index.items()) if name in self.round.members)
         return tuple(alive)[sizes.most(self.spec) :]
 
@@ -161,8 +164,8 @@ class Replicas:
     def standby(self) -> tuple[str, ...]:
         """Live replicas that the spec asks for beyond the size of a full round.
 
-        After a failure, the next round includes one of these replicas (decision "Standby replicas are ordinary
-        candidates").
+        After a failure, the next round includes one of these replicas in place of the lost one (decision "Standby
+        replicas are ordinary candidates").
         """
         if not self.spec.standby_replicas:
             return ()
@@ -176,8 +179,8 @@ class Replicas:
     def candidates(self) -> tuple[str, ...]:
         """Replicas that may be in the next round, in order of replica index.
 
-        Candidates are the members that are not known to be lost, and the replicas that are ready. If the members' pods
-        have an outdated pod template, only members are candidates.
+        Candidates are all members that are not known to be lost, and all replicas that are ready. While the members'
+        pods have an outdated pod template, only members are candidates.
         """
         may_join = self.round.members.keys().isdisjoint(self.of_another_template)
         return tuple(
@@ -216,7 +219,10 @@ class Replicas:
 
     @cached
     def asked(self) -> Mapping[str, Call]:
-        """Prepare calls of the open claim, keyed by candidate, in order of replica index; empty if no claim is open."""
+        """Prepare calls (which ask replicas to join the next round) of the open claim, keyed by replica.
+
+        The calls are in order of replica index. The result is empty if no claim is open.
+        """
         claim = self.round.claim
         if claim is None or claim.committed:
             return {}
@@ -230,16 +236,16 @@ class Replicas:
 
     @cached
     def all_done_at(self) -> float | None:
-        """Unix time at which the last candidate answered or its call failed; None while an answer is still possible."""
+        """Unix time at which the last Prepare call was answered or failed; None while one has no outcome."""
         done = [call.done_at for call in self.asked.values() if call.done_at is not None]
         return max(done, default=self.now) if len(done) == len(self.candidates) else None
 
     @cached
     def uninformed(self) -> frozenset[str]:
-        """Replicas that answered a Prepare call whose candidate list is out of date.
+        """Replicas whose answer to a Prepare call is based on an outdated list of candidates.
 
-        Such an answer does not mention candidates that were added later. It does not mean that the replica can't reach
-        those candidates.
+        Such an answer does not mention candidates that were added later. The replica may still be able to reach those
+        candidates.
         """
         lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most calls share the same list
         complete = {
@@ -249,14 +255,17 @@ class Replicas:
 
     @cached
     def connected(self) -> frozenset[str]:
-        """Largest set of replicas that have answered and can all reach each other."""
+        """Largest set of replicas that have answered their Prepare call and can all reach each other."""
         return frozenset(sizes.mutually_reachable(self.answers, self.round.members))
 
     # --- addresses
 
     @cached
     def coordinator(self) -> str:
-        """Name of the coordinator's pod while that pod runs, even if it is being deleted; empty otherwise."""
+        """Name of the coordinator's pod; empty if that pod does not run.
+
+        A pod that is being deleted still counts as running.
+        """
         if not self.round.committed:
             return ""
         coordinator = self.round.coordinator

@@ -31,10 +31,11 @@ class Round:
 
     @property
     def first_claim(self) -> Claim | None:
-        """Claim of the first round, whose id is in the job's first status; None if that status has no id of a claim.
+        """Claim of the job's first round; None if the job's first status contains no id for it.
 
-        With this claim, the operator calls the replicas without another status write. The commit is then the first
-        write that shows the claim (decision "The first status holds the first claim").
+        The operator writes the id of this claim to the job's first status. It can then call the replicas without
+        another status write. The commit is then the first write that shows the claim (decision "The first status holds
+        the first claim").
         """
         claim_id = self.observed.job.status.internal.first_claim
         if not claim_id:
@@ -61,7 +62,7 @@ class Round:
 
     @property
     def claimed(self) -> bool:
-        """True if the operator is forming the next round."""
+        """True if the operator is forming the next round: a claim is open and not yet committed."""
         return self.claim is not None and not self.claim.committed
 
     @property
@@ -87,7 +88,7 @@ class Round:
 
     @cached
     def report(self) -> protocol.Report | None:
-        """Last report of the coordinator about the committed round, or None."""
+        """Last report of the coordinator about the committed round; None if there is no report."""
         if not self.committed or self.claim is None:
             return None
         report = self.observed.agent(self.coordinator.replica).report
@@ -97,12 +98,12 @@ class Round:
 
     @cached
     def failed(self) -> frozenset[str]:
-        """Replicas that have failed, as the coordinator reports."""
+        """Replicas of the committed round that have failed, as the coordinator reports them."""
         return frozenset(failure.replica for failure in self.report.failures) if self.report else frozenset()
 
     @cached
     def unacknowledged(self) -> tuple[tuple[str, Call], ...]:
-        """Members that have not accepted the Assign call of this round yet, each with that call.
+        """Members that have not accepted their Assign call (which gives them a rank) yet, each with that call.
 
         Only calls that this operator process has sent count.
         """

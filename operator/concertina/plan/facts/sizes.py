@@ -14,17 +14,20 @@ from concertina_trainer.layouts import nearest_sizes
 
 
 def most(spec: JobSpec) -> int:
-    """Return the largest valid size that the spec wants; 0 if no block fits."""
+    """Return the largest valid number of replicas that is at most `spec.replicas`; 0 if no block fits."""
     return spec.most_replicas
 
 
 def least(spec: JobSpec) -> int:
-    """Return the smallest valid size that the spec allows: minReplicas rounded up, but never more than the most."""
+    """Return the smallest valid number of replicas: `minReplicas`, rounded up to whole blocks.
+
+    The result is at most `most(spec)`.
+    """
     return spec.least_replicas
 
 
 def fitting(available: int, spec: JobSpec) -> int:
-    """Return the largest valid size with at most `available` replicas; 0 if no valid size is that small."""
+    """Return the largest valid number of replicas that is at most `available`; 0 if there is no such number."""
     size = min(available, most(spec))
     size -= size % spec.replica_step
     return size if size and size >= least(spec) else 0
@@ -60,11 +63,12 @@ def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]
 def _without_cut_links(
     seniority: list[str], replies: Mapping[str, Prepared], members: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the largest island of replicas, reduced until no link between two of its replicas is missing.
+    """Return a large set of replicas in which each can reach all others.
 
-    The function repeatedly drops the replica with the most missing links; of several such replicas, it drops the last
-    one. This is an approximation, because the exact problem is NP-hard. Most network partitions are clean cuts, in
-    which each side is an island.
+    The function begins with the largest island (replicas that reach each other directly or through others). It
+    repeatedly drops the replica with the most missing links; of several such replicas, it drops the last one. This is
+    an approximation, because the exact problem is NP-hard. Most network partitions are clean cuts, in which each side
+    is an island.
     """
     cut: dict[str, list[str]] = {name: [] for name in seniority}
     for name, unreachable_names in _unreachable(replies).items():
@@ -89,9 +93,10 @@ def _largest_island(
 ) -> list[str]:
     """Return the largest set of replicas that reach each other, directly or through others.
 
-    Of two sets of the same size, the function returns the one with more old members, because these hold the state. If
-    the sets have equally many old members, it returns the one with the earliest replica. In a large round each replica
-    checks only some of the others, so the replies may not show every link that a partition cuts.
+    Of two sets of the same size, the function returns the one with more members of the last round, because these
+    members hold the state. If the sets have equally many such members, it returns the set with the earliest replica. In
+    a large round each replica checks only some of the others, so the replies may not show every link that a partition
+    cuts.
     """
     links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():
@@ -114,9 +119,10 @@ def _largest_island(
 
 
 def _unreachable(replies: Mapping[str, Prepared]) -> dict[str, frozenset[str]]:
-    """Return the replicas that each replica can't reach.
+    """Return the replicas that each replica can't reach, from the replicas' replies.
 
-    Most replies have the same list of reachable replicas. Comparing two lists is faster than hashing each of them.
+    Most replies have the same list of reachable replicas. The function compares each list with the previous one, which
+    is faster than hashing each list.
     """
     everybody, unreachable = frozenset(replies), {}
     last: tuple[str, ...] = ()

@@ -1,14 +1,14 @@
-"""Make jobs that occupy a part of the resources they need release it, so that such jobs do not block each other.
+"""Make waiting jobs release resources that they occupy, so that such jobs do not block each other.
 
-A job waits for resources if fewer of its pods have a node than the job needs. Waiting jobs have turns (`line`). In its
-turn, a job keeps its pods, and the other jobs release their pods after PATIENCE seconds. A job that has released its
-pods creates new ones when its turn comes, or when no other job waits. A turn ends after TURN_TIMEOUT if the job does
-not start. A job without placed pods does not release its pending pods. Pending pods get nodes as soon as these have
-free resources, and a cluster autoscaler sees such pods.
+A job waits for resources if fewer of its pods have a node than the job needs. Waiting jobs take turns (`line`). In its
+turn, a job keeps its pods, and the other jobs delete their pods after PATIENCE seconds. A job that has deleted its pods
+creates new ones when its turn comes, or when no other job waits. A turn ends after TURN_TIMEOUT if the job does not
+start. A job without placed pods does not delete its pending pods. Pending pods get nodes as soon as nodes have free
+resources, and a cluster autoscaler sees such pods.
 
-More resources do not help some jobs (`hindrance`). Such a job releases its pods, so that other jobs can use the
-resources. A job does not release its pods while no other job waits, or if they hold the only copy of the job's state.
-The operator records all of this in `status.internal.requeueState`.
+Some jobs could not start even with more resources (`hindrance`). Such a job deletes its pods, so that other jobs can
+use the resources. A job does not delete its pods while no other job waits, or if the pods hold the only copy of the
+job's state. The operator records turns and releases in `status.internal.requeueState`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TURN_TIMEOUT = 120.0
 def by_quota(refused: CreateRefusal | None) -> bool:
     """Return whether a resource quota refused the creation of a pod.
 
-    Only this kind of refusal can end because other jobs release resources.
+    Among all causes of refusal, only a used-up quota can end because other jobs release resources.
     """
     return refused is not None and refused.kind is Refusal.QUOTA
 
@@ -99,7 +99,10 @@ def _waiting_job(ctx: JobContext) -> Waiting | None:
 
 
 def _due(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> float | None:
-    """Return the Unix time at which the job's turn ends or the job releases its pods; None if neither will happen."""
+    """Return the Unix time at which the job's turn ends or the job releases its pods; None if neither will happen.
+
+    `waiting_job` is the job as it waits for resources, and `queue_place` is its place among the waiting jobs.
+    """
     requeue_state, due = ctx.status.internal.requeue_state, []
     if queue_place.turn:
         due.append((unix_seconds(requeue_state.turn) if requeue_state.turn else ctx.now) + TURN_TIMEOUT)
@@ -129,7 +132,8 @@ def _may_release(ctx: JobContext, waiting_job: Waiting) -> bool:
 def _released(ctx: JobContext, queue_place: QueuePlace, waiting_job: Waiting) -> RequeueState:
     """Return the RequeueState of a job that has just released its resources, so that other jobs start first.
 
-    If more resources would not help the job, its turn counts as used. It gets the next turn only after all other jobs.
+    If more resources would not help the job, its turn counts as used. The job gets its next turn only after all other
+    jobs.
     """
     requeue_state = ctx.status.internal.requeue_state
     had = f"only {waiting_job.held} of the {waiting_job.least} required replicas have resources"
@@ -183,10 +187,10 @@ def hindrance(
 
 
 def _excluded(alive: Collection[PodView]) -> bool:
-    """Return whether the scheduler reports that no node would take one of the job's waiting pods.
+    """Return whether the scheduler reports that no node can ever take one of the job's waiting pods.
 
-    This then applies to all pods of the job, because they are alike. Pods with a rule of the operator to avoid nodes
-    are left out.
+    The report then applies to all pods of the job, because they are alike. Pods that the operator keeps away from some
+    nodes are left out.
     """
     return any(pod.excluded and not pod.avoids for pod in alive)
 

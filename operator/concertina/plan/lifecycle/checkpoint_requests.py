@@ -48,7 +48,7 @@ def request(ctx: JobContext, decision: Decision, newest: CheckpointMark | None) 
 def ask(ctx: JobContext, decision: Decision, checkpoint_request: CheckpointRequest | None) -> tuple[Action, ...]:
     """Return a Save call to the coordinator if a checkpoint is requested and the round trains.
 
-    The call is sent once in each round.
+    The operator sends the call once in each round.
     """
     if (
         checkpoint_request is None

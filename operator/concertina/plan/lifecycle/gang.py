@@ -30,10 +30,11 @@ def not_served(ctx: JobContext) -> Decision | None:
 
 
 def regroup(ctx: JobContext) -> Decision | None:
-    """Delete pending pods whose pod group has an outdated minimum, if the API does not allow to change the minimum.
+    """Delete pending pods whose pod group has an outdated minimum that the API does not allow to change.
 
-    New pods then join a new group. Once a pod of the group has a node, the operator keeps the group until the job has
-    no pods. The minimum matters only for the first start, and a new group would lack the pods of the old one.
+    New pods then join a new group with the current minimum. Once a pod of the group has a node, the operator keeps the
+    group until the job has no pods. The minimum matters only for the first start, and a new group would lack the pods
+    of the old one.
     """
     chosen = gangs.mark(ctx)
     if chosen is None or not chosen.pod_group or chosen.min_count == sizes.least(ctx.spec):
@@ -52,7 +53,10 @@ def regroup(ctx: JobContext) -> Decision | None:
 
 
 def annotate_ignored(ctx: JobContext, decision: Decision) -> Decision:
-    """Report pods whose pod group the API server dropped. Such pods are scheduled one by one."""
+    """Report pods whose reference to the pod group the API server dropped.
+
+    The scheduler places each of them on its own.
+    """
     names = gangs.ignored_groups(ctx.status, ctx.replicas.live.values())
     if not names or decision.stalled or decision.pods is not Pods.WANTED:
         return decision

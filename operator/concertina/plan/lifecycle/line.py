@@ -99,7 +99,7 @@ def waiting(job: JobView, pods: Iterable[PodView], refused: bool) -> Waiting | N
 
 @dataclass(frozen=True)
 class Line:
-    """Jobs that wait for resources, keyed by uid, and each job's place in the order of turns."""
+    """Result of `worked_out`: the jobs that wait for resources, keyed by uid, and each job's place among them."""
 
     jobs: Mapping[str, Waiting]
     room: Mapping[str, Decimal]
@@ -115,9 +115,10 @@ EMPTY = Line({}, NO_ROOM, {})
 
 
 def worked_out(jobs: Mapping[str, Waiting], last_line: Line) -> Line:
-    """Compute the places of all waiting jobs.
+    """Compute the places of all waiting jobs in the order of turns.
 
-    Resources that were occupied in the previous computation count too, because their jobs are just releasing them.
+    Resources that were occupied in the previous computation (`last_line`) count as occupied too, because their jobs are
+    releasing them now.
     """
     room_now = _room_held(jobs.values())
     room = {
@@ -165,7 +166,7 @@ def _room_held(jobs: Iterable[Waiting]) -> dict[str, Decimal]:
 
 
 def _fits(job: Waiting, room: Mapping[str, Decimal]) -> bool:
-    """Return whether the resources that all waiting jobs occupy seem enough for a job.
+    """Return whether the resources that all waiting jobs occupy together (`room`) seem enough for a job.
 
     This is an estimate: the resources may be on nodes that can't run this job. The `pods` resource is ignored, because
     nodes hardly ever run out of it.

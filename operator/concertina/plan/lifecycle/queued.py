@@ -13,7 +13,10 @@ from concertina.plan.pods.pod_plan import PodPlan
 
 
 def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
-    """Report a job without quota as queued, or as returning its quota, instead of as suspended."""
+    """Change the phase of a suspended job that lacks Kueue quota to one that says so.
+
+    The job is then reported as queued, or as returning its quota.
+    """
     lending = ctx.lending
     if not ctx.stopped_by_queue or decision.phase not in (Phase.SUSPENDED, Phase.SUSPENDING):
         return decision
@@ -25,9 +28,9 @@ def annotate_queue(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def within_quota(ctx: JobContext, pods: PodPlan) -> PodPlan:
-    """Return the pod plan without the creations for which the job has no quota left.
+    """Return the pod plan without the pods for which the job has no Kueue quota left.
 
-    Each creation that remains names the quota that the pod uses.
+    Each pod that is still created names the quota that it uses.
     """
     if not ctx.lending.queue:
         return pods
@@ -46,7 +49,7 @@ def within_quota(ctx: JobContext, pods: PodPlan) -> PodPlan:
 
 
 def _set_for(create: CreatePod | CreateRendezvous, room: dict[PodSet, int]) -> PodSet | None:
-    """Return the pod set that has quota left for the pod, or None."""
+    """Return the pod set in `room` that has quota left for the pod; None if there is no such set."""
     sets = (PodSet.RENDEZVOUS,) if isinstance(create, CreateRendezvous) else (PodSet.TRAINER, PodSet.SPARES)
     return next((pod_set for pod_set in sets if room.get(pod_set, 0) > 0), None)
 

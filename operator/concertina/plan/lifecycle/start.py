@@ -18,10 +18,10 @@ from concertina_protocol import StorageHealth
 
 
 def first_round(ctx: JobContext) -> Decision | None:
-    """Claim the first round once all wanted replicas are ready, or after a while once enough of them are.
+    """Claim the first round once all wanted replicas are ready. After a delay, enough replicas are sufficient.
 
-    This is the last policy, so it returns a decision for every job without a committed round. That includes a job whose
-    status lists members but no claim, because another program wrote to the status.
+    This is the last policy in the table, so it returns a decision for every job without a committed round. Such jobs
+    include one whose status lists members but no claim, because another program wrote to the status.
     """
     names = ctx.replicas.candidates
     size, trouble = sizes.fitting(len(names), ctx.spec), _start_trouble(ctx)
@@ -43,10 +43,10 @@ def first_round(ctx: JobContext) -> Decision | None:
 
 
 def _look_again(ctx: JobContext) -> float:
-    """Return the seconds until the job is planned again if nothing changes.
+    """Return the seconds after which to plan a job again that waits for its first round, if nothing changes before.
 
-    If pods run but their agents do not answer, time can change the decision. Otherwise time changes only the message,
-    soonest for a pod that no scheduler has looked at.
+    If pods run but their agents do not answer, the passing of time can change the decision. Otherwise it changes only
+    the message, soonest for a pod that no scheduler has tried to place.
     """
     live = ctx.replicas.live.values()
     if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):
@@ -81,7 +81,7 @@ def _start_trouble(ctx: JobContext) -> Decision | None:
 
 
 def uri_in_use(ctx: JobContext) -> Decision | None:
-    """Create no pods if another job uses the checkpoint URI that the spec names."""
+    """Create no pods if another job already uses the checkpoint URI in the spec."""
     holder = ctx.observed.uri_holder
     if holder is None or ctx.spec.suspend:
         return None
@@ -137,8 +137,8 @@ def master_key(ctx: JobContext) -> str:
 def master_key_missing(ctx: JobContext) -> Decision | None:
     """Leave a job and its pods unchanged if the operator does not have the job's master key.
 
-    The operator can't reach the job's agents then. That says nothing about the agents: they continue to train, and a
-    person can restore the key. The operator does not replace dead pods either, because it could not reach the new ones.
+    Without the key, the operator can't reach the job's agents. The agents continue to train, and a person can restore
+    the key. The operator does not replace dead pods either, because it could not reach the agents of new pods.
     """
     key = ctx.status.master_key
     if not key or key in ctx.observed.master_keys:

@@ -73,7 +73,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """Return whether the committed round has been drained and saved, or has taken longer than allowed."""
+    """Return whether the round has been drained and saved, or whether its time for this has passed."""
     if not ctx.round.committed:
         return False
     report = ctx.round.report
@@ -83,10 +83,10 @@ def _is_over(ctx: JobContext) -> bool:
 
 
 def _is_saved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a drained round has saved its state, or will not save any more.
+    """Return whether a drained round has saved its state, or can't save it any more.
 
-    A drain that began for another reason, such as growth, does not save. The coordinator is then asked to save. Its
-    reports just after that request may still describe the time before the save.
+    A drain that began for another reason, such as growth, does not save. The operator then asks the coordinator to
+    save. Reports that arrive soon after that request may still describe the time before the save.
     """
     if not ctx.saves_durably:
         return True
@@ -98,16 +98,16 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a script stopped before it saved the state from which the round continued.
+    """Return whether a script stopped before it saved the state from which its round continued.
 
-    That state then exists only in node memory.
+    That state then exists only in the memory of the pods.
     """
     step = report.progress.step if report.progress else 0
     return not ctx.spec.bundled and step <= _in_memory(ctx) > 0
 
 
 def _in_memory(ctx: JobContext) -> int:
-    """Return the step from which the round continued, if that state was in node memory; otherwise 0."""
+    """Return the step from which the round continued, if that state was in the pods' memory; otherwise 0."""
     base = ctx.world.base
     return base.step if base is not None and base.source == RestoreSource.MEMORY else 0
 
@@ -167,7 +167,7 @@ DELETION_REMARK = "the job is being deleted, and it still has a finalizer"
 def held_by(job: JobView) -> tuple[str, ...]:
     """Return the finalizers that keep a deleted job in existence, without those of the Kubernetes garbage collector.
 
-    The result is empty if the job is not being deleted. It is also empty if the deletion orphans the job's pods.
+    The result is empty if nobody has deleted the job. It is also empty if the deletion orphans the job's pods.
     """
     if not job.deleting or ORPHAN in job.finalizers:
         return ()
@@ -180,7 +180,7 @@ def why_deleting(job: JobView) -> str:
 
 
 def annotate_deletion(ctx: JobContext, decision: Decision) -> Decision:
-    """Add to the message of another decision that the job is being deleted."""
+    """Add to the message of a decision that the job is being deleted."""
     if not held_by(ctx.observed.job) or decision.phase is Phase.DELETING or DELETION_REMARK in decision.message:
         return decision
     return replace(decision, message=f"{decision.message}; {DELETION_REMARK}")

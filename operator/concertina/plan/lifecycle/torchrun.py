@@ -51,10 +51,10 @@ def succeeded(ctx: JobContext) -> Decision | None:
 
 
 def _members(ctx: JobContext) -> list[PodView]:
-    """Return the round's members. Once a member has succeeded, members whose pods are being deleted are included.
+    """Return the pods that are members of the torchrun round.
 
-    A drain of a node deletes pods, for example. After a member has succeeded, no replacement is created for a deleted
-    pod.
+    Pods that are being deleted are included only after a member has succeeded. From then on, no replacement is created
+    for a pod that is deleted, for example by a node drain.
     """
     current = torchrun_pods.members(ctx)
     indexes = {pod.index for pod in current}
@@ -115,7 +115,7 @@ def running(ctx: JobContext) -> Decision:
 
 
 def _over(ctx: JobContext) -> RoundTrigger | None:
-    """Return why the current torchrun round can't continue, or None."""
+    """Return the reason why the current torchrun round can't continue; None if it can."""
     members, store = _members(ctx), torchrun_pods.store(ctx)
     if outdated := [
         pod.name for pod in ctx.observed.pods if pod.round == ctx.world.round and pod.name in ctx.replicas.outdated

@@ -35,11 +35,11 @@ def wanted(ctx: JobContext) -> PodPlan:
 
 
 def _goes(ctx: JobContext, pod: PodView) -> bool:
-    """Return whether the pod needs a successor.
+    """Return whether the pod needs a successor (a new pod for the same replica index).
 
-    A pod needs a successor if the pod is dead, or if it has a notice and is a member of the round. A pod with an urgent
-    notice outside of the round needs a successor too, but not at once: the pod may tolerate the taint, and its
-    successor could be placed on a tainted node again.
+    A pod needs a successor if the pod is dead, or if it is a member of the round and will be terminated soon. A pod
+    outside of the round that has an urgent notice needs a successor too, but not at once: the pod may tolerate the
+    taint, and its successor could be placed on a tainted node again.
     """
     if pod.name in ctx.replicas.dead or pod.name not in ctx.replicas.notices:
         return pod.name in ctx.replicas.dead
@@ -47,16 +47,17 @@ def _goes(ctx: JobContext, pod: PodView) -> bool:
 
 
 def _filled(ctx: JobContext, index: int) -> bool:
-    """Return whether a live replica without a notice has this index.
+    """Return whether a live replica that will not be terminated has this index.
 
-    A newer attempt may have been requested while the replica had a notice that was withdrawn later.
+    There may be a newer attempt for the index: it was requested while the replica had a notice that was withdrawn
+    later.
     """
     name = ctx.replicas.pod_by_index.get(index)
     return name is not None and name not in ctx.replicas.notices
 
 
 def _bumped(ctx: JobContext, wanted_indexes: frozenset[int]) -> tuple[int, ...]:
-    """Return the attempt number of each replica index, increased if the index needs a new pod.
+    """Return the attempt number of each replica index, plus one for each index that needs a new pod.
 
     An index needs a new pod if its newest pod is dead, or if the pod of a member is gone.
     """
@@ -107,7 +108,7 @@ def _creates(ctx: JobContext, missing: list[int], attempts: tuple[int, ...]) -> 
 
 
 def _ending(ctx: JobContext) -> set[str]:
-    """Return the nodes that will be terminated and from which replicas are moving away.
+    """Return the nodes that will be terminated and that replicas are leaving, so that new pods avoid them.
 
     A pod that tolerates the node's taint could otherwise be placed on such a node again.
     """

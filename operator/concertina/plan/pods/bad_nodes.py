@@ -43,7 +43,10 @@ The time is longer than UNSCHEDULABLE, because an autoscaler may be adding a nod
 
 
 def remember(ctx: JobContext, entries: tuple[Restart, ...]) -> tuple[AvoidedNode, ...]:
-    """Return the new value of `status.avoidedNodes`, given the job's failures within the window in order of time."""
+    """Return the new value of `status.avoidedNodes`.
+
+    `entries` are the job's failures within the failure window, in order of time.
+    """
     base = ctx.spec.failure_policy.avoid_node_seconds
     entry_by_node = {
         entry.node: _forgiven_early(ctx, entry) for entry in ctx.status.avoided_nodes if _remembered(ctx, entry)
@@ -131,9 +134,10 @@ def avoided(ctx: JobContext) -> tuple[str, ...]:
 
 
 def forbidden(ctx: JobContext) -> tuple[str, ...]:
-    """Return the bad nodes that the job does not need, even if it runs with all requested replicas.
+    """Return the bad nodes that no pod of the job may use.
 
-    Pods must not run on these nodes. For all other bad nodes, the pods only get a preference.
+    These are the bad nodes that the job does not need even when it runs with all requested replicas. Pods only prefer
+    not to use the other bad nodes.
     """
     return tuple(sorted(avoided(ctx)[: spare(ctx)]))
 
@@ -157,9 +161,9 @@ def _serves(node: NodeView) -> bool:
 
 
 def _forgiven_early(ctx: JobContext, entry: AvoidedNode) -> AvoidedNode:
-    """Return the entry of a bad node in `status.avoidedNodes`, shortened if necessary.
+    """Return the entry of a bad node in `status.avoidedNodes`, with an earlier expiry if the job needs the node.
 
-    The entry expires early if the job or one of its replicas can't find another node.
+    The job needs the node if it or one of its replicas can't find another node.
     """
     if unix_seconds(entry.until) <= ctx.now or not any(entry.node in pod.avoids for pod in _stranded(ctx)):
         return entry

@@ -1,4 +1,4 @@
-"""Choose how to plan a job's pods, as `Decision.pods` asks."""
+"""Choose the function that plans a job's pods, as `Decision.pods` says: for example, delete all pods."""
 
 from __future__ import annotations
 

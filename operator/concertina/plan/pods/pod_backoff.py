@@ -67,7 +67,7 @@ def next_round(ctx: JobContext) -> float:
 
 @dataclass(frozen=True)
 class DelayedPod:
-    """A replica's next pod, which is delayed by backoff."""
+    """The next pod of a replica, whose creation is delayed because earlier pods ended in quick succession."""
 
     left: float
     """Seconds from now until the pod is due."""
@@ -143,9 +143,10 @@ def _delayed(ctx: JobContext, index: int, pods: list[Restart]) -> DelayedPod:
 def _in_a_row(
     failures: Sequence[Restart], before: float, belongs: Callable[[Restart], bool] = lambda entry: True
 ) -> int:
-    """Return how many failures before the time `before` follow each other closely.
+    """Return how many failures in quick succession end at the time `before`.
 
-    `failures` are in order of time. The count stops at the first failure for which `belongs` is false.
+    `failures` are in order of time. The count goes back in time and stops at the first failure for which `belongs` is
+    false.
     """
     row = 0
     for entry in reversed(failures):
@@ -171,7 +172,7 @@ The delay is limited because a person may fix a policy or webhook.
 
 
 def refused_for(ctx: JobContext) -> float:
-    """Return the seconds until the operator may create a pod again after the API server refused one."""
+    """Return the seconds until the operator may try to create a pod again after the API server refused one."""
     refused = ctx.observed.refused
     return _pause(refused) - ctx.since(refused.at) if refused else 0.0
 
@@ -205,7 +206,7 @@ def annotate_refusal(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def _needs_a_person(refused: CreateRefusal) -> bool:
-    """Return whether only a person can end the refusal of pods.
+    """Return whether the API server will refuse the job's pods until a person acts.
 
     A missing object does not count at first, because it may be created together with the job (a service account, for
     example). A failing webhook does not count at first either, because it may be down only for a moment.
@@ -254,7 +255,7 @@ def shortage(ctx: JobContext) -> str:
 
 
 def why_waiting(ctx: JobContext, pod: PodView) -> str:
-    """Return why a pod is not ready."""
+    """Return why a pod is not ready, as words for the job's status."""
     view = ctx.agent(pod.name)
     if view.report and view.report.startup_error:
         return view.report.startup_error

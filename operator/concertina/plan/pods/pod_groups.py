@@ -10,7 +10,7 @@ from concertina.plan.observed import GangApi, PodGroup
 
 
 def actions(ctx: JobContext, decision: Decision) -> tuple[Action, ...]:
-    """Return the writes of the pod group that follow from the decision about the job's pods."""
+    """Return the actions that create, update or delete the job's pod group, as the decision about its pods requires."""
     group = gangs.pod_group(ctx)
     return (*_outdated(ctx, group.name if group else ""), *_current(ctx, decision, group))
 
@@ -29,7 +29,7 @@ def _current(ctx: JobContext, decision: Decision, group: PodGroup | None) -> tup
 
 
 def _outdated(ctx: JobContext, current_name: str) -> tuple[Action, ...]:
-    """Return the deletion of the pod group in the status if no pod will join that group any more."""
+    """Return the deletion of the pod group in `status.gang` if no pod will join that group any more."""
     last = ctx.status.gang
     if last is None or not last.pod_group or last.pod_group == current_name:
         return ()

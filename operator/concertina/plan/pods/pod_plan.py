@@ -31,8 +31,8 @@ class PodPlan:
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
     """Return the event that announces the replacement of a pod.
 
-    If the pod is being deleted, the event says that the replacement depends on the job: the deletion may be part of a
-    foreground deletion of the job, of which the operator learns later.
+    If the pod is being deleted, the event says that a replacement is created only if the job continues. The deletion
+    may be part of a foreground deletion of the job, which the operator observes only later.
     """
     notice = ctx.replicas.notices.get(pod.name)
     why = notice.message if notice else ctx.replicas.dead[pod.name]
@@ -46,8 +46,8 @@ def delete(ctx: JobContext, pod: PodView, reason: str) -> list[Action]:
 
     A forced deletion removes the pod before its node confirms that the pod has stopped. The deletion is forced in two
     cases. The first case is a pod whose node is out of service. The second case is a pod of the bundled trainer whose
-    node does not answer. If old workers still run there, storage rejects their writes, so two pods can't write at once
-    (decision "Forced deletion of pods on lost nodes").
+    node does not answer. If old workers still run there, storage rejects their writes, so the old and the new pod can't
+    both write (decision "Forced deletion of pods on lost nodes").
     """
     node = ctx.node(pod)
     force = node.out_of_service or (not node.ready and ctx.spec.bundled)
@@ -69,7 +69,10 @@ def same_replica(first_name: str, second_name: str) -> bool:
 
 
 def number_at(numbers: Sequence[int], index: int | None) -> int:
-    """Return the number at an index; 0 beyond the end, and 0 for the pod of torchrun's store, which has no index."""
+    """Return `numbers[index]`; 0 if the tuple is shorter, or if `index` is None.
+
+    Only the pod of torchrun's store has no index.
+    """
     return numbers[index] if index is not None and index < len(numbers) else 0
 
 
@@ -82,7 +85,7 @@ def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
 def pass_over_taken(
     job: str, attempts: dict[int, int], wanted_indexes: Iterable[int], taken_names: Collection[str]
 ) -> None:
-    """Increase the attempts of wanted indexes until no other pod has the resulting pod name.
+    """Increase the attempts of `wanted_indexes` until each resulting pod name is free.
 
     Waiting for a name to become free could take forever: pods of a deleted job with the same name exist for as long as
     their node is down (decision "Pod names that are taken are skipped").

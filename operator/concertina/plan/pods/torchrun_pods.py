@@ -67,7 +67,10 @@ def wanted(ctx: JobContext) -> PodPlan:
 
 
 def _let_go(ctx: JobContext, pod: PodView) -> list[Action]:
-    """Return the deletion of a pod that is replaced; empty if the pod has ended, so that its logs stay readable."""
+    """Return the deletion of a pod that is replaced; empty if the pod has ended.
+
+    A pod that has ended stays, so that its logs stay readable.
+    """
     return [] if pod.released else delete(ctx, pod, ctx.replicas.dead[pod.name])
 
 
@@ -81,7 +84,7 @@ def _allowed(ctx: JobContext, creates: tuple[Action, ...]) -> tuple[tuple[Action
 
 
 def members(ctx: JobContext) -> list[PodView]:
-    """Return the newest pod of each index in this round, without pods that are being deleted."""
+    """Return the newest pod of each replica index in this torchrun round, without pods that are being deleted."""
     newest: dict[int, PodView] = {}
     for pod in ctx.observed.pods:  # in order of attempts
         if pod.index is not None and pod.round == ctx.world.round and not pod.deleting:

@@ -84,7 +84,7 @@ def _lending(ctx: QuotaContext) -> Lending:
 
 
 def _asks_for_nothing(ctx: QuotaContext) -> bool:
-    """Return whether the job needs no quota now, because it is suspended or can't start for another reason."""
+    """Return whether the job needs no Kueue quota now, because it is suspended or can't start for another reason."""
     return ctx.spec.suspend or ctx.observed.uri_holder is not None or not ctx.wanted.replicas
 
 
@@ -96,7 +96,10 @@ def _is_outdated(ctx: QuotaContext, workload: WorkloadView) -> bool:
 
 
 def _waiting(ctx: QuotaContext) -> Lending:
-    """Return how much quota a job may use whose request is not admitted: none, so the job may have no pods."""
+    """Return the quota that a job may use while Kueue has not admitted its Workload: none.
+
+    The result can also contain writes that create the Workload or change what it requests.
+    """
     queue = ctx.quota.queue
     if failed := ctx.workloads.failed_to_start(ctx.observed.job.generation):
         condition = failed.condition(ConditionName.FINISHED)
@@ -125,9 +128,9 @@ def _first(ctx: QuotaContext) -> CreateWorkload:
 
 
 def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...], float | None]:
-    """Return the edit that makes a pending Workload request what the job wants now.
+    """Return the edit of a pending Workload that makes it request what the job wants now.
 
-    The result also contains the seconds until the next check, or None.
+    The result also contains the seconds until the next check, or None if no check is needed.
     """
     if _is_outdated(ctx, first):
         pods = request.request(ctx.spec, ctx.wanted)
@@ -155,7 +158,8 @@ def _adjusted(ctx: QuotaContext, first: WorkloadView) -> tuple[tuple[Action, ...
 def _checked(ctx: QuotaContext, holder: WorkloadView) -> Lending:
     """Return how much quota the job may use while Kueue's admission checks are pending.
 
-    No pods are created meanwhile. If the Workload replaces another one, the pods of the replaced one stay.
+    The operator creates no pods meanwhile. If the Workload replaces another one, the pods of the replaced Workload
+    stay.
     """
     message = f"Quota is reserved in the queue {ctx.quota.queue}: {messages.why_waiting(holder)}"
     size = _usable(ctx, granted_size(holder)) if holder.replaces and ctx.holding else NOTHING
@@ -197,7 +201,7 @@ def _admitted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
 
 
 def _usable(ctx: QuotaContext, granted: Size) -> Size:
-    """Return the largest size that the quota allows, in whole blocks, but no more than the job wants."""
+    """Return the largest size (in whole blocks) that the quota in `granted` allows, but at most what the job wants."""
     replicas = min(granted.replicas, ctx.wanted.replicas)
     return Size(replicas - replicas % ctx.spec.replica_step, min(granted.spares, ctx.wanted.spares))
 
@@ -237,7 +241,7 @@ def _resized(ctx: QuotaContext, holder: WorkloadView, granted: Size) -> tuple[tu
 
 
 def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorkload:
-    """Return a slice that requests more pods.
+    """Return the creation of a slice (a Workload that replaces the present one) that requests more pods.
 
     The slice has the lowest priority, so that the job grows only into unused quota.
     """
@@ -253,7 +257,7 @@ def _growth(ctx: QuotaContext, holder: WorkloadView, size: Size) -> CreateWorklo
 
 
 def _kept_up(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
-    """Return writes that update the priority or the PodsReady condition of an admitted Workload, if needed."""
+    """Return writes that bring the priority or the PodsReady condition of an admitted Workload up to date."""
     if holder.priority != ctx.quota.priority:
         return (EditWorkload(key(holder), priority=ctx.quota.priority),)
     status = ctx.observed.job.status
@@ -281,8 +285,9 @@ def _replaced(ctx: QuotaContext, holder: WorkloadView) -> tuple[Action, ...]:
 def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
     """Return the writes that deactivate the Workload of a job that needs no quota.
 
-    The job keeps its place in the queue. Kueue lends the quota of an inactive Workload to others at once, even before
-    it sets the Evicted condition. The job's pods must therefore be gone first.
+    A deactivated Workload keeps its place in the queue. Kueue gives its quota to other Workloads at once, even before
+    Kueue sets the Evicted condition. The operator therefore deactivates the Workload only after the job's pods are
+    gone.
     """
     slices = ctx.workloads.pending if ctx.workloads.holders else ctx.workloads.pending[1:]
     writes: list[Action] = [*workloads.drops(slices)]
@@ -297,9 +302,9 @@ def _deactivated(ctx: QuotaContext) -> tuple[Action, ...]:
 
 
 def _reactivated(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return how much quota the job may use while its Workload is deactivated but not evicted yet.
+    """Return how much quota the job may use while its Workload is inactive, but not yet evicted by Kueue.
 
-    Somebody has deactivated the Workload.
+    A user or another program has deactivated the Workload.
     """
     message = f"Its Workload {holder.name} is deactivated: the job gives its quota back and asks again"
     return Lending(size=NOTHING, reason="Deactivated", message=message, recheck=1.0)
@@ -352,7 +357,8 @@ def _cleanup(ctx: QuotaContext) -> tuple[Action, ...]:
 def _one_each(writes: tuple[Action, ...]) -> tuple[Action, ...]:
     """Return only the first write to each Workload.
 
-    That write changes the Workload's resourceVersion, so any later write to the same Workload would be refused.
+    That write changes the Workload's resourceVersion, so the API server would refuse any later write to the same
+    Workload.
     """
     first: dict[str, Action] = {}
     for write in writes:

@@ -1,4 +1,4 @@
-"""Kueue's messages in the form in which a job's status shows them, without names and uids of other tenants."""
+"""Prepare Kueue's messages for a job's status: remove the names and uids of other tenants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def why_waiting(workload: WorkloadView) -> str:
 
 
 def why_evicted(workload: WorkloadView) -> str:
-    """Return why Kueue takes the Workload's quota back, as words that follow a colon."""
+    """Return why Kueue takes the Workload's quota back, as words to put after a colon."""
     condition = workload.condition(ConditionName.EVICTED)
     if condition.reason == EvictionReason.PREEMPTED:
         return public(condition.message)

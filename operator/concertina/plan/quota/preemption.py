@@ -43,7 +43,7 @@ MESSAGE_SECONDS = 2.0
 
 
 def evicted(ctx: QuotaContext, holder: WorkloadView) -> Lending:
-    """Return the size that a preempted job keeps, and the next write that returns the rest of its quota.
+    """Return the size that a preempted job keeps, and the next write that returns its other quota to Kueue.
 
     The operator creates no pods for the job meanwhile.
     """
@@ -66,7 +66,7 @@ def _kept(size: Size, granted: Size, ctx: QuotaContext) -> str:
 
 
 def _size_to_keep(ctx: QuotaContext, holder: WorkloadView) -> Size | None:
-    """Return the size that the preempted job keeps; None if it must return all its quota."""
+    """Return the number of replicas that the preempted job keeps; None if it must return all its quota."""
     granted = granted_size(holder)
     if not _may_shrink(ctx, holder):
         return None
@@ -93,7 +93,7 @@ def _may_shrink(ctx: QuotaContext, holder: WorkloadView) -> bool:
 
 
 def is_marked(holder: WorkloadView) -> bool:
-    """Return whether the operator has already lowered the Workload's counts for the present eviction."""
+    """Return whether the operator has already lowered the Workload's pod counts for the present eviction."""
     eviction = holder.condition(ConditionName.EVICTED)
     return bool(holder.shrunk_for) and holder.shrunk_for == eviction.since and holder.shrunk_at is not None
 
@@ -119,9 +119,9 @@ def _first_size(ctx: QuotaContext, holder: WorkloadView, options: tuple[Size, ..
 
 
 def _pods_needed(holder: WorkloadView, preemptor: WorkloadView) -> int:
-    """Return how many of the job's pods must end to free the quota that the preemptor lacks.
+    """Return how many of the job's pods must end to free the quota that the preemptor (another Workload) lacks.
 
-    If Kueue has not said how much it lacks, the function uses the preemptor's whole request.
+    If Kueue has not said how much quota that is, the function uses the preemptor's whole request.
     """
     assignment = (holder.admission or {}).get(PodSet.TRAINER)
     if assignment is None:
@@ -152,7 +152,7 @@ def pod_count(pod_counts: Request) -> int:
 
 
 def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Action, ...]:
-    """Return the next write that brings the preempted job to a smaller size."""
+    """Return the next write to Kueue's objects that brings the preempted job to the smaller `size`."""
     wanted = counts(holder, size)
     slices = [w for w in ctx.workloads.pending if w.replaces == holder.name]
     strangers = [w for w in ctx.workloads.pending if w.replaces != holder.name]
@@ -173,14 +173,17 @@ def _give_back(ctx: QuotaContext, holder: WorkloadView, size: Size) -> tuple[Act
 
 
 def _lowered(ctx: QuotaContext, holder: WorkloadView, wanted: Request) -> tuple[Action, ...]:
-    """Lower the pod counts of the evicted Workload, unless the job still has more pods than that."""
+    """Return the write that lowers the pod counts of the evicted Workload to `wanted`.
+
+    The result is empty while the job has more pods than `wanted`.
+    """
     if ctx.holding > pod_count(wanted):
         return ()
     return (ShrinkWorkload(key(holder), wanted, holder.condition(ConditionName.EVICTED).since),)
 
 
 def _waits_for_message(ctx: QuotaContext, holder: WorkloadView) -> bool:
-    """Return whether Kueue may still write how much quota the preemptor lacks."""
+    """Return whether Kueue has not yet said how much quota the preemptor lacks, but may still do so."""
     preemptor = ctx.quota.preemptor
     if preemptor is None or preemptor.reserved or preemptor.finished or preemptor.victims is not None:
         return False

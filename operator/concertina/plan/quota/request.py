@@ -16,7 +16,7 @@ AWAITS_PREEMPTION = "Pending the preemption"
 
 
 def full(spec: JobSpec) -> Size:
-    """Return the size that the spec asks for."""
+    """Return the number of replicas and standby replicas that the spec asks for."""
     return Size(sizes.most(spec), spec.standby_replicas)
 
 
@@ -32,7 +32,7 @@ def valid(spec: JobSpec) -> tuple[Size, ...]:
 
 
 def smaller(spec: JobSpec, than: Size) -> tuple[Size, ...]:
-    """Return the valid sizes with fewer pods than `than`, largest first.
+    """Return the valid sizes with fewer pods than the size `than`, largest first.
 
     Sizes with more replicas or more standby replicas than `than` are left out.
     """
@@ -44,7 +44,7 @@ def smaller(spec: JobSpec, than: Size) -> tuple[Size, ...]:
 
 
 def larger(spec: JobSpec, than: Size) -> tuple[Size, ...]:
-    """Return the valid sizes with more pods than `than`, largest first.
+    """Return the valid sizes with more pods than the size `than`, largest first.
 
     Sizes with fewer replicas or fewer standby replicas than `than` are left out.
     """
@@ -71,12 +71,12 @@ def size_of(counts: Counts) -> Size:
 
 
 def asked(workload: WorkloadView) -> Size:
-    """Return the size that a Workload asks for."""
+    """Return the number of replicas and standby replicas for which a Workload requests quota."""
     return Size(workload.counts.get(PodSet.TRAINER, 0), workload.counts.get(PodSet.SPARES, 0))
 
 
 def is_refused(workload: WorkloadView) -> bool:
-    """Return whether Kueue lacks quota for a pending Workload as it is now.
+    """Return whether Kueue has no quota for the present request of a pending Workload.
 
     Kueue's condition names the generation of the Workload that it judged, so a condition about an earlier request does
     not count. A Workload for which Kueue is preempting others does not count as refused.
@@ -91,9 +91,10 @@ def is_refused(workload: WorkloadView) -> bool:
 
 
 def walked(current: Size, options: Iterable[Size], refused: bool) -> Size | None:
-    """Return the size to request next: the current size, or the next smaller one if Kueue refused the current size.
+    """Return the size to request next; None if `options` is empty.
 
-    The smallest size is requested again and again. The result is None if `options` is empty.
+    This is the current size, or the next smaller one if Kueue refused the current size. Once the smallest size is
+    refused, the job keeps requesting it.
     """
     ordered = tuple(options)
     if current not in ordered:

@@ -43,7 +43,7 @@ class JobWorkloads:
 
     @cached
     def leaving(self) -> tuple[WorkloadView, ...]:
-        """Workloads that are being deleted."""
+        """Workloads of the job that are being deleted."""
         return tuple(w for w in self.quota.workloads if w.deleting)
 
     @cached
@@ -69,7 +69,7 @@ class JobWorkloads:
         return 1 + max((w.number for w in self.quota.workloads), default=0)
 
     def failed_to_start(self, generation: int) -> WorkloadView | None:
-        """Return the Workload whose admission contradicts the job's pod template, or None.
+        """Return the Workload whose admission adds fields that contradict the job's pod template, or None.
 
         A Workload from before the last change of the job's spec does not count.
         """
@@ -85,7 +85,7 @@ def key(workload: WorkloadView) -> WorkloadKey:
 
 
 def drops(workloads: Iterable[WorkloadView]) -> tuple[DropWorkload, ...]:
-    """Return deletions of pending Workloads. No pod uses their quota."""
+    """Return the deletions of the Workloads that are pending. No pod uses their quota."""
     return tuple(DropWorkload(key(workload), pods_left=None) for workload in workloads)
 
 
@@ -94,16 +94,17 @@ def granted_size(workload: WorkloadView) -> Size:
 
 
 def lendable(workloads: Iterable[WorkloadView]) -> tuple[str, int]:
-    """Return the name of the Workload whose quota new pods use, and its total number of pods; ("", 0) if there is none.
+    """Return the name of the Workload whose quota new pods use, and its total number of pods.
 
-    Before a pod is created, the operator compares this value with the one from the time of planning.
+    The result is ("", 0) if there is no such Workload. Before the operator creates a pod, it computes this value again
+    and compares it with the value at the time of planning.
     """
     holder = newest(workloads)
     return (holder.name, sum(holder.granted.values())) if holder is not None and holder.admitted else ("", 0)
 
 
 def newest(workloads: Iterable[WorkloadView]) -> WorkloadView | None:
-    """Return the newest Workload with reserved quota, or None."""
+    """Return the newest of the given Workloads that has reserved quota; None if none has."""
     holders = (w for w in workloads if not w.finished and not w.deleting and w.reserved)
     return max(holders, key=lambda w: (w.number, w.created, w.name), default=None)
 
@@ -117,9 +118,10 @@ def holding(pods: Iterable[PodView]) -> int:
 
 
 def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int]:
-    """Return how many pods of each pod set may be created.
+    """Return how many more pods of each pod set may be created with the Workload's quota.
 
-    After one set has shrunk, its pods may still use quota of another set. The total is therefore limited too.
+    After the count of one set was lowered, its pods may still use quota of another set. The total is therefore limited
+    too.
     """
     using = [pod for pod in pods if not pod.released]
     left = max(0, sum(workload.granted.values()) - len(using))
@@ -131,7 +133,10 @@ def room(workload: WorkloadView, pods: Iterable[PodView]) -> Mapping[PodSet, int
 
 
 def _set_of(pod: PodView) -> PodSet:
-    """Return the pod set of a pod without a pod set label, for example a pod from before the job had a queue."""
+    """Return the pod set to which a pod belongs that has no label for its pod set.
+
+    An example is a pod from before the job had a queue.
+    """
     return PodSet.RENDEZVOUS if pod.index is None else PodSet.TRAINER
 
 
@@ -160,7 +165,7 @@ def changes(workload: WorkloadView, flavors: Mapping[str, FlavorView]) -> Mappin
 
 
 def missing_flavors(workload: WorkloadView, quota: QuotaView) -> tuple[str, ...]:
-    """Return the assigned resource flavors that the operator does not know.
+    """Return the resource flavors that Kueue assigned to the Workload but that the operator does not know.
 
     Without a flavor's node labels, pods could run on the wrong nodes.
     """
@@ -188,7 +193,7 @@ def _of_flavors(assignment: Assignment, flavors: Mapping[str, FlavorView]) -> li
 
 
 def _of_queue(workload: WorkloadView, pod_set: PodSet, assignment: Assignment) -> PodChanges:
-    """Return the labels and annotations with which Kueue finds the pods of a pod set."""
+    """Return the labels and annotations by which Kueue recognizes the pods of a pod set."""
     queues = {LOCAL_QUEUE_LABEL: workload.queue, CLUSTER_QUEUE_LABEL: workload.cluster_queue}
     labels = {PODSET_LABEL: str(pod_set)} | {
         label: name for label, name in queues.items() if name and len(name) <= LONGEST_LABEL

@@ -111,12 +111,18 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
 
 
 def _by_damage(failure: protocol.Failure) -> bool:
-    """Return whether the failure is due to a damaged checkpoint. Any replica that reads the checkpoint would fail."""
+    """Return whether the cause of the failure is a damaged checkpoint.
+
+    Any replica that reads the checkpoint would fail, so the replica is not at fault.
+    """
     return failure.rollback is not None and failure.rollback.damaged is not None
 
 
 def first_failure(report: protocol.Report) -> protocol.Failure | None:
-    """Return the failure that caused the round's end: the first one that is not a consequence of another failure."""
+    """Return the failure in the report that ended the round; None if there is none.
+
+    This is the first failure that is not a consequence of another failure.
+    """
     primary = (failure for failure in report.failures if not failure.secondary)
     return next(primary, report.failures[0] if report.failures else None)
 
@@ -167,10 +173,9 @@ def _coordinator_lost(ctx: JobContext) -> RoundTrigger | None:
 
 
 def _not_acknowledged(ctx: JobContext) -> Failure | None:
-    """Return a failure if a member refused its Assign call, did not receive it or does not acknowledge it.
+    """Return a failure if a member refused or did not get its Assign call (which gives it a rank).
 
-    There is no failure if only the acknowledgement was lost: the coordinator's report then shows that the member has
-    started.
+    A missing acknowledgement is a failure too, unless the coordinator's report shows that the member has started.
     """
     member_states = ctx.round.report.members if ctx.round.report else {}
     begun = {name for name, member in member_states.items() if member.state is not protocol.State.STARTING}
@@ -188,11 +193,10 @@ def _not_acknowledged(ctx: JobContext) -> Failure | None:
 
 
 def _never_assigned(ctx: JobContext) -> Failure | None:
-    """Return a failure if the coordinator never received its Assign call, because an operator died after the commit.
+    """Return a failure if the coordinator never received its Assign call, because an operator stopped after the commit.
 
-    The new operator does not know what the old one would have sent, so it forms the round anew (decision "A new claim
-    if an Assign may be lost"). If only another member lacks its Assign call, the coordinator reports that member as
-    lost.
+    The new operator does not know the content of that call, so it forms the round again (decision "A new claim if an
+    Assign may be lost"). If only another member lacks its Assign call, the coordinator reports that member as lost.
     """
     report = ctx.round.report
     if report is None or _assign_sent(ctx):
@@ -221,7 +225,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def recheck(ctx: JobContext) -> float:
-    """Return the seconds after which the committed round may have failed without any new observation."""
+    """Return the seconds after which the committed round may count as failed even if nothing new is observed."""
     view, age = ctx.agent(ctx.round.coordinator.replica), ctx.health.coordinator.age
     if not view.alive:
         return constants.RECONNECT / 2 if age is None or age < constants.UNHEARD else constants.UNHEARD / 6
@@ -231,7 +235,7 @@ def recheck(ctx: JobContext) -> float:
 
 
 def _at_work(ctx: JobContext, report: protocol.Report) -> str:
-    """Return a phrase that says how many replicas are at work.
+    """Return a phrase that says how many replicas run or train.
 
     The phrase says "train" only if steps are known, from the bundled trainer or from a script that reports them.
     Otherwise it says "run".
@@ -243,7 +247,7 @@ def _at_work(ctx: JobContext, report: protocol.Report) -> str:
 
 
 def running(ctx: JobContext) -> Decision | None:
-    """Report the progress of a committed round that continues."""
+    """Return the decision for a committed round that continues, with its progress in the message."""
     if not ctx.round.committed:
         return None
     report, total = ctx.round.report, len(ctx.world.members)

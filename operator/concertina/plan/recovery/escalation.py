@@ -103,7 +103,7 @@ def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
 
 
 def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the earlier failures that count and after which the job has made no progress."""
+    """Return the earlier failures that count against the budget and since which the job has made no progress."""
     return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
 
 
@@ -112,9 +112,9 @@ def _uses(action: str, entries: tuple[Restart, ...]) -> int:
 
 
 def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
-    """Return whether a more disruptive action than a new round could help.
+    """Return whether an action that is more disruptive than a new round could fix the cause of the failure.
 
-    No action helps if storage fails to return the state from which the round must start.
+    No action helps if storage can't return the state from which the round must start.
     """
     base = ctx.world.base
     from_storage = base is not None and base.source == RestoreSource.STORAGE
@@ -122,7 +122,7 @@ def _is_mendable(ctx: JobContext, failed: Restart) -> bool:
 
 
 def _would_lose_state(ctx: JobContext) -> bool:
-    """Return whether deletion of the pod would lose the only copy of the job's state."""
+    """Return whether the deletion of the failed replica's pod would lose the only copy of the job's state."""
     base = ctx.world.base
     if base is not None and base.source != RestoreSource.MEMORY and ctx.round.step <= base.step:
         return False  # any new pod would start from the same state
@@ -185,7 +185,7 @@ def _spent(ctx: JobContext, why: str, failure_message: str) -> str:
 
 
 def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse, ...]:
-    """Return how often each recovery action was used within the window, for `status.restarts`.
+    """Return how often the operator used each recovery action within the failure window, for `status.restarts`.
 
     Actions that were not used are left out.
     """
@@ -227,9 +227,9 @@ def restart_entry(ctx: JobContext, failure: Failure) -> Restart:
 
 
 def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
-    """Return `status.lastFailure` for a failure.
+    """Return the new value of `status.lastFailure`, for a failure.
 
-    If the status already has this failure, its value and its time stay unchanged.
+    If the status already contains this failure, its entry and its time stay unchanged.
     """
     old, round = ctx.status.last_failure, ctx.world.round
     key = (round, failure.replica, failure.reason, failure.sentence)
@@ -249,7 +249,10 @@ def last_failure(ctx: JobContext, failure: Failure) -> LastFailure:
 
 
 def restarts_exhausted(ctx: JobContext, failure: Failure | None = None) -> Decision | None:
-    """Fail the job if more failures than `maxRestarts` are within the window, including the current failure."""
+    """Fail the job if more failures than `maxRestarts` are within the failure window.
+
+    The current failure counts too.
+    """
     failed = restart_entry(ctx, failure) if failure else None
     new = failed is not None and failed.counted and not _is_counted(ctx, failed)
     count = sum(entry.counted for entry in ctx.recent) + new
@@ -283,8 +286,8 @@ def restarts_after(
 ) -> Restarts:
     """Return the new value of `status.restarts`.
 
-    The operator adds the current failure and the replicas that can't start. It also adds pods that ended by themselves,
-    once each, when their index gets its next attempt.
+    Entries are added for the current failure and for each replica that can't start. An entry for a pod that ended by
+    itself is added once, when the pod's replica index gets its next attempt.
     """
     entries, new = list(ctx.recent), 0
     if answered and not _is_counted(ctx, answered):
@@ -313,7 +316,7 @@ def restarts_after(
 
 
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
-    """Return corrections to the entry of a failure, from how the failed replica's pod has ended."""
+    """Return corrections to the entry of a failure, based on how the failed replica's pod ended."""
     node = ctx.node(pod)
     if pod_backoff.ended_by_itself(pod):
         return {"counted": True}
@@ -321,14 +324,17 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
-    """Return the entries without messages and error texts, except for the newest entries."""
+    """Return the entries without messages and error texts, which only the newest entries keep.
+
+    This limits the size of the status.
+    """
     old, new = entries[-MOST_ENTRIES:-WITH_TEXTS], entries[-WITH_TEXTS:]
     without = {"error": "", "message": ""}
     return (*(entry.model_copy(update=without) if entry.error or entry.message else entry for entry in old), *new)
 
 
 def _is_counted(ctx: JobContext, answered: Restart) -> bool:
-    """Return whether the current failure already has an entry in `status.restarts`.
+    """Return whether the failure of this round already has an entry in `status.restarts`.
 
     The entry was made when the failed replica's pod ended in this round.
     """

@@ -55,7 +55,8 @@ Exit codes are not replaced.
 def signature(failure: protocol.Failure) -> str:
     """Return the part of a failure's text that stays the same when the failure occurs again.
 
-    The result is empty if the script can't be the cause, or if the next round will use other samples.
+    The result is empty if the script can't be the cause, or if the next round will use other samples, so that the same
+    failure would not occur again.
     """
     if failure.reason not in OF_THE_WORKER or failure.provoked or failure.rollback:
         return ""
@@ -83,7 +84,7 @@ def since_progress(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
 
 
 def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
-    """Return whether the round that ended with `later` got further than the point at which `earlier` failed."""
+    """Return whether training got past the point of the failure `earlier` before the failure `later`."""
     progress = ctx.status.progress
     if ctx.spec.bundled or (progress is not None and not progress.optimizer):
         return later.step > earlier.step + SLACK
@@ -91,7 +92,7 @@ def progressed(ctx: JobContext, earlier: Restart, later: Restart) -> bool:
 
 
 def alike(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the failures that equal the current one, at the same step and without progress since.
+    """Return the failures that equal the current one, at the same step and without progress between them.
 
     The current failure is the last one in the result.
     """

@@ -1,9 +1,9 @@
 """Committed rounds that hang, train slowly or can't be reached.
 
-The coordinator detects hangs, in which no rank makes a step, and stragglers. Two more problems are found here: agents
-that are silent although Kubernetes reports their pods as running, and storage that fails. The operator reports most of
-these problems as Stalled or Degraded, because a person may have to act. After a hang it starts a new round. It replaces
-a straggler if the spec asks for that.
+The coordinator detects hangs, in which no rank makes a step, and stragglers (ranks that are slower than the others).
+This module finds two more problems: agents that are silent although Kubernetes reports their pods as running, and
+storage that fails. The operator reports most of these problems as Stalled or Degraded, because a person may have to
+act. After a hang, the operator starts a new round. It replaces a straggler if the spec asks for that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ FRAMES, THREADS = 4, 3
 def hung(ctx: JobContext) -> Failure | None:
     """Return a failure for the hang that the coordinator reports; None if `failurePolicy.onHang` is Report.
 
-    The policy may be changed while the round hangs (decision "The coordinator finds a hang, the operator acts on it").
+    The user may change `onHang` while the round hangs (decision "The coordinator finds a hang, the operator acts on
+    it").
     """
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:
@@ -41,7 +42,7 @@ def hung(ctx: JobContext) -> Failure | None:
 
 
 def annotate_hang(ctx: JobContext, decision: Decision) -> Decision:
-    """Report a hang in the condition Stalled and in an event, if the hung round is not ended."""
+    """Report a hang in the condition Stalled and in an event, if the operator does not end the round that hangs."""
     report = ctx.round.report
     if decision.phase is not Phase.TRAINING or report is None or report.hang is None:
         return decision
@@ -118,9 +119,9 @@ If the replica is still slow after that, on several nodes, the nodes are not the
 
 
 def straggler_marks(ctx: JobContext) -> tuple[StragglerMark, ...]:
-    """Return the new value of `status.stragglers`.
+    """Return the new value of `status.stragglers` (ranks that are slower than the others).
 
-    It stays unchanged until the coordinator has reported to this operator.
+    The value stays unchanged until the coordinator has reported to this operator.
     """
     old, report = ctx.status.stragglers, ctx.round.report
     if not ctx.round.committed or report is None:
@@ -144,7 +145,10 @@ def _mark(
 
 
 def annotate_stragglers(ctx: JobContext, decision: Decision) -> Decision:
-    """Report the stragglers of a round that trains, and replace the first one if the spec asks for that."""
+    """Report the stragglers (slow ranks) of a round that trains.
+
+    The first straggler is replaced if the spec asks for that.
+    """
     marks = straggler_marks(ctx)
     if decision.phase is not Phase.TRAINING or not marks:
         return decision
@@ -209,7 +213,7 @@ UNREACHABLE_REMEDY = (
 
 
 def annotate_unreachable(ctx: JobContext, decision: Decision) -> Decision:
-    """Report agents that have been silent for UNHEARD seconds although nothing shows that they are dead."""
+    """Report agents that have been silent for UNHEARD seconds without any sign that they have failed."""
     if decision.stalled or decision.pods is not Pods.WANTED or (verdict := _unheard(ctx)) is None:
         return decision
     message = f"{_unreachable_sentence(ctx, verdict)}. {UNREACHABLE_REMEDY}"

@@ -130,9 +130,9 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 
 
 def _partitioned(ctx: JobContext, pod: PodView) -> str:
-    """Return a sentence if a pod can reach the operator but not the other pods, and the job needs the pod.
+    """Return a sentence if a pod that the job needs can reach the operator, but not the other pods.
 
-    A pod counts as partitioned only after several claims have failed.
+    The result is empty otherwise. A pod counts as partitioned only after several claims have failed.
     """
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""
@@ -194,7 +194,7 @@ def _symptom(ctx: JobContext, pod: PodView, has_spare_node: bool) -> tuple[str, 
 
 
 def missing(ctx: JobContext) -> tuple[str, ...]:
-    """Return a sentence for each replica that the round lacks, with what keeps the replica from starting."""
+    """Return a sentence for each replica that the round lacks, with the reason why the replica does not start."""
     outside = (
         (name, pod)
         for name, pod in ctx.replicas.live.items()

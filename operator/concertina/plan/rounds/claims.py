@@ -106,13 +106,13 @@ def first_claim(ctx: JobContext) -> Decision | None:
 def _while_asking(ctx: JobContext, decision: Decision) -> Decision:
     """Return the decision to form the first round without a status write for the phase Waiting.
 
-    Forming the first round takes so little time that a status write is not worthwhile.
+    The first round usually forms so quickly that a status write for this phase is not worthwhile.
     """
     return as_before(ctx.status) if ctx.status.phase == Phase.WAITING.value else decision
 
 
 def next_first_claim(ctx: JobContext, decision: Decision) -> str:
-    """Return the id of the first round's claim for the status; empty once the job has a claim."""
+    """Return the id for the claim of the job's first round, for the status; empty once the job has a claim."""
     world = decision.world or ctx.world
     if world.round or world.claim is not None or ctx.spec.launcher is Launcher.TORCHRUN:
         return ""
@@ -120,10 +120,10 @@ def next_first_claim(ctx: JobContext, decision: Decision) -> str:
 
 
 def last_claim(ctx: JobContext, reason: str) -> Claim:
-    """Return a claim that no round follows, for the end of the job or of its current round.
+    """Return a claim after which no round follows. It marks the end of the job or of its current round.
 
-    All status writes of an operator that does not know the claim then fail (decision "Status writes test whether the
-    claim is committed").
+    From then on, all status writes of an operator that does not know this claim fail (decision "Status writes test
+    whether the claim is committed").
     """
     round, claim_id = 1 + highest_round(ctx), ctx.observed.fresh_claim
     return Claim(round=round, claim_id=claim_id, committed=True, at=rfc3339(ctx.now), reason=reason)
@@ -140,7 +140,7 @@ def world_after(ctx: JobContext, decision: Decision) -> World:
 def disbanded(ctx: JobContext, reason: str) -> World:
     """Return `status.world` without members, so that the job has no current round.
 
-    The value is unchanged if the job already has no round.
+    The value stays unchanged if the job has no round.
     """
     world = ctx.world
     if ctx.round.disbanded:
@@ -149,7 +149,10 @@ def disbanded(ctx: JobContext, reason: str) -> World:
 
 
 def highest_round(ctx: JobContext) -> int:
-    """Return the highest round number that the status or an agent has seen, at most LEAP above the status."""
+    """Return the highest round number that the status or an agent has seen.
+
+    The result is at most LEAP above the number in the status, because an agent may report any number.
+    """
     own_round = max(ctx.world.round, ctx.round.claim.round if ctx.round.claim else 0)
     rounds = [own_round]
     for view in ctx.observed.agents.values():
@@ -173,10 +176,10 @@ def _prepares(
 
 
 def _asked_again(ctx: JobContext) -> frozenset[str]:
-    """Return the replicas to ask again because their answers do not mention candidates that were added later.
+    """Return the replicas to call again because their answers do not mention candidates that were added later.
 
     The result is empty if enough replicas can already reach each other, and while an answer is outstanding. Without
-    that delay, each new candidate would make all replicas of a large round check all others again.
+    this delay, each new candidate would make all replicas of a large round check all others again.
     """
     last = ctx.replicas.all_done_at
     if last is None or ctx.now - last < constants.RETRY or sizes.fitting(len(ctx.replicas.connected), ctx.spec):
@@ -189,7 +192,7 @@ def _asked_again(ctx: JobContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Collecting:
-    """Result for a claim that needs more answers."""
+    """Result of `tally` for a claim that needs more answers."""
 
     seconds_left: float | None = None
     """Seconds until the wait ends even without an answer; None if only an answer ends it."""
@@ -210,7 +213,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class InvalidClaim:
-    """Result for a claim that can't lead to a round any more, so that a new claim must replace it."""
+    """Result of `tally` for a claim that can't lead to a round any more. A new claim must replace it."""
 
     reason: str
 
@@ -308,7 +311,7 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
 
 
 def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
-    """Return whether an agent has seen a higher round, or a different claim for the same round."""
+    """Return whether an agent has seen a higher round than this claim's, or another claim for the same round."""
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
         refused.round > open_claim.round or (refused.round == open_claim.round and refused.claim != open_claim.claim_id)
@@ -317,10 +320,10 @@ def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
 
 
 def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
-    """Return whether an agent was restarted after it answered.
+    """Return whether an agent was restarted after it answered its Prepare call.
 
-    The new agent process has prepared nothing. What the old process was still finding out, for example about storage,
-    will never be reported.
+    The new agent process has not prepared for the round. It will not report what the old process was still finding out,
+    for example about storage.
     """
     views = {name: ctx.agent(name) for name in replies}
     reports = {name: view.report for name, view in views.items() if view.connected and view.report}
@@ -331,7 +334,7 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 
 
 def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
-    """Return whether all candidates have answered or failed, and the answers are not enough for a round.
+    """Return whether no more answers can come and the answers so far are not enough for a round.
 
     The operator then makes a new claim, after a delay that increases with each try.
     """
@@ -343,7 +346,7 @@ def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
 
 
 def _patience(ctx: JobContext) -> float | None:
-    """Return the seconds to wait longer for candidates that have not answered; None to stop waiting."""
+    """Return the seconds for which to wait for candidates that have not answered; None to stop waiting."""
     names, calls, replies = ctx.replicas.candidates, ctx.replicas.asked, ctx.replicas.answers
     done = {name: call.done_at for name, call in calls.items() if call.done_at is not None}
     pending = [name for name in names if name not in done]

@@ -89,8 +89,8 @@ def commit(
 def _reached(ctx: JobContext) -> int:
     """Return the step that the last round had reached.
 
-    If that round ended before its first report, the result is the step from which it started. Steps that were lost
-    earlier were already counted when it began.
+    If that round ended before its first report, the result is the step from which the round started. Steps that were
+    lost earlier were already counted when the round began.
     """
     base = ctx.world.base
     if base is None or ctx.status.internal.round_waits.round == base.round:
@@ -109,7 +109,7 @@ def _whence(origin: protocol.Restore, uid: str) -> str:
 
 
 def _anew(ctx: JobContext) -> str:
-    """Return a phrase for a message: that a custom command decides by itself from which state it continues."""
+    """Return a phrase for a message: a custom command decides by itself from which state it continues."""
     if not ctx.status.rounds:
         return "the command"
     return "the command again, which continues from its own checkpoint if it has one"
@@ -126,7 +126,10 @@ def source(
 def holders(
     source: protocol.Restore, replies_of_others: Mapping[str, Prepared], member_replies: Mapping[str, Prepared]
 ) -> dict[str, Prepared]:
-    """Return a small set of replicas outside of the round that together hold the shards that the members lack."""
+    """Return a small set of replicas outside of the round that hold the shards of the state that no member holds.
+
+    Of `replies_of_others`, only the answers of these replicas are returned.
+    """
     needed: dict[str, Prepared] = {}
     for names in source.holders.values():
         if not any(name in member_replies or name in needed for name in names):
@@ -143,7 +146,10 @@ def _held_by(source: protocol.Restore, names: Collection[str]) -> protocol.Resto
 
 
 def _crossing_event(ctx: JobContext, crossing: str | None) -> tuple[Event, ...]:
-    """Return an event if process groups span network domains in a way that was not reported before."""
+    """Return an event if process groups span several network domains.
+
+    The result is empty if the same groups were reported before.
+    """
     if crossing is None or crossing == ctx.world.cross_domain_groups:
         return ()
     advice = "they wait for that link in every layer; to avoid this, have nodes for whole groups in each domain"
@@ -169,8 +175,8 @@ def storage_unknown(why: restore.Unknown) -> Decision:
 def _storage(ctx: JobContext, name: str, reply: Prepared) -> protocol.Storage | None:
     """Return the state of durable storage that an agent reported last.
 
-    If a report stream from the agent is open, its last report is the newest. Otherwise the function uses the agent's
-    answer to the Prepare call.
+    If the operator has an open report stream from the agent, the last report of that stream is the newest. Otherwise
+    the function uses the agent's answer (`reply`) to the Prepare call.
     """
     view = ctx.agent(name)
     fresh = view.report.storage if view.connected and view.report and view.report.instance == reply.instance else None
@@ -194,9 +200,9 @@ def _members(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[s
 def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[str, MemberPlace]) -> tuple[str, ...]:
     """Return the names of the members in order of rank.
 
-    With parallel groups of fixed size, the ranks follow the network topology. In other rounds, the placement of
-    snapshot copies decides. The old coordinator keeps rank 0 if it takes part, because its store and connections
-    already exist.
+    In jobs with parallel groups of fixed size, the ranks follow the network topology. In other jobs, the ranks are
+    chosen so that copies of snapshots are on other nodes or zones. If the old coordinator is a member, it keeps rank 0,
+    because its store and connections already exist.
     """
     names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)
     if ctx.spec.group_sizes:
@@ -231,7 +237,10 @@ def _assigns(
 
 
 def release(ctx: JobContext, claim: Claim, names: Iterable[str]) -> tuple[Action, ...]:
-    """Return the Release calls that let departing replicas exit. The round of this claim does not need their state."""
+    """Return the Release calls that let departing replicas exit.
+
+    The round of `claim` does not need the state of these replicas.
+    """
     message = protocol.Release(ctx.observed.job.uid, claim.round, claim.claim_id)
     return tuple(Send(name, ctx.replicas.address(name), message) for name in names)
 

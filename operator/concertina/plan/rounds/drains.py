@@ -1,4 +1,4 @@
-"""Planned changes of members: the round stops after a step, and a round with other members starts. No step is lost."""
+"""Planned changes of members: the round stops after a step, and a round with other members continues from that step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
 
 
 def _sentence(ctx: JobContext, names: list[str]) -> str:
-    """Return a sentence on why the first of the given members leaves. It also says how many more members leave."""
+    """Return a sentence that says why the first of `names` leaves the round, and how many more members leave."""
     suffix = f", and {len(names) - 1} more will go" if len(names) > 1 else ""
     return f"replica {names[0]} {ctx.replicas.notices[names[0]].message}{suffix}"
 
@@ -91,11 +91,11 @@ def must_be_saved(ctx: JobContext) -> bool:
 
 
 def limit(ctx: JobContext, durable: bool) -> float:
-    """Return the seconds within which the workers must save their state and stop, after the operator requested a drain.
+    """Return the seconds within which the workers must save their state and stop after a drain request.
 
     If pods of members are about to be terminated, the limit is at most the shortest remaining grace period, minus the
-    time for a snapshot. `durable` says that the drain also writes a checkpoint to storage. Without members that are
-    terminated, a checkpoint gets no extra time, because the state can be handed over in memory instead.
+    time for a snapshot. `durable` says that the drain also writes a checkpoint to storage. If no pod of a member is
+    about to be terminated, the checkpoint gets no extra time, because the state can be handed over in memory instead.
     """
     progress = ctx.round.report.progress if ctx.round.report else None
     save = (progress.save_seconds if progress else None) or constants.SAVE

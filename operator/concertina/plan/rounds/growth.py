@@ -1,8 +1,8 @@
-"""Growth: ready replicas join the running round together, after a time in which no further replica becomes ready.
+"""Growth: ready replicas join the running round together, once no further replica has become ready for some time.
 
-If replicas are lost soon after they joined, the operator grows the round less and less often. The failures are recorded
-in `status.internal.growth`, so that a new operator continues the backoff (decision "Growing that fails is tried less
-often").
+If replicas are lost soon after they joined, the operator waits longer before each further growth. The failures are
+recorded in `status.internal.growth`, so that a new operator continues the backoff (decision "Growing that fails is
+tried less often").
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def joining(ctx: JobContext) -> tuple[str, ...]:
 
 
 def trigger(ctx: JobContext, report: protocol.Report) -> RoundTrigger | None:
-    """Return the trigger for a larger round, or None.
+    """Return the reason for a larger round, or None if the round stays as it is.
 
     A larger round needs enough ready replicas for a larger valid size. The present round must also be training, and no
-    delay may be left.
+    backoff may delay the growth.
     """
     names = joining(ctx)
     if not names or sizes.fitting(len(ctx.replicas.candidates), ctx.spec) <= len(ctx.round.members):
@@ -78,7 +78,7 @@ def sentence(ctx: JobContext) -> str:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> Growth:
-    """Return the new value of `status.internal.growth`."""
+    """Return the new value of `status.internal.growth`, which records failures soon after replicas joined."""
     old, world = ctx.status.internal.growth, decision.world
     if world is None or world.claim is None:
         return old
@@ -98,7 +98,10 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return a phrase on how replicas that had just joined ended the round, or "" if they did not end it."""
+    """Return a phrase that says how the loss of replicas that had just joined ended the round.
+
+    The phrase is empty if the round did not end for that reason.
+    """
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)
     if lasted > _settled(ctx):
@@ -119,7 +122,7 @@ def _failed(ctx: JobContext, why: str) -> Growth:
 
 
 def trains(ctx: JobContext, report: protocol.Report) -> bool:
-    """Return whether training has begun in the round."""
+    """Return whether the workers of the round have begun to train."""
     return not ctx.spec.bundled or (report.progress is not None and report.progress.first_step_at is not None)
 
 

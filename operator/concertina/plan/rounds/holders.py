@@ -27,10 +27,11 @@ from concertina_protocol import Prepared, Restore, SnapshotId
 
 
 def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepared]) -> float | None:
-    """Return the seconds for which the round must still wait for members that have not answered.
+    """Return the seconds for which to wait for members of the last round that have not answered their Prepare call.
 
-    The round waits for such members only if they may hold newer state, which a round without them would lose. The
-    result is None if it need not wait. `answers` are the answers of the replicas from which the round can get state.
+    The operator waits for such members only if they may hold newer state, which a round without them would lose. The
+    result is None if there is no need to wait. `answers` are the answers of the replicas from which the round can get
+    state.
     """
     seconds_by_member = {
         name: constants.PATIENCE_STATE - call.waited_for(ctx.now) for name, call in _pending(ctx, claim).items()
@@ -47,7 +48,10 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
-    """Return whether a replica that the round can't use holds newer state than the replicas that the round can use."""
+    """Return whether newer state is complete only with a replica from which the round can't get state.
+
+    `answers` are from the replicas from which the round can get state, `all_answers` from all replicas.
+    """
     if answers.keys() >= all_answers.keys():
         return False
     age = _age(ctx, answers)
@@ -56,7 +60,7 @@ def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Ma
 
 
 def _pending(ctx: JobContext, claim: Claim) -> dict[str, Call]:
-    """Return the unanswered Prepare calls of this claim to members of the last round."""
+    """Return the unanswered Prepare calls of this claim to members of the last round, keyed by replica."""
     replicas = ctx.replicas
     calls = {name: ctx.agent(name).prepare_of(claim) for name in ctx.round.members if name in replicas.pods}
     return {
@@ -86,9 +90,10 @@ def _age(ctx: JobContext, answers: Mapping[str, Prepared]) -> tuple[int, int] | 
 
 
 def _shards_of(ctx: JobContext, late: Collection[str], id: SnapshotId) -> set[int]:
-    """Return the shards of a snapshot that the given members may hold: their own and those of the previous member.
+    """Return the shards of a snapshot that the members in `late` may hold.
 
-    If the snapshot is of an earlier round, whose members the status no longer lists, the result is all shards.
+    A member holds its own shards and those of the previous member in the ring. If the snapshot is of an earlier round,
+    whose members the status no longer lists, the result is all shards.
     """
     members = ctx.world.members
     if (id.round, id.shards) != (ctx.world.round, ctx.world.workers):
@@ -160,7 +165,7 @@ def _restored_step(ctx: JobContext, replies: Mapping[str, Prepared]) -> int:
 
 
 def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]) -> float:
-    """Return the seconds for which to wait for answers of departing members.
+    """Return the seconds for which to wait for answers of members that are about to leave.
 
     The time counts from the first Prepare call of the claim.
     """
@@ -172,11 +177,12 @@ def _seconds_for_departing(ctx: JobContext, departing: Mapping[str, Call | None]
 
 
 def release(ctx: JobContext) -> tuple[Action, ...]:
-    """Return the Release calls to departing replicas outside of the round, once the round has a snapshot of its own.
+    """Return the Release calls that let departing replicas outside of the round exit.
 
-    A departing replica may provide state that no member holds. Before that snapshot, the round could not be repeated
-    without this replica. The operator calls all departing replicas, because another operator may have prepared them. A
-    replica that was not prepared for the round refuses the call.
+    A departing replica may provide state that no member holds. If the round fails before its first own snapshot, the
+    next round needs this replica again. The operator therefore calls only after that snapshot. The operator calls all
+    departing replicas, because another operator may have prepared them. A replica that was not prepared for the round
+    refuses the call.
     """
     report, claim = ctx.round.report, ctx.round.claim
     if report is None or claim is None or report.progress is None or report.progress.snapshot_step is None:

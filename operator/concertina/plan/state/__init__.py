@@ -1,1 +1,1 @@
-"""Where training state is stored, and from which state a round starts."""
+"""Choose the training state from which a round starts, and the members that hold copies of it."""

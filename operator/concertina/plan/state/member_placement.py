@@ -14,7 +14,7 @@ Level = Callable[["MemberPlace"], str]
 
 @dataclass(frozen=True)
 class MemberPlace:
-    """Node and zone of a member."""
+    """Node and zone in which a member of the round runs."""
 
     node: str
     zone: str = ""
@@ -26,11 +26,12 @@ LEVELS: tuple[Level, ...] = (lambda place: place.zone, lambda place: f"{place.zo
 
 
 def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the members in an order that begins with the coordinator.
+    """Return the members as a ring that begins with the coordinator.
 
-    In this order as few neighbours as possible share a zone. Among such orders, as few as possible share a node. The
-    order of the previous round (`last_order`) is used if it is equally good, because a member that keeps its rank
-    already has that rank's state (decision "Ranks are ordered in a ring of zones and nodes").
+    Each member's snapshots are copied to the next member. In this order, as few neighbours as possible share a zone.
+    Among such orders, as few as possible share a node. The order of the previous round (`last_order`) is used if it is
+    equally good, because a member that keeps its rank already has the state of that rank (decision "Ranks are ordered
+    in a ring of zones and nodes").
     """
     unchanged, best = _unchanged_order(list(places), last_order), _spread(list(places), places, LEVELS)
     ring = unchanged if shared(unchanged, places) <= shared(best, places) else best
@@ -39,19 +40,22 @@ def order(places: Mapping[str, MemberPlace], coordinator: str, last_order: Seque
 
 
 def shared(ring: Sequence[str], places: Mapping[str, MemberPlace]) -> tuple[int, ...]:
-    """Return how many members have their copy in the same zone, and how many have it on the same node."""
+    """Return how many members have the copy of their snapshots in their own zone, and how many on their own node."""
     return tuple(sum(_same(ring, position, places, level) for position in range(len(ring))) for level in LEVELS)
 
 
 def _same(ring: Sequence[str], position: int, places: Mapping[str, MemberPlace], level: Level) -> bool:
-    """Return whether the member at a position and the previous member are in the same zone, or on the same node."""
+    """Return whether the member at `position` of the ring shares its zone or its node with the previous member.
+
+    `level` selects zone or node.
+    """
     return level(places[ring[position - 1]]) == level(places[ring[position]])
 
 
 def _unchanged_order(names: Sequence[str], last_order: Sequence[str]) -> list[str]:
-    """Return the previous order.
+    """Return the members in the order of the previous round.
 
-    New members take the positions of members that are gone; others are added at the end.
+    New members take the positions of members that are gone. Further new members are added at the end.
     """
     last_members, stays = set(last_order), set(names)
     newcomers = iter([name for name in names if name not in last_members])
@@ -77,16 +81,19 @@ def _spread(names: list[str], places: Mapping[str, MemberPlace], levels: Sequenc
 
 
 def _every_other(names: Iterable[str], count: int) -> list[str]:
-    """Return a ring in which names that follow each other in `names` are apart.
+    """Return the names as a ring in which names that are adjacent in `names` are apart.
 
-    No group may contain more than half of the members.
+    No group of names that must be apart may contain more than half of the members.
     """
     seats = [*range(0, count, 2), *range(1, count, 2)]
     return [name for _, name in sorted(zip(seats, names, strict=True))]
 
 
 def _into_gaps(inner: list[str], fillers: list[str], bad: Callable[[int], bool]) -> list[str]:
-    """Return the ring with one of `fillers` in each gap. Gaps between badly placed neighbours are filled first."""
+    """Return the ring `inner` with one of `fillers` in each gap.
+
+    Gaps between neighbours that share a zone or node are filled first.
+    """
     gaps = sorted(range(len(inner)), key=lambda position: not bad(position))[: len(fillers)]
     filling = dict(zip(sorted(gaps), fillers, strict=True))
     return [

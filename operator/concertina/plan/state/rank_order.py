@@ -22,7 +22,7 @@ For a group: the domains that all its members share.
 
 @dataclass(frozen=True)
 class Blocks:
-    """Sizes of the parallel groups and network domains of the replicas, by which orders of replicas are compared."""
+    """Sizes of the job's parallel groups, and the network domains of its replicas, for comparing rank orders."""
 
     sizes: tuple[int, ...]
     """Number of replicas in a group, for each kind of group. Groups that communicate most come first.
@@ -34,7 +34,7 @@ class Blocks:
     """Network domains of each replica that may be a member."""
 
     def split(self, order: Sequence[str]) -> tuple[int, ...]:
-        """Return how many groups span several domains, by group size and by level of domains.
+        """Return how many parallel groups span several network domains, by group size and by level of domains.
 
         The widest level of domains comes first. Of two orders, the one with the smaller tuple is better.
         """
@@ -50,8 +50,9 @@ class Blocks:
 def order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str] = ()) -> tuple[str, ...]:
     """Return `names` in the best order of ranks. `names` must be a whole number of blocks.
 
-    As few tensor groups as possible span several innermost domains, then as few context groups, and so on. The order of
-    the previous round (`last_order`) is used if it is equally good.
+    In this order, as few tensor groups as possible span several of the innermost domains. Among such orders, as few
+    context groups as possible do, and so on for larger groups. The order of the previous round (`last_order`) is used
+    if it is equally good.
     """
     seat = {name: rank for rank, name in enumerate(last_order)}
     fresh = _placed(_carved(_intact_first(names, blocks, last_order), blocks), max(1, len(last_order)), seat)
@@ -62,7 +63,8 @@ def order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str] = ()) 
 def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequence[str] = ()) -> tuple[str, ...]:
     """Return `count` of `names`, in the same order, as whole blocks that span as few domains as possible.
 
-    Whole blocks of the previous round are preferred over new blocks, and its members over replicas that join.
+    Whole blocks of the previous round are preferred to new blocks. Members of the previous round are preferred to
+    replicas that join.
     """
     if count >= len(names):
         return tuple(names)
@@ -74,7 +76,7 @@ def choose(names: Sequence[str], count: int, blocks: Blocks, last_order: Sequenc
 
 
 def common(paths: Iterable[Path]) -> Path:
-    """Return the longest prefix that all paths share."""
+    """Return the smallest network domain that contains all `paths`: the longest prefix that they share."""
     first, *other_paths = paths
     shared = len(first)
     for path in other_paths:
@@ -143,10 +145,10 @@ def _intact_first(names: Sequence[str], blocks: Blocks, last_order: Sequence[str
 
 
 def _unchanged_order(names: Sequence[str], blocks: Blocks, last_order: Sequence[str]) -> list[str]:
-    """Return an order in which the remaining members keep their ranks.
+    """Return an order in which the members of the previous round keep their ranks if possible.
 
-    The fullest blocks keep their positions, as far as there are still that many blocks. Their gaps are filled with
-    members of other blocks and with replicas that join, from the same domain if possible.
+    If there are fewer blocks than before, the fullest blocks keep their positions. Gaps in these blocks are filled with
+    members of other blocks and with replicas that join, from the same network domain if possible.
     """
     size, current_names = blocks.sizes[-1], frozenset(names)
     count = len(names) // size
@@ -172,7 +174,7 @@ def _unchanged_order(names: Sequence[str], blocks: Blocks, last_order: Sequence[
 
 
 def _fill(seats: list[str | None], gaps: Sequence[int], waiting: Sequence[str], blocks: Blocks) -> list[str]:
-    """Fill the gaps in the order, and return the names that did not get a position.
+    """Fill the gaps in the order of ranks (`seats`), and return the names that did not get a position.
 
     Replicas in the same innermost domain as the members around a gap are used first.
     """
@@ -194,7 +196,10 @@ def _fill(seats: list[str | None], gaps: Sequence[int], waiting: Sequence[str], 
 
 
 def _path_around(seats: Sequence[str | None], index: int, blocks: Blocks) -> Path:
-    """Return the shared domain of the smallest group around a gap that has any members."""
+    """Return the network domain that the members around a gap share.
+
+    The function uses the smallest parallel group around the gap that has any members.
+    """
     for size in blocks.sizes:
         group = seats[index - index % size : index - index % size + size]
         if present := [blocks.domains[name] for name in group if name]:

@@ -42,7 +42,7 @@ from concertina_protocol.messages.undone import joined
 
 @dataclass(frozen=True)
 class Unknown:
-    """Result if the state to start from is not known before storage has answered.
+    """Result of `choose` while the state to start from depends on an answer of storage.
 
     `error` is the error message of storage; empty if storage is only slow.
     """
@@ -52,7 +52,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class RestoreCandidate:
-    """A state from which a round could start."""
+    """A saved training state from which the next round could start."""
 
     restore: Restore
     rank: tuple[bool, int, int]
@@ -67,9 +67,9 @@ class RestoreCandidate:
 def choose(
     replies: Mapping[str, Prepared], storages: Iterable[Storage | None], status: JobStatus, uid: str, spec: JobSpec
 ) -> Restore | Unknown:
-    """Return the state from which the round starts, or that it is not known yet.
+    """Return the state from which the round starts; `Unknown` while that depends on an answer of storage.
 
-    The result also lists the states that were undone, the damaged checkpoints, and the samples to leave out.
+    The result also lists the states that rollbacks made invalid, the damaged checkpoints, and the samples to skip.
     """
     best = max(candidates(replies, storages, status, uid, spec), key=lambda candidate: candidate.rank)
     if best.unusable:
@@ -120,7 +120,7 @@ def candidates(
 def _stored(durable: Durable, status: JobStatus, uid: str) -> Restore:
     """Return the instruction to restore from a checkpoint in storage.
 
-    If the checkpoint was undone or is damaged, an earlier one is used.
+    If a rollback made that checkpoint invalid or if the checkpoint is damaged, an earlier one is used.
     """
     back = status.rollback if durable.uid == uid and is_undone(durable.round, durable.step, status) else None
     damaged = next((bad for bad in status.damaged_checkpoints or () if bad.uri == durable.uri), None)
@@ -151,7 +151,7 @@ def complete(replies: Mapping[str, Prepared], status: JobStatus) -> dict[Snapsho
 
 
 def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId, dict[str, tuple[str, ...]]]:
-    """Return the snapshots of which the given replicas hold any shard, keyed by snapshot id.
+    """Return the snapshots of which the given replicas hold at least one shard, keyed by snapshot id.
 
     Each value maps a shard to the replicas that hold it. Void snapshots, from which no round may start, are left out.
     """
@@ -169,9 +169,9 @@ def held(replies: Mapping[str, Prepared], status: JobStatus) -> dict[SnapshotId,
 
 
 def age(restore: Restore, uid: str) -> tuple[int, int]:
-    """Return the round and step of a state to restore.
+    """Return the round and step of a state to restore, by which states are compared.
 
-    A higher value means a newer state. The value can also be compared with that of a snapshot.
+    A higher value means a newer state. The value can also be compared with the round and step of a snapshot.
     """
     if restore.id is not None:
         return restore.id.round, restore.id.step
@@ -200,9 +200,10 @@ def newest(durables_seen: Iterable[Durable | None], status: JobStatus, uid: str)
 
 
 def _age(durable: Durable, uid: str) -> tuple[int, int]:
-    """Return (round, step) of a checkpoint, comparable with that of a snapshot.
+    """Return the round and step of a checkpoint, comparable with those of a snapshot.
 
-    Round numbers of another job can't be compared, so a checkpoint of another job counts as older than any of this job.
+    Round numbers of different jobs can't be compared, so a checkpoint of another job counts as older than any of this
+    job.
     """
     return (durable.round if durable.uid == uid else -1, durable.step)
 
@@ -215,7 +216,7 @@ def _is_void(durable: Durable, status: JobStatus, uid: str) -> bool:
 
 
 def last_rollback(ctx: JobContext) -> RollbackMark | None:
-    """Return the new value of `status.rollback`: the rollback that this round requests, or else the last one.
+    """Return the new value of `status.rollback`: the rollback that this round requests, or the previous value.
 
     All ranks that request a rollback name the same step. Some ranks may not request one.
     """
@@ -266,7 +267,10 @@ def undone_states(ctx: JobContext) -> tuple[UndoneStates, ...]:
 
 
 def skipped_samples(ctx: JobContext) -> tuple[SampleRange, ...]:
-    """Return the new value of `status.skipped`: the samples that any round has skipped. No sample is ever removed."""
+    """Return the new value of `status.skipped`: the samples that any round has left out of training.
+
+    Entries are never removed.
+    """
     report = ctx.round.report
     reported = [report.progress.skipped] if report and report.progress else []
     reported += [back.skipped for _, back in _requested_rollbacks(ctx)]
@@ -313,5 +317,5 @@ def undone(status: JobStatus) -> tuple[Undone, ...]:
 
 
 def is_undone(round: int, step: int, status: JobStatus) -> bool:
-    """Return whether a rollback has undone a state of the given round and step."""
+    """Return whether a rollback has made a state of the given round and step invalid."""
     return any(void.covers(round, step) for void in undone(status))

@@ -56,10 +56,10 @@ def needed(spec: JobSpec, replicas: int, weights: Weights | None = None) -> int:
 
 
 def _saved(spec: JobSpec, weights: Weights | None = None) -> int:
-    """Return the bytes of a snapshot of all ranks.
+    """Return the bytes of one snapshot, summed over all ranks.
 
-    A job with adapters that begins with files of weights does not save the frozen ones. The operator can't see whether
-    the URI holds files or a checkpoint, with which it saves them, and assumes files.
+    A job with adapters that begins with files of weights does not save the frozen weights. If it begins with a
+    checkpoint, it saves them. The operator can't see what is stored at the URI and assumes files.
     """
     model, begin = spec.trainer and spec.trainer.model, spec.checkpoint
     elsewhere = model and model.lora and begin and (begin.init_from or begin.resume_from)
@@ -72,10 +72,10 @@ def _moment_bytes(spec: JobSpec) -> int:
 
 
 def _bytes(spec: JobSpec, trained: int, weights: Weights | None = None, frozen: bool = True) -> int:
-    """Return the bytes for all weights, plus `trained` bytes for each trained weight.
+    """Return the bytes of all weights, plus `trained` bytes for each trained weight.
 
-    If `frozen` is False, only trained weights count. Without `weights`, the result is 0 for a custom model, and for a
-    model that `model.from` describes, because only the pods know the number of weights.
+    If `frozen` is False, only trained weights count. The result is 0 for a custom model, and for a model that
+    `model.from` describes, if `weights` is not given. Only the pods know the number of weights of these models.
     """
     model = spec.trainer and spec.trainer.model
     if weights is None and model and not model.entrypoint and not model.from_:
@@ -105,13 +105,13 @@ def _fits(spec: JobSpec, replicas: int, has: int) -> bool:
 
 
 def room(spec: JobSpec) -> int | None:
-    """Return the bytes that a replica has for snapshots and offloaded state; None if its memory is not limited."""
+    """Return the bytes that each replica has for snapshots and offloaded state; None if its memory is not limited."""
     limits = amounts_of(spec.template.trainer.model_extra or {}, "limits")
     return bytes_of(limits.get("memory")) * 9 // 10 or None
 
 
 def too_small(ctx: JobContext) -> Decision | None:
-    """Stall the job if its snapshots do not fit into the memory of its pods, even with all requested replicas.
+    """Stall the job if its snapshots do not fit into its pods' memory even with all requested replicas.
 
     With more replicas, each one holds a smaller part of the state.
     """

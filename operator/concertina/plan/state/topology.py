@@ -137,7 +137,7 @@ def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
 
 
 def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace]) -> Distance:
-    """Return the smallest distance between a member and the copy of its snapshots."""
+    """Return the smallest distance between a member and the member that holds the copy of its snapshots."""
     if not ctx.keeps_state:
         return Distance.NO_SNAPSHOTS
     if len(members) < 2:
@@ -149,7 +149,11 @@ def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, 
 def copy_events(
     ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace], copies: Distance
 ) -> tuple[Event, ...]:
-    """Return an event if a member's copy is closer than it could be, unless the last round had the same distance."""
+    """Return an event if the members could be arranged so that copies of snapshots are further from their owners.
+
+    One failure could otherwise destroy a member and the copy of its snapshots. There is no event if the last round had
+    the same distance.
+    """
     zones = {place.zone for place in places.values() if place.zone}
     if (
         copies == ctx.world.copies

@@ -17,7 +17,7 @@ Status = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True)
 class ConditionRow:
-    """True if each condition is true in a phase."""
+    """Values of the conditions in one phase of a job: for each condition, whether it is true."""
 
     ready: bool = False
     reconciling: bool = False
@@ -56,7 +56,7 @@ LONGEST = 1024
 
 @dataclass(frozen=True)
 class AtWork:
-    """Number of replicas in the round, and number that the spec asks for."""
+    """Number of replicas in the round, and number of replicas that the spec asks for."""
 
     replicas: int = 0
     """Number of replicas in the round."""

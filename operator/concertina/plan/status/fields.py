@@ -1,4 +1,4 @@
-"""Compute each field of the status with a function from a table (FIELDS). Nothing is decided here."""
+"""Compute each field of the status with a function from the table FIELDS. Policies have decided before."""
 
 from __future__ import annotations
 
@@ -96,14 +96,15 @@ NODES_NOT_WATCHED = (
 def replicas(ctx: JobContext) -> int:
     """Return the number of replicas, which a HorizontalPodAutoscaler reads from the status.
 
-    A pod does not count if it is being deleted on a node that does not answer, because nothing can confirm its end.
+    A pod that is being deleted on a node that does not answer is left out, because nothing can confirm that the pod has
+    ended.
     """
     unended_pods = (pod for pod in ctx.observed.pods if pod.index is not None and not pod.ended)
     return sum(ctx.node(pod).ready or not pod.deleting for pod in unended_pods) - len(ctx.replicas.standby)
 
 
 def at_work(ctx: JobContext, decision: Decision) -> conditions.AtWork:
-    """Count the replicas in the round. For torchrun, running and successful pods are counted instead."""
+    """Return the number of replicas in the round. For torchrun, running and successful pods are counted instead."""
     wanted_count, report = sizes.most(ctx.wanted_spec), ctx.round.report
     if ctx.spec.launcher is Launcher.TORCHRUN:
         pods = [pod for pod in ctx.observed.pods if pod.index is not None]

@@ -39,7 +39,7 @@ MOST_SHARES = 16
 
 
 def progress(ctx: JobContext) -> JobProgress | None:
-    """Return the progress that rank 0 reported last; the progress in the status if it has reported none."""
+    """Return the training progress that rank 0 reported last; the progress in the status if there is no report."""
     reported = ctx.round.report.progress if ctx.round.report else None
     if reported is None or reported.step < 0 or not reported.at:
         return ctx.status.progress
@@ -89,7 +89,10 @@ def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark 
 
 
 def history(ctx: JobContext, now: JobProgress | None) -> str | None:
-    """Return the packed loss history, with a new point if there is new progress and a point is due."""
+    """Return the packed loss history.
+
+    If there is new progress and the time for a new point has come, the history contains a new point.
+    """
     packed = ctx.status.history
     # steps counted in the process have no place on the curve
     if now is None or now == ctx.status.progress or now.optimizer:
@@ -100,12 +103,12 @@ def history(ctx: JobContext, now: JobProgress | None) -> str | None:
 
 
 def _short(loss: float | None) -> float | None:
-    """Return a loss rounded to four digits, which is enough for a curve."""
+    """Return a loss rounded to four digits, which is enough for a curve of the loss."""
     return None if loss is None else float(f"{loss:.4g}")
 
 
 def settings(ctx: JobContext) -> tuple[SettingMark, ...]:
-    """Return status.settings; it stays as it was until a round reports a step."""
+    """Return the new value of `status.settings`; the old value until the round has reported a step."""
     reported = ctx.round.report.progress if ctx.round.report else None
     if reported is None or reported.first_step_at is None:
         return ctx.status.settings
@@ -181,7 +184,10 @@ def last_snapshot(ctx: JobContext) -> SnapshotMark | None:
 
 
 def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
-    """Return the newest checkpoint of this job that an agent has found in LATEST, or that the status already names."""
+    """Return the newest durable checkpoint of this job, as known from agents and from the status.
+
+    Agents read it from the file LATEST in storage.
+    """
     old, uid = ctx.status.last_checkpoint, ctx.observed.job.uid
     if old and restore.is_undone(old.round, old.step, ctx.status):
         old = None
@@ -200,14 +206,14 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until a status write is allowed whose only changes are numbers and explanatory sentences."""
+    """Return the seconds until the operator may write the status if only numbers and explanatory sentences changed."""
     written_at = ctx.status.goodput.at or ctx.status.start_time  # the first status write sets the start time
     every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
     return 0.0 if written_at is None else max(0.0, every - ctx.elapsed(written_at))
 
 
 def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
-    """Return the seconds until the time of a running job must be counted although its status has no other change.
+    """Return the seconds until a running job's time must be counted although its status has no other change.
 
     The result is None for a job that does not train, because its time is counted at its next event.
     """

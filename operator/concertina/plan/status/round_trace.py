@@ -68,7 +68,7 @@ def _is_in(status: JobStatus, phases: tuple[Phase, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _RoundHistory:
-    """What is known about the current round so far."""
+    """Times and events of the current round that are known so far."""
 
     ctx: JobContext
     claim: Claim
@@ -80,7 +80,7 @@ class _RoundHistory:
 
     @cached
     def trained(self) -> bool:
-        """Return whether the round has already trained."""
+        """Return whether the workers of the round have already trained."""
         return self.incident is not None and self.incident.round >= self.claim.round
 
     @cached
@@ -99,16 +99,17 @@ class _RoundHistory:
 
     @cached
     def begin(self) -> float:
-        """Unix time at which the round's trace begins: at the failure that the round recovers from, else at its claim.
+        """Unix time at which the round's trace begins.
 
-        If the operator sent the first Prepare call earlier, the trace begins with that call. The first round of a job
-        is prepared before a status write claims it.
+        This is the time of the failure from which the round recovers; without a failure, it is the time of the claim.
+        If the operator sent the first Prepare call earlier, the trace begins with that call: a job's first round is
+        prepared before a status write claims it.
         """
         return min(unix_seconds(self.incident.at) if self.incident else self.claimed, self.asked)
 
     @cached
     def asked(self) -> float:
-        """Unix time of the first Prepare call; if another operator made that call, the time of the claim."""
+        """Unix time of the round's first Prepare call; the time of the claim if another operator made that call."""
         return min((call.sent_at for _, call in self.prepares if call.sent_at is not None), default=self.claimed)
 
     @cached
@@ -194,7 +195,7 @@ class _RoundHistory:
         return _span(SpanName.PREPARE_MEMBER, call.sent_at, end, attributes, error=error)
 
     def _start(self, committed: float) -> Iterator[Span]:
-        """Yield the spans of the phases of a start, as rank 0 reported them.
+        """Yield the spans of the phases between the commit and the first step, as rank 0 reported them.
 
         A custom command reports no phases, so its start gets a single span.
         """
@@ -218,5 +219,5 @@ def _span(
     children: tuple[Span, ...] = (),
     error: str = "",
 ) -> Span:
-    """Return a span that ends no earlier than it begins, even if a clock was set back meanwhile."""
+    """Return a span whose end is not before its beginning, even if a clock was set back meanwhile."""
     return Span(name, begin, max(begin, end), attributes or {}, children, error)

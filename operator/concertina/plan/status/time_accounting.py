@@ -51,7 +51,7 @@ BUCKETS: Mapping[Phase, str] = {
 
 @dataclass(frozen=True)
 class CoordinatorTimes:
-    """Times from the coordinator's report, with which training time is divided into classes."""
+    """Waiting times from the coordinator's report, by which training time is divided into classes."""
 
     progress: protocol.Progress
     busy: protocol.Busy | None
@@ -90,7 +90,7 @@ WAITS: Mapping[str, tuple[str, Callable[[CoordinatorTimes], float]]] = {
 
 @dataclass(frozen=True)
 class Account:
-    """Calculation of how a job spent the time since the last calculation."""
+    """Calculation of how a job spent its time since the last calculation."""
 
     ctx: JobContext
     decision: Decision
@@ -111,20 +111,20 @@ class Account:
 
     @cached
     def phase(self) -> Phase:
-        """Phase in which the counted seconds were spent."""
+        """Phase of the job in which the seconds of this calculation were spent."""
         phase_name = self.ctx.status.phase
         return Phase(phase_name) if phase_name in Phase._value2member_map_ else Phase.WAITING
 
     @cached
     def late(self) -> float:
-        """Seconds of this count that passed between a failure of the round and the operator's notice of it."""
+        """Seconds of this calculation that passed between a failure of the round and the operator's notice of it."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
         failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
         return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0
 
     @cached
     def bucket(self) -> str | None:
-        """Class of the time in this phase; None for a job that has ended."""
+        """Class in `status.goodput` to which the time in this phase belongs; None for a job that has ended."""
         phase_bucket = BUCKETS.get(self.phase)
         return self._start if phase_bucket == "recovery_seconds" else phase_bucket
 
@@ -158,7 +158,7 @@ class Account:
 
     @cached
     def _counted_as_stepping(self) -> bool:
-        """Return whether a step of the committed round was already known at the last count."""
+        """Return whether a step of the committed round was already known at the last calculation."""
         if self._reported and self._first_step_at is None:
             return False
         round = self.ctx.world.round
@@ -182,9 +182,9 @@ class Account:
     def _unknown_was_startup(self) -> bool:
         """Return whether the job's first report proves that the workers made no step before it.
 
-        This is possible only in the job's first round. There, the report proves it if it is about the first step of the
-        run, if the script commits each step, or if optimizer steps are counted. In later rounds, the unknown time of
-        earlier rounds stays unknown.
+        Such a proof is possible only in the job's first round. There, the report proves it if the report is about the
+        first step of the run, if the script commits each step, or if optimizer steps are counted. In later rounds, the
+        unknown time of earlier rounds stays unknown.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
@@ -245,9 +245,10 @@ class Account:
 
     @cached
     def tokens_before(self) -> int | None:
-        """Count of the tokens on which earlier jobs trained the model; None until a first report.
+        """Count of the tokens on which earlier jobs trained the model; None before the first report.
 
-        If the job continued another job's checkpoint, the tokens in its first report are taken as the earlier ones.
+        If the job continued another job's checkpoint, the tokens in its first report are taken as those of earlier
+        jobs.
         """
         report, old = self.ctx.round.report, self.ctx.status
         progress = report.progress if report else None
@@ -263,10 +264,10 @@ class Account:
         return None if tokens is None else max(0, tokens - (self.tokens_before or 0))
 
     def _move_waits(self, spent: dict[str, float], source: str, counted: float) -> None:
-        """Move newly reported waiting time out of the class in which the time was counted.
+        """Move waiting time from the class `source`, in which it was counted, to classes of its own.
 
-        At most the seconds of this count are taken from `source`. Further waiting time belongs to steps that were
-        counted as productive before.
+        Only newly reported waiting time is moved, and at most the seconds of this calculation. Further waiting time
+        belongs to steps that were counted as productive before.
         """
         old, new = self.ctx.status.internal.round_waits, self.waits
         for name, (bucket, _) in WAITS.items():
@@ -310,7 +311,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Present incident (a time without training), including the seconds of this count, or None if there is none."""
+        """Present incident (a time without training), with the seconds of this calculation; None if there is none."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None

@@ -17,9 +17,10 @@ Warn = Callable[[str, str], None]  # reason, message
 async def watch(
     container: RunningContainer, address: str, grace: float, changed: Callable[[], None], warn: Warn
 ) -> None:
-    """Probe a running container until it ends.
+    """Probe a running container until the container ends.
 
-    The function sets `started` and `ready`. It stops the container if the startup or liveness probe fails.
+    The function sets `started` and `ready` of the container. It stops the container if the startup or liveness probe
+    fails.
     """
     startup = container.spec.get("startupProbe")
     if startup:

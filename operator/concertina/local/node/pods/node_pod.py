@@ -30,7 +30,7 @@ _FORCED_GRACE = 1.0  # seconds, for a pod whose object is gone
 class Pod:
     """Runs one pod of the node.
 
-    update() and remove() pass on changes at the API server. Tasks of this object do everything else.
+    `update` and `remove` process changes of the pod object in the API server. Tasks of this object run the containers.
     """
 
     def __init__(self, node: Node, pod: Object) -> None:
@@ -68,7 +68,10 @@ class Pod:
             asyncio.get_running_loop().call_later(grace, self._kill)
 
     def _watch_deadline(self, seconds: int | None) -> None:
-        """Schedule the pod's deadline anew, because spec.activeDeadlineSeconds may be set or shortened at any time."""
+        """Set the time at which the pod fails: `seconds` after its start. None removes the deadline.
+
+        spec.activeDeadlineSeconds may be set or shortened at any time.
+        """
         if self._deadline is not None:
             self._deadline.cancel()
         if seconds is not None:
@@ -92,7 +95,10 @@ class Pod:
         self._writer.mark()
 
     def remove(self) -> asyncio.Task[None]:
-        """Clean up after the pod object is gone, by force if necessary. The returned task ends when nothing remains."""
+        """Stop the pod's containers and delete its files, because its object was deleted from the API server.
+
+        Containers that do not stop are killed. The returned task ends when no process and no volume of the pod is left.
+        """
         if self._end is None:
             self._end = asyncio.create_task(self._terminate(_FORCED_GRACE))
         else:
@@ -169,7 +175,10 @@ class Pod:
             await asyncio.sleep(0.02)
 
     async def _keep(self, container: RunningContainer) -> None:
-        """Run a container, and restart it as the restart policy requires. Return when it will not be restarted."""
+        """Run a container, and restart it as the restart policy requires.
+
+        The coroutine returns when the container has ended and will not be restarted.
+        """
         while True:
             if "terminated" in container.state.state:
                 if not self._starts_again(container):
@@ -200,9 +209,9 @@ class Pod:
         container.state.restarts += 1
 
     async def _start(self, container: RunningContainer) -> bool:
-        """Start the container's process, and wait as long as its preparation takes.
+        """Start the container's process. Return False if it could not start.
 
-        Return False if it ended immediately.
+        The coroutine waits as long as the preparation, for example of volumes, takes.
         """
         image = await self._pull(container)
         while True:

@@ -13,7 +13,10 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class RestoredContainers:
-    """States of a pod's containers by name. If the pod is `over`, it is not started again."""
+    """States of a pod's containers after a start of the node agent, by name.
+
+    If `over` is True, the pod has ended and is not started again.
+    """
 
     states: dict[str, ContainerState]
     over: bool

@@ -1,4 +1,4 @@
-"""Write the status of one pod to the API server. Many changes in a short time lead to one write."""
+"""Write the status of one pod to the API server. If it changes many times within a short time, it is written once."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ _RETRY = 0.5  # seconds
 
 
 class PodStatusWriter:
-    """Writes the status of one pod in a task. `facts` returns the current state at each write."""
+    """Task that writes the status of one pod. `facts` returns the current state of the pod at each write."""
 
     def __init__(self, client: NodeClient, pod: Object, facts: Callable[[], PodFacts]) -> None:
         metadata = pod["metadata"]
@@ -31,12 +31,12 @@ class PodStatusWriter:
         self._task = asyncio.create_task(self._run())
 
     def mark(self) -> None:
-        """Mark the status as changed, so that it is written."""
+        """Record that the pod's status has changed, so that it is written soon."""
         self._clean.clear()
         self._dirty.set()
 
     def observe(self, status: Object) -> None:
-        """Compare the status with the one in the API server.
+        """Write the pod's status again if another controller has changed its conditions.
 
         If the node does not respond for a while, Kubernetes' node lifecycle controller marks its pods as unready.
         """

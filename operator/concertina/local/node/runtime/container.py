@@ -32,7 +32,7 @@ class Backoff:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a container gets from its pod when it starts."""
+    """Parameters that a container gets from its pod when it starts."""
 
     variables: dict[str, str]
     image: images.Image
@@ -148,7 +148,7 @@ class RunningContainer:
             self.running.signal(signal.SIGKILL)
 
     def retire(self) -> None:
-        """Move the present (ended) state to `last_state`."""
+        """Move the state of the last run, which has ended, to `last_state`, before the container is restarted."""
         self.state.last_state = {"terminated": self.state.state["terminated"]}
 
     def never_ran(self) -> None:

@@ -19,12 +19,12 @@ _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]$")
 
 
 class ConfigError(Exception):
-    """The container cannot be configured (CreateContainerConfigError). The message says why."""
+    """Error that a container cannot be configured (CreateContainerConfigError). The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources of a container's environment variables, besides its manifest."""
+    """Objects and values from which a container's environment variables come, besides its manifest."""
 
     pod: Object  # with status.podIP and status.hostIP
     allocatable: Mapping[str, str]  # of the node, for limits that are not set
@@ -75,7 +75,10 @@ def build(container: Object, sources: Sources, environment: str | None) -> dict[
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace $(NAME) by the variable's value. Unknown names are left unchanged, and $$ becomes a dollar sign."""
+    """Return `text` with $(NAME) replaced by the variable's value.
+
+    Unknown names are left unchanged, and $$ becomes a dollar sign.
+    """
 
     def replace(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else variables.get(match[1], match[0])
@@ -156,7 +159,7 @@ def _quote(value: str) -> str:
 
 
 def resource_value(reference: Object, container: Object, allocatable: Mapping[str, str]) -> str:
-    """Return a container's limit or request, as a multiple of the divisor.
+    """Return the container's limit or request to which `reference` refers, as a multiple of the divisor.
 
     If no limit is set, the node's allocatable amount is used.
     """

@@ -36,7 +36,7 @@ class RootFileSystem:
         self._volumes: set[str] = set()  # mounted volumes, below which entries may be added too
 
     def build(self, mounts: Sequence[Mount]) -> None:
-        """Set up the root file system. Mounts of parent folders come before those of their children."""
+        """Set up the root file system. In `mounts`, parent folders come before their children."""
         ordered = sorted(mounts, key=lambda mount: mount.target.rstrip("/").count("/"))
         # Open the sources first, because later mounts may cover their paths.
         sources = [os.open(mount.source, os.O_PATH | os.O_CLOEXEC) for mount in ordered]
@@ -57,7 +57,7 @@ class RootFileSystem:
             os.rmdir("/.machine")
 
     def _make(self, target: str, is_folder: bool) -> None:
-        """Make sure that the target exists, without changes to the machine's own folders."""
+        """Make sure that the mount point `target` exists, without changes to the machine's own folders."""
         if os.path.exists(target):
             return
         parent = os.path.dirname(target)
@@ -71,7 +71,10 @@ class RootFileSystem:
             _touch(target)
 
     def _shadow(self, folder: str) -> None:
-        """Mount a folder in memory over `folder`, and bind its entries into it, so that entries can be added."""
+        """Mount a folder in memory over `folder`, and show the entries of `folder` in it.
+
+        Entries can then be added in the container without a change of the machine's folder.
+        """
         old = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         mode = stat.S_IMODE(os.fstat(old).st_mode)
         names = os.listdir(folder)
@@ -126,7 +129,7 @@ def mount_proc() -> None:
 
 
 def _show(source: str, target: str) -> None:
-    """Make the file, folder or link `source` appear at `target`, which must not exist yet."""
+    """Make the file, folder or link `source` visible at the path `target`, which must not exist yet."""
     try:
         mode = os.lstat(source).st_mode
         if stat.S_ISLNK(mode):

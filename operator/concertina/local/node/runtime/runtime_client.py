@@ -1,4 +1,4 @@
-"""Client of the kubelet for the runtime: start processes, and wait for their ends with futures."""
+"""Client with which the kubelet asks the runtime to start processes, and waits for the processes to end."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from concertina.local.node.runtime.runtime_process import Execution, Launch, rec
 
 
 class LaunchFailed(Exception):
-    """The process could not be started. The message says why."""
+    """Error that a process could not be started. The message gives the reason."""
 
 
 class Running:
@@ -42,7 +42,7 @@ class RuntimeClient:
         asyncio.get_running_loop().add_reader(self._link, self._receive)
 
     async def start(self, request: Launch | Execution, output: int) -> Running:
-        """Start a process with its output on the descriptor `output`, which is closed here.
+        """Start a process whose output goes to the descriptor `output`. This method closes `output`.
 
         If this coroutine is cancelled, a process that starts nevertheless is killed.
 

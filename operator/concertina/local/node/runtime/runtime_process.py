@@ -42,7 +42,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Execution:
-    """Request to run a command in a running container. `pid` is its process 1 in the node's pid namespace."""
+    """Request to run a command in a running container. `pid` is the container's process 1, as the node sees it."""
 
     id: str
     argv: list[str]
@@ -53,7 +53,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ProcessEvent:
-    """Event of the runtime: started (value: pid), failed (text: reason) or exited (value: wait status)."""
+    """Event that the runtime reports: started (value: pid), failed (text: reason) or exited (value: wait status)."""
 
     kind: str
     id: str
@@ -89,7 +89,10 @@ class Runtime:
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve requests until the kubelet ends. Then this process ends, and so does the whole node."""
+        """Serve requests until the kubelet ends.
+
+        Then this process ends, and the kernel kills all other processes of the node.
+        """
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write)
@@ -122,9 +125,10 @@ class Runtime:
             self._fork(execution.id, lambda: _become_execution(execution), output, new_pid_namespace=False)
 
     def _fork(self, identity: str, become: Callable[[], NoReturn], output: int, *, new_pid_namespace: bool) -> None:
-        """Fork a child that runs `become`.
+        """Fork a child process that calls `become`.
 
-        The child's status pipe is closed without data if it succeeds. Otherwise it contains the reason of the failure.
+        Parent and child share a status pipe. The child closes it without data if it succeeds. Otherwise it writes the
+        reason of the failure.
         """
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
         if new_pid_namespace:

@@ -19,7 +19,7 @@ _SHM_SIZE = 64 * 2**20  # /dev/shm of a pod, as in containerd
 
 
 class VolumeError(Exception):
-    """A volume cannot be set up (yet). It is reported as FailedMount, and the message says why."""
+    """Error that a volume cannot be set up (yet). It is reported as FailedMount, and the message gives the reason."""
 
 
 @dataclass(frozen=True)
