@@ -80,7 +80,7 @@ def _unwrapped(module: Module, name: str) -> str:
 
 
 class ModuleAdapter:
-    """Adapter for a module. Its parameters and buffers are plain tensors or DTensors."""
+    """Object by which `State` saves a module whose parameters and buffers are plain tensors or DTensors."""
 
     def __init__(self, module: Module) -> None:
         self.module = module

@@ -35,7 +35,7 @@ class HeldLines:
         self._free_bytes -= count
 
     def give_back(self, count: int) -> None:
-        """Return `count` bytes of a line that was handled to the namespace's memory budget."""
+        """Give `count` bytes back to the namespace's memory budget, after their line was handled."""
         self._free_bytes += count
 
 

@@ -42,7 +42,7 @@ class Recipe:
     against_column: str = ""
     """Column of the evaluation files that contains the text. If it is "", `column` is used."""
     frames: FrameFacts | None = None
-    """Format of the frames if documents are arrays, or None if they are text."""
+    """Format of the frames (feature vectors, such as audio) if documents are arrays, or None if they are text."""
     chats: ChatRecipe | None = None
     """Options of chats, or None if documents are something else."""
 

@@ -132,7 +132,7 @@ class Reader:
 
     @property
     def frames(self) -> FrameFacts | None:
-        """Format of the frames of all data sets, or None if the data are tokens."""
+        """Format of the frames (feature vectors) of all data sets, or None if the data are tokens."""
         return self._sets[0].manifest.frames
 
     @property
