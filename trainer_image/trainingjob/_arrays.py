@@ -1,4 +1,4 @@
-"""Arrays in a dict that a script gives to `State`, and access to their bytes: those of torch, numpy, JAX and the standard library.
+"""Arrays of torch, numpy, JAX and the standard library in a dict that a script gives to `State`, and their bytes.
 
 None of these libraries is imported here: if a script has an array, it has imported the array's library.
 """
