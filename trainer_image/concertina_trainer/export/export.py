@@ -192,13 +192,12 @@ def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
     if not checkpoint.manifest.trainer:
         raise InvalidInput(f"{checkpoint.uri} does not describe its model: its manifest has no trainer section.")
     try:
-        trainer = TrainerConfig.model_validate(checkpoint.manifest.trainer)
+        return TrainerConfig.model_validate(checkpoint.manifest.trainer)
     except ValueError as error:
         problem = " ".join(str(error).split())[:300]
         raise InvalidInput(
             f"{checkpoint.uri} was written with a trainer configuration that this version does not support ({problem})."
         ) from error
-    return trainer
 
 
 def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = False) -> list[Tensor]:
@@ -210,15 +209,9 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
         InvalidInput: When no Hugging Face model computes as this one does, or a tensor has no counterpart in it.
     """
     family = FAMILIES[hf_config.config_json(model)["model_type"]]
-    wholes = {
-        name: dataclasses.replace(stored.chunk, dtype=dtype_of(name, stored.chunk.dtype, model))
-        for shard in shards
-        for name, stored in shard.header.chunks.items()
-        if name.startswith((hf_names.MODEL, AVERAGES))
-    }
-    averages = {name: wholes.pop(name) for name in list(wholes) if name.startswith(AVERAGES)}
+    wholes = whole_chunks(shards, model)
     if ema:
-        wholes |= {f"{hf_names.MODEL}{name.removeprefix(AVERAGES)}": chunk for name, chunk in averages.items()}
+        wholes |= whole_chunks(shards, model, AVERAGES)
     tensors: dict[str, Tensor] = {}
     for name, chunk in sorted(wholes.items(), key=lambda item: hf_names.rank_in_tensor(item[0], family)):
         if adapters.is_adapter(name):
@@ -231,7 +224,7 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
             )
         if EXPERT not in exported_name:
             before = tensors.get(exported_name, Tensor(exported_name, (), (0, *shape[1:])))
-            part = Part(whole(chunk), _adapter(name, wholes, model))
+            part = Part(chunk, _adapter(name, wholes, model))
             rows = (before.shape[0] + shape[0], *shape[1:])
             tensors[exported_name] = Tensor(exported_name, (*before.parts, part), rows)
             continue
@@ -242,24 +235,36 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
     return [tensors[name] for name in sorted(tensors)]
 
 
-def dtype_of(name: str, stored: str, model: ModelConfig) -> str:
+def whole_chunks(shards: Sequence[ShardReader], model: ModelConfig, prefix: str = hf_names.MODEL) -> dict[str, Chunk]:
+    """Return a chunk of each whole weight in the shards, in the dtype of the trained model, keyed by the weight's name.
+
+    `prefix` is that of the weights in the shards. The keys always begin with that of weights, MODEL.
+    """
+    chunks = [stored.chunk for shard in shards for stored in shard.header.chunks.values()]
+    return {
+        f"{hf_names.MODEL}{chunk.name.removeprefix(prefix)}": dataclasses.replace(
+            chunk,
+            dtype=_dtype_of(chunk.name, chunk.dtype, model),
+            offsets=(0,) * len(chunk.global_shape),
+            shape=chunk.global_shape,
+        )
+        for chunk in chunks
+        if chunk.name.startswith(prefix)
+    }
+
+
+def _dtype_of(name: str, stored: str, model: ModelConfig) -> str:
     """Return the dtype of a weight in the trained model. Frozen weights may be stored in another one."""
     if model.lora is None or adapters.is_adapter(name):
         return stored
     return "BF16" if model.lora.frozen_dtype is FrozenDtype.bfloat16 else "F32"
 
 
-def whole(chunk: Chunk) -> Chunk:
-    """Return a chunk that covers the whole tensor of `chunk`."""
-    shape = chunk.global_shape
-    return Chunk(chunk.name, chunk.dtype, (0,) * len(shape), shape, shape)
-
-
 def _adapter(name: str, wholes: Mapping[str, Chunk], model: ModelConfig) -> Adapter | None:
     layer = name.removesuffix(adapters.WEIGHT)
     if model.lora is None or layer + adapters.A not in wholes:
         return None
-    return Adapter(whole(wholes[layer + adapters.A]), whole(wholes[layer + adapters.B]), model.lora.scale)
+    return Adapter(wholes[layer + adapters.A], wholes[layer + adapters.B], model.lora.scale)
 
 
 def _files(tensors: list[Tensor], most: int) -> dict[str, list[Tensor]]:

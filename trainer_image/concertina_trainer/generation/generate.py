@@ -17,7 +17,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.format.read_plan import reads
 from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.trainer import Precision, TrainerConfig
-from concertina_trainer.export.export import TORCH_NAMES, content_of, dtype_of, shards_of, trainer_of, whole
+from concertina_trainer.export.export import TORCH_NAMES, content_of, shards_of, trainer_of, whole_chunks
 from concertina_trainer.export.tokenizer_files import data_of
 from concertina_trainer.format.hf_names import MODEL
 from concertina_trainer.generation.vocabulary import Vocabulary, read_vocabulary
@@ -119,14 +119,7 @@ def load(checkpoint: StoredCheckpoint, config: ModelConfig) -> Decoder:
         StorageError: When storage can't be read.
     """
     shards = shards_of(checkpoint, config)
-    chunks = {
-        name.removeprefix(MODEL): whole(
-            dataclasses.replace(stored.chunk, dtype=dtype_of(name, stored.chunk.dtype, config))
-        )
-        for shard in shards
-        for name, stored in shard.header.chunks.items()
-        if name.startswith(MODEL)
-    }
+    chunks = {name.removeprefix(MODEL): chunk for name, chunk in whole_chunks(shards, config).items()}
     plan = reads({number: shard.header for number, shard in enumerate(shards)}, list(chunks.values()))
     plan.require(checkpoint.uri)
     with torch.device("meta"):
