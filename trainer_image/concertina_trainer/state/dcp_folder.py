@@ -23,7 +23,7 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.config.positions_config import RotaryPairs
 from concertina_trainer.format.dcp_metadata import MOST_BYTES, NAME, DcpIndex, Location, Piece, parse
 from concertina_trainer.format.hf_names import MODEL
-from concertina_trainer.state.weights import ENDING
+from concertina_trainer.state.weights import ENDING, with_distinct_names
 
 OPTIMIZER = r"optimizer\.state\.(.+)\.(\w+)"
 STEP = "step"
@@ -191,7 +191,7 @@ class DcpFolder:
         pieces: dict[str, dict[tuple[int, ...], Piece]] = {EMBEDDING: {}, HEAD: {}}
         for piece in self.index.pieces:
             bare = piece.chunk.name.removeprefix(MODEL)
-            own = next((ours for theirs, ours in TITAN.items() if re.fullmatch(theirs, bare)), bare)
+            own = _name_of_titan(bare) or bare
             if own in pieces:
                 pieces[own][piece.chunk.offsets] = piece
         for offsets, head in pieces[HEAD].items():
@@ -238,11 +238,11 @@ class DcpFolder:
         return name
 
     def _from_titan(self, bare: str, model: ModelConfig) -> str:
-        for theirs, ours in TITAN.items():
-            if match := re.fullmatch(theirs, bare):
-                self._check_pairs(bare, model)
-                return match.expand(ours)
-        return bare
+        own = _name_of_titan(bare)
+        if own is None:
+            return bare
+        self._check_pairs(bare, model)
+        return own
 
     def _check_pairs(self, name: str, model: ModelConfig) -> None:
         """Check that the model rotates queries and keys as torchtitan's Llama does.
@@ -257,14 +257,20 @@ class DcpFolder:
             )
 
     def _files(self, parts: Iterable[Part]) -> list[DcpFile]:
-        files: dict[str, list[dict[str, Part]]] = {}
+        files: dict[str, list[tuple[str, Part]]] = {}
         for part in parts:
-            of_file = files.setdefault(part.piece.location.file, [])
-            free = next((names for names in of_file if part.chunk.name not in names), None)
-            if free is None:
-                of_file.append(free := {})
-            free[part.chunk.name] = part
-        return [DcpFile(self.folder, list(names.values())) for of_file in files.values() for names in of_file]
+            files.setdefault(part.piece.location.file, []).append((part.chunk.name, part))
+        return [
+            DcpFile(self.folder, list(group.values()))
+            for named_parts in files.values()
+            for group in with_distinct_names(named_parts)
+        ]
+
+
+def _name_of_titan(bare: str) -> str | None:
+    """Return this project's name of a weight of torchtitan's Llama, or None for another name."""
+    matches = ((re.fullmatch(theirs, bare), ours) for theirs, ours in TITAN.items())
+    return next((match.expand(ours) for match, ours in matches if match), None)
 
 
 def _separated(piece: Piece, attention: str, model: ModelConfig) -> Iterator[Part]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import MOST
@@ -32,6 +32,7 @@ from concertina_trainer.config.model_config import ModelConfig
 from concertina_trainer.format import hf_config, hf_names
 from concertina_trainer.format.hf_families import ENDS, FAMILIES, Family
 
+T = TypeVar("T")
 ENDING = ".safetensors"
 WHOLE, INDEX = f"model{ENDING}", f"model{ENDING}.index.json"
 UNSEEN = ("heads", "normEpsilon", "ropeTheta", "ropeScaling")
@@ -136,16 +137,10 @@ class SafetensorsFiles:
         return files, unchecked
 
     def _read(self, key: str, model: ModelConfig, family: Family) -> Iterator[FileWeights]:
-        """Yield the tensors of a file, each at most once: an expert's tensor is a part of a larger one."""
-        parts: list[dict[str, StoredChunk]] = []
-        for stored in self._stored_chunks(key, model, family):
-            name = stored.chunk.name
-            free = next((part for part in parts if name not in part), None)
-            if free is None:
-                parts.append(free := {})
-            free[name] = stored
-        for part in parts:
-            yield FileWeights(self._folder, key, part)
+        """Yield readers, each with at most one part of a tensor: an expert's tensor is a part of a larger one."""
+        stored_chunks = self._stored_chunks(key, model, family)
+        for chunks in with_distinct_names((stored.chunk.name, stored) for stored in stored_chunks):
+            yield FileWeights(self._folder, key, chunks)
 
     def _stored_chunks(self, key: str, model: ModelConfig, family: Family) -> Iterator[StoredChunk]:
         where = f"{self._folder.uri}/{key}"
@@ -160,6 +155,17 @@ class SafetensorsFiles:
                     yield from _chunks_of(name, entry, header_size, where, model, family)
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise InvalidInput(f"{where} can't be read as a safetensors file: {str(error)[:MOST]}.") from error
+
+
+def with_distinct_names(items: Iterable[tuple[str, T]]) -> list[dict[str, T]]:
+    """Divide named items into dicts: a header names each tensor once, and a file can have several parts of a tensor."""
+    groups: list[dict[str, T]] = []
+    for name, item in items:
+        group = next((group for group in groups if name not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[name] = item
+    return groups
 
 
 def _chunks_of(
