@@ -210,9 +210,15 @@ def _cap_of(cap: float) -> Callable[..., Tensor]:
     return bounded
 
 
+COMPILER_OPTIONS: dict[str, Any] = {"compile_threads": 1}
+"""Options of torch's compiler.
+
+With more threads, each worker of a node would start a pool of processes to compile kernels, although there are only a
+few kernels. With 8 workers on 16 cores, compilation took more than 100 s with the pools and 27 s without them.
+"""
+
+
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    # Without this option each worker of a node starts a pool of processes to compile kernels, although there are only a
-    # few kernels. With 8 workers on 16 cores, compilation took more than 100 s with the pools and 27 s without them.
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention, options={"compile_threads": 1})
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, options=COMPILER_OPTIONS)
     return compiled

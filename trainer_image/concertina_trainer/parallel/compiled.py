@@ -21,15 +21,13 @@ import torch._dynamo
 from torch._dynamo.utils import calculate_time_spent, counters
 
 from concertina_trainer.config.trainer import Compile, TrainerConfig, compile_obstacle
+from concertina_trainer.model.attention import COMPILER_OPTIONS
 from concertina_trainer.model.decoder import Block, Decoder
 from concertina_trainer.model.experts import MixtureOfExperts
 from concertina_trainer.parallel.group import DistContext
 
-BACKEND: Mapping[str, Any] = {"backend": "inductor", "options": {"compile_threads": 1}}
-"""Arguments of torch.compile.
-
-With more threads, each worker of a node would start a pool of processes for a few kernels (see `model.attention`).
-"""
+BACKEND: Mapping[str, Any] = {"backend": "inductor", "options": COMPILER_OPTIONS}
+"""Arguments of torch.compile."""
 VARIANTS = 64
 """Maximum number of graphs of one function: kinds of layers, each with and without gradients.
 
