@@ -14,17 +14,13 @@ ENOUGH_ROUNDS = 6
 them."""
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(SEEDS, id="gate"),
-        pytest.param(
-            MORE,
-            id="more",
-            marks=pytest.mark.long(law=f"{HERE}::test_a_partition_is_answered_in_a_few_rounds[cut_nodes-gate]"),
-        ),
-    ],
-)
+def seeds(case: str) -> pytest.MarkDecorator:
+    """Return the parameter `seeds` of a test, of which `case` runs in the gate."""
+    more = pytest.param(MORE, id="more", marks=pytest.mark.long(law=f"{HERE}::{case}"))
+    return pytest.mark.parametrize("seeds", [pytest.param(SEEDS, id="gate"), more])
+
+
+@seeds("test_a_partition_is_answered_in_a_few_rounds[cut_nodes-gate]")
 @pytest.mark.parametrize("fault", ["cut_from_peers", "cut_in_two", "cut_nodes", "cut_from_control", "one_way"])
 def test_a_partition_is_answered_in_a_few_rounds(fault: str, seeds: range) -> None:
     for seed in seeds:
@@ -33,19 +29,7 @@ def test_a_partition_is_answered_in_a_few_rounds(fault: str, seeds: range) -> No
         assert world.status.rounds <= ENOUGH_ROUNDS, world.story()
 
 
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        pytest.param(SEEDS, id="gate"),
-        pytest.param(
-            MORE,
-            id="more",
-            marks=pytest.mark.long(
-                law=f"{HERE}::test_doors_that_are_closed_do_not_keep_a_round_from_being_made[closed_door-gate]"
-            ),
-        ),
-    ],
-)
+@seeds("test_doors_that_are_closed_do_not_keep_a_round_from_being_made[closed_door-gate]")
 @pytest.mark.parametrize("fault", ["closed_door", "closed_node"])
 def test_doors_that_are_closed_do_not_keep_a_round_from_being_made(fault: str, seeds: range) -> None:
     """A replica that can open connections but not accept any stays in the current round. A new round leaves it out."""
