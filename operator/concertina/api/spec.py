@@ -490,7 +490,7 @@ ModuleName = Annotated[
 
 
 class WarmStart(Model):
-    """Whether a custom command is restarted without importing its modules again."""
+    """Restart of a custom command without importing its modules again."""
 
     enabled: bool = Field(
         default=True,
@@ -508,7 +508,7 @@ class WarmStart(Model):
 
 
 class StepDetection(Model):
-    """Whether the steps of a custom command that does not report them are counted in another way."""
+    """Counting of the steps of a custom command that does not report them."""
 
     enabled: bool = Field(
         default=True,

@@ -62,7 +62,7 @@ if settings.get("port"):
 
 
 class EvidenceRecord(StatusModel):
-    """All observations that a diagnosis of one job uses.
+    """Record of all observations that a diagnosis of one job uses.
 
     `concertina diagnose --json` writes them and can read them again.
     """

@@ -63,7 +63,7 @@ def test_a_survivor_compiles_nothing_in_its_next_rounds(folder, parent, trainer)
 
 @pytest.mark.long(law=f"{HERE}::test_a_survivor_compiles_nothing_in_its_next_rounds")
 def test_a_new_process_of_a_later_round_finds_its_code_in_the_cache(folder, parent, trainer, tmp_path, monkeypatch):
-    """Also code that contains the names of a tensor group and its mesh."""
+    """Compile code that contains the names of a tensor group and its mesh, in two processes."""
     monkeypatch.setattr(node, "GIVE_UP", 600)  # on a busy machine, a compiler for CPUs takes minutes
     model = {**trainer["model"], "kvHeads": 2}
     trainer = {**trainer, "steps": 2, "globalBatchSize": 4, "compile": "Blocks", "model": model}

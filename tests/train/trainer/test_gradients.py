@@ -61,7 +61,7 @@ def test_gradients_are_the_mean_over_the_global_batch(parent, trainer, reference
     ],
 )
 def test_gradients_added_up_in_bfloat16_differ_by_their_rounding(parent, trainer, tmp_path, world, parallelism):
-    """Each worker rounds the gradient of each microbatch, and adds it to those of the others.
+    """Compare sums to which each worker adds the rounded gradient of each microbatch.
 
     The sums of microbatches are not rounded, so their number does not matter.
     """

@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Program:
-    """How to find out whether a program has a suitable version: its arguments, and a pattern for its output."""
+    """Check of a program's version: the arguments to call it with, and a pattern for its output."""
 
     version_arguments: tuple[str, ...]
     fits: str

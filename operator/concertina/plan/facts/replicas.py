@@ -33,7 +33,7 @@ class Replicas:
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """All pods of the job's replicas, keyed by name."""
+        """Pods of the job's replicas, all of them, keyed by name."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached

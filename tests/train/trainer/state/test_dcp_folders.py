@@ -163,7 +163,7 @@ def test_a_folder_that_can_not_be_continued_from_is_refused_by_name(run, durable
 
 
 def test_torchtitans_order_of_pairs_is_required(whole, tmp_path, trainer):
-    """With the other order, the same weights compute something else."""
+    """Expect a refusal, because with the other order the same weights compute something else."""
     dcp.save(titan_state(whole, 3), checkpoint_id=tmp_path / "titan", no_dist=True)
     model = TrainerConfig.model_validate(trainer).model
     with pytest.raises(InvalidInput, match=r"rotates adjacent elements: set trainer\.model\.rotaryPairs to Adjacent"):
