@@ -12,7 +12,7 @@ In this form, the state of an optimizer has the keys `state.<parameter>.<moment>
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Tuple, Union
 
 import torch
@@ -30,8 +30,8 @@ Path = Tuple[Union[str, int], ...]
 """Keys and indices that lead to a value in a state dict."""
 PER_RANK = ("random", "loaders")
 """Objects of a `State` that differ between ranks. DCP has no place for them."""
-MODEL, OPTIMIZER, MOMENTS = "model", "optimizer", ("exp_avg", "exp_avg_sq")
-"""Names in checkpoints of the bundled trainer: `model.<weight>` and `optimizer.<moment>.<weight>`."""
+OPTIMIZER = "optimizer"
+"""First part of the names of moments in checkpoints of the bundled trainer: `optimizer.<moment>.<weight>`."""
 RANK = "rank-"
 """First letters of the names of what a rank of a `State` saves for itself."""
 
@@ -56,7 +56,19 @@ class Value:
     value: Any
 
 
-Entry = Union[StoredArray, Value]
+@dataclasses.dataclass(frozen=True)
+class DerivedArray:
+    """Array that is computed from stored arrays when it is written."""
+
+    path: Path
+    sources: tuple[StoredArray, ...]
+    compute: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    """Function that returns the array. It receives the arrays of `sources`."""
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Entry = Union[StoredArray, DerivedArray, Value]
 
 
 def entries_of(stored: StoredCheckpoint, headers: Mapping[int, Header]) -> dict[str, Entry]:
@@ -86,15 +98,17 @@ def entries_of(stored: StoredCheckpoint, headers: Mapping[int, Header]) -> dict[
 
 
 def _of_trainer(chunks: Iterable[Chunk], step: int) -> Iterator[Entry]:
+    trained: dict[str, None] = {}
     for chunk in chunks:
         section, _, rest = chunk.name.partition(".")
-        moment, _, weight = rest.partition(".")
-        if section == OPTIMIZER and moment in MOMENTS:
-            yield _stored(chunk, (OPTIMIZER, f"state.{weight}.{moment}"))
-            if moment == MOMENTS[0]:
-                yield Value((OPTIMIZER, f"state.{weight}.step"), torch.tensor(float(step)))
-        else:
+        if section != OPTIMIZER:
             yield _stored(chunk, (section, rest))
+            continue
+        moment, _, weight = rest.partition(".")
+        yield _stored(chunk, (OPTIMIZER, f"state.{weight}.{moment}"))
+        trained[weight] = None
+    for weight in trained:
+        yield Value((OPTIMIZER, f"state.{weight}.step"), torch.tensor(float(step)))
 
 
 # --- trainingjob.State ----------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ Uri = Annotated[
         "is used)."
     ),
 ]
+SHARD_GIGABYTES = 5.0
+"""Maximum size of one file of an export, if `--shard-gigabytes` is absent."""
 Run = Annotated[str, typer.Argument(help="Folder of a run, as in spec.checkpoint.uri.")]
 
 
@@ -41,6 +43,7 @@ class Format(enum.Enum):
 
     HF = "hf"
     DCP = "dcp"
+    TORCHTITAN = "torchtitan"
 
 
 @contextlib.contextmanager
@@ -148,9 +151,15 @@ def export(
     uri: Uri,
     out: Annotated[str, typer.Argument(help="Folder or URI for the Hugging Face model, or folder for dcp.")],
     to: Annotated[
-        Format, typer.Option(help="hf: Hugging Face model. dcp: folder of torch.distributed.checkpoint, also moments.")
+        Format,
+        typer.Option(
+            help="hf: Hugging Face model. dcp: folder of torch.distributed.checkpoint, also with moments. torchtitan: "
+            "the same with torchtitan's names, for a Llama model."
+        ),
     ] = Format.HF,
-    shard_gigabytes: Annotated[float, typer.Option(min=1e-6, help="Maximum size of one file.")] = 5.0,
+    shard_gigabytes: Annotated[
+        float | None, typer.Option(min=1e-6, help="Maximum size of one file. Default: 5.", show_default=False)
+    ] = None,
     data: Annotated[
         str,
         typer.Option(help="URI of the run's data, which contain the tokenizer. Default: the URI that the run used."),
@@ -158,9 +167,10 @@ def export(
     ema: Annotated[bool, typer.Option("--ema", help="Write the average of the weights (optimizer.emaDecay).")] = False,
 ) -> None:
     """Write the weights of a checkpoint as a Hugging Face model, or all of it for torch.distributed.checkpoint."""
-    if to is Format.DCP:
+    if to is not Format.HF:
+        options = {"--shard-gigabytes": shard_gigabytes is not None, "--data": bool(data), "--ema": ema}
         with sentences(Extra.TORCH):
-            _export_for_dcp(uri, out)
+            _export_for_dcp(uri, out, to, [option for option, given in options.items() if given])
         return
     with sentences(Extra.DATA):  # low-rank adapters are merged by numpy
         from concertina_state.checkpoints.reader import opened, resolve
@@ -169,22 +179,26 @@ def export(
 
         target = ObjectPrefix(_target(out), create=True)
         with opened(resolve(uri)) as checkpoint, _bar("exporting", exporting.size(checkpoint)) as advance:
-            max_bytes = int(shard_gigabytes * 1e9)
+            max_bytes = int((shard_gigabytes or SHARD_GIGABYTES) * 1e9)
             result = exporting.export(checkpoint, target, advance, max_bytes, _target(data) if data else "", ema)
     console.print(f"{out}: {', '.join(result.files)}; step {checkpoint.manifest.id.step} of {checkpoint.uri}.")
     console.print(result.tokenizer)
 
 
-def _export_for_dcp(uri: str, out: str) -> None:
+def _export_for_dcp(uri: str, out: str, to: Format, options_of_hf: list[str]) -> None:
     from concertina_state.checkpoints.reader import StoredCheckpoint, resolve
     from concertina_state.errors import InvalidInput
+    from concertina_trainer.export import torchtitan
     from trainingjob import dcp
 
+    if options_of_hf:
+        raise InvalidInput(f"--to {to.value} has no option {', '.join(options_of_hf)}: remove it, or use --to hf.")
     if "://" in out:
-        raise InvalidInput(f"{out} is a URI, and --to dcp writes to a folder of this machine: name a folder.")
+        raise InvalidInput(f"{out} is a URI, and --to {to.value} writes to a folder of this machine: name a folder.")
+    convert = torchtitan.convert if to is Format.TORCHTITAN else dcp.convert
     uri = resolve(uri)
     with _bar("exporting", StoredCheckpoint(uri).manifest.size) as advance:
-        dcp.convert(uri, out, advance)
+        convert(uri, out, advance)
     console.print(f"{out}: the checkpoint {uri}, for torch.distributed.checkpoint.load(checkpoint_id=...).")
 
 
