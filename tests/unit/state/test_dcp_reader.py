@@ -164,11 +164,16 @@ def test_ranks_that_found_different_checkpoints_are_told():
 
 
 def test_moments_of_any_optimizer_of_the_bundled_trainer_have_the_names_of_torch():
-    names = ("model.a.weight", "optimizer.square_avg.a.weight", "optimizer.momentum_buffer.a.weight", "ema.a.weight")
+    names = (
+        "model.a.weight",
+        "optimizer.square_avg.a.weight",
+        "optimizer.momentum_buffer.a.weight",
+        "optimizer.ema.a.weight",
+    )
     chunks = [Chunk(name, "F32", (0,), (2,), (2,)) for name in names]
     entries = {".".join(entry.path): entry for entry in _dcp_entries._of_trainer(chunks, 7)}
     assert entries.pop("optimizer.state.a.weight.step").value == 7
     assert {key: entry.name for key, entry in entries.items()} == {
         "model.a.weight": names[0], "optimizer.state.a.weight.square_avg": names[1],
-        "optimizer.state.a.weight.momentum_buffer": names[2], "ema.a.weight": names[3],
+        "optimizer.state.a.weight.momentum_buffer": names[2], "optimizer.state.a.weight.ema": names[3],
     }  # fmt: skip
