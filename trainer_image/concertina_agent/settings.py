@@ -82,7 +82,7 @@ class AgentSettings:
     def even(self) -> bool:
         """True if the state is divided into equally large parts, in the order of the ranks.
 
-        That is so with FSDP alone.
+        This is known only for the bundled trainer without tensor, pipeline or other parallelism than FSDP.
         """
         return self.bundled and "CONCERTINA_PARALLELISM" not in self.environment
 
@@ -204,7 +204,10 @@ HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workers", "hook
 
 
 def _with_hook(environment: dict[str, str], is_needed: bool) -> dict[str, str]:
-    """Return the environment with the folder of the hook at the beginning of PYTHONPATH, if the hook is needed."""
+    """Return the environment with the folder of `hook/sitecustomize.py` at the beginning of PYTHONPATH, if `is_needed`.
+
+    Python then imports the hook in each worker of a user's own command.
+    """
     if not is_needed:
         return environment
     return {**environment, "PYTHONPATH": os.pathsep.join((HOOK, environment["PYTHONPATH"]))}

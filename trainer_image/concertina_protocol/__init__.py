@@ -227,7 +227,7 @@ def decode(line: bytes, cut: Callable[[Any], Any] = lambda body: body) -> Messag
 
     Args:
         line: Line to decode.
-        cut: Function that reduces the parsed body before its values are converted.
+        cut: Function that shortens long lists in the parsed JSON of the body, before values are converted.
 
     Raises:
         ProtocolError: If the line is not a valid message. The error's text is a sentence.

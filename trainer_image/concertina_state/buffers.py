@@ -113,7 +113,10 @@ class BufferCatalogue(LocalState[Buffer]):
 
     @property
     def alone(self) -> bool:
-        """True if this rank reads only the parts of arrays that it also saves (see `LocalState.alone`)."""
+        """True if this rank reads exactly the parts of arrays that it also saves.
+
+        If the number of ranks has not changed, the rank then needs only its own shard (see `LocalState.alone`).
+        """
         return all(len(local_array.copies.ranks) == 1 for local_array in self.held)
 
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
@@ -125,7 +128,10 @@ class BufferCatalogue(LocalState[Buffer]):
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
 
     def still(self, arrays: Mapping[str, Buffer | ArrayShard]) -> bool:
-        """Return whether `arrays` are the same array objects that this catalogue was made from."""
+        """Return whether `arrays` are the same array objects that this catalogue was made from.
+
+        If so, the next snapshot can use this catalogue again.
+        """
         return arrays.keys() == self._addresses.keys() and all(
             _buffer(array).address == self._addresses[name] for name, array in arrays.items()
         )

@@ -28,7 +28,7 @@ class ShardReader(Protocol):
     def read_into(self, parts: Sequence[tuple[int, memoryview]]) -> None:
         """Fill each memoryview with bytes of the file, beginning at the memoryview's offset.
 
-        Several threads may call this.
+        Several threads may call this method at the same time.
         """
         ...
 

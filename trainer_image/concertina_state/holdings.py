@@ -32,7 +32,10 @@ A = TypeVar("A", bound=Rows)
 
 @dataclasses.dataclass(frozen=True)
 class Copies:
-    """Set of ranks that have identical parts of some arrays. Each of these ranks has to save only a share of them."""
+    """Set of ranks that have identical parts of some arrays.
+
+    The parts have to be saved only once, so each of these ranks saves a share of them.
+    """
 
     ranks: tuple[int, ...]
     """Ranks in the order in which parts are assigned to them."""
@@ -153,8 +156,8 @@ class LocalState(Generic[A]):
     def alone(self) -> bool:
         """True if this rank reads from a saved state exactly the parts that it would save.
 
-        If so, and if the world has the same size as when the state was saved, this rank needs only the shard of its own
-        number.
+        If the number of ranks is still the same as when the state was saved, such a rank needs only the shard of its
+        own number.
         """
         return True
 

@@ -175,7 +175,10 @@ def canonical_digest(value: Any) -> str:
 
 
 def bounded_images(images: Iterable[str]) -> tuple[str, ...]:
-    """Return those images that fit into a state's header, whose size is fixed."""
+    """Return those images whose names fit into the header of a saved state, whose size is fixed.
+
+    At most MOST_IMAGES are returned. Names that are too long are left out.
+    """
     return tuple(sorted({_fitting(image) for image in images} - {""}))[:MOST_IMAGES]
 
 

@@ -195,7 +195,10 @@ def lost_peer(error: BaseException, aborted: bool) -> bool:
 
 
 def meets_at_master_port() -> bool:
-    """Return whether the default process group was created with a TCPStore at MASTER_PORT."""
+    """Return whether the default process group was created with a TCPStore at MASTER_PORT.
+
+    Then torch itself serves the round's store in the worker with rank 0.
+    """
     if not dist.is_initialized():
         return False
     store: Store = distributed_c10d._get_default_store()

@@ -15,9 +15,10 @@ COPY_SLOTS = 2
 
 
 class SnapshotIndex:
-    """Index of the shards that this agent has, keyed by the id of their snapshot.
+    """Index of the shards in this agent's volume, keyed by the id of their snapshot.
 
-    Like the volume, it has a fixed number of slots for each shard.
+    The volume has space for a fixed number of snapshots of each shard. A new snapshot overwrites the oldest one, and
+    the index then forgets the oldest one too.
     """
 
     def __init__(self, snapshots: Iterable[HeldSnapshot] = ()) -> None:

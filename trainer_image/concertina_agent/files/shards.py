@@ -1,6 +1,6 @@
 """Reading and writing of one shard file. A shard file without its sidecar does not count as present.
 
-A gigabyte takes a second, so `fill`, `chunks` and `verify` must be called in threads.
+The functions `fill`, `chunks` and `verify` take about a second per gigabyte, so call them in threads.
 """
 
 from __future__ import annotations

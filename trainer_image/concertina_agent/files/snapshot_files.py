@@ -65,9 +65,10 @@ class SnapshotFiles:
             self.news.notify()
 
     def link_for_shipping(self, path: Path, step: int) -> Path:
-        """Create a hard link to the shard file at `path`, and return the link's path. The link is for the uploader.
+        """Create a hard link to the shard file at `path` for the uploader, and return the link's path.
 
-        The uploader removes the link when the shard is in storage.
+        The link keeps the bytes if the file at `path` is deleted before the upload ends. The uploader removes the link
+        when the shard is in storage.
         """
         name = path.parent / f"shipping-{step}"
         name.unlink(missing_ok=True)
@@ -139,7 +140,7 @@ class SnapshotFiles:
     def _sweep(self) -> None:
         """Delete each file that has no sidecar, to free its memory.
 
-        Such a file is a slot that was not completed, or a hard link for an upload that did not finish.
+        Such a file is a shard that was not completely written, or a hard link for an upload that did not finish.
         """
         whole = {shard.path for shard in self._all()}
         for root in (self._own, self._copies):

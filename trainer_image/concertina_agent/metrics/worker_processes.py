@@ -54,7 +54,7 @@ class ProcessUsage:
 
 @dataclasses.dataclass
 class _Family:
-    """Sums over all processes of one worker."""
+    """Resource usage of one worker, summed over the processes that the worker consists of."""
 
     cpu: float = 0.0
     read: int = 0

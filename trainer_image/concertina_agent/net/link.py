@@ -44,7 +44,7 @@ Emit = Callable[[e.Event], None]
 
 
 class MovedOn(Exception):
-    """Error that the coordinator is in a later round, so that a member stops repeating its Join."""
+    """Error that the coordinator is already in a later round. It makes a member stop repeating its Join."""
 
 
 async def follow_coordinator(
@@ -157,7 +157,7 @@ async def _listen(wire: Connection, on_message: Callable[..., None], kinds: tupl
     Raises OSError, as `receive` does.
 
     Raises:
-        ProtocolError: If a message is not of one of these kinds.
+        ProtocolError: If a message is of a class that is not in `kinds`.
     """
     while (message := await wire.receive()) is not None:
         if not isinstance(message, kinds):

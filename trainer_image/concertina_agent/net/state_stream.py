@@ -1,6 +1,6 @@
-"""Stream of an agent's state.
+"""Stream by which an agent sends its state to another process, whenever the state changes and as a heartbeat.
 
-Only the newest state is sent. A change that affects only numbers can be sent later.
+Only the newest state is sent. A change that affects only numbers, such as the step, may be sent later.
 """
 
 from __future__ import annotations

@@ -160,7 +160,10 @@ class LocalWorkers:
                 store.close()
 
     def _report_not_started(self, assign: Assign, me: int) -> None:
-        """Report workers that got a signal before their process existed as ended by that signal."""
+        """Report the workers that a signal has stopped from being started, as if the signal had ended them.
+
+        The agent got the signal for its workers before these workers' processes existed.
+        """
         if self._signal is None or self._over.is_set():
             return
         member = assign.members[me]
@@ -204,7 +207,7 @@ class LocalWorkers:
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
         """Start a worker, or make a worker process that has stayed from the last round enter this round.
 
-        Return False if the caller must call this method again.
+        Return False if the worker cannot be started yet. The caller then calls this method again.
         """
         member = assign.members[me]
         rank = member.first_rank + local_rank
@@ -280,7 +283,10 @@ class LocalWorkers:
         return next((worker for worker in workers if not pids.isdisjoint(worker.process.pids)), None)
 
     def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool) -> None:
-        """Record a worker's connection to the agent, at the beginning of each round in which the worker takes part."""
+        """Record the connection between a worker and the agent.
+
+        This happens at the beginning of each round in which the worker takes part.
+        """
         worker.channel, worker.stays, worker.in_round = channel, stays, True
         for message in worker.waiting:
             channel.send(message)
@@ -324,9 +330,10 @@ class LocalWorkers:
         return e.Tick(tuple(heartbeats), tuple((rank, used) for rank, used in stopped if used is not None), counts)
 
     def look_for_own_worlds(self) -> None:
-        """Check whether a command's workers train in separate worlds, and emit WorldsSeen on a change.
+        """Check whether a command's workers train separately from each other, and emit WorldsSeen on a change.
 
-        The intervals between checks grow with the age of the workers.
+        For example, the command may start torchrun on each replica without the round's rendezvous. The intervals
+        between checks grow with the age of the workers.
         """
         now = time.monotonic()
         running = self._at_work()

@@ -35,7 +35,7 @@ class StepCounter:
 
     A step is a sequence of optimizer calls in which no optimizer is called twice. For example, the two optimizers of a
     GAN that take turns make one step together, and so do the optimizers of a model that has one for each parameter. If
-    one optimizer is called five times for each call of the other, the former's calls are counted.
+    a script calls one optimizer five times for each call of another one, the more frequent calls are counted.
     """
 
     def __init__(self, path: str) -> None:

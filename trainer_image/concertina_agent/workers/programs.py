@@ -90,7 +90,7 @@ def of_command(command: PythonCommand, environment: Mapping[str, str]) -> Progra
 
 
 def reported(report: Mapping[str, Any]) -> Program:
-    """Return the program of an interpreter, given its description of itself (see `hand_over`).
+    """Return the program of an interpreter from the description that the interpreter has sent (see `hand_over`).
 
     Raises:
         ValueError: If the description is not complete.

@@ -1,8 +1,9 @@
-"""Take-over of an interpreter's script by a fork of a warm parent. `script_parent` calls this in the fork.
+"""Take-over of an interpreter's script by a fork of a warm parent, a process that has already imported the modules.
 
-The fork takes on the interpreter's properties: working directory, process group, umask, limits, priority, CPU affinity,
-signals, arguments, environment variables, and all inherited files with their numbers. Then it answers the interpreter,
-and Python runs the script in the fork. If a property cannot be taken on, the interpreter runs the script itself.
+`script_parent` calls `take_over` in the fork. The fork takes on the interpreter's properties: working directory,
+process group, umask, limits, priority, CPU affinity, signals, arguments, environment variables, and all inherited files
+with their numbers. Then it answers the interpreter, and Python runs the script in the fork. If the fork cannot take on
+a property, the interpreter runs the script itself.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ def _take_limits(pid: int) -> None:
 
 
 def _take_files(received: Mapping[int, int]) -> None:
-    """Move each file that was received from the interpreter to the number that the file has there."""
+    """Give each open file from the interpreter the same file descriptor number as in the interpreter.
+
+    `received` maps this number to the descriptor under which the file has arrived.
+    """
     for number in range(3):
         if number not in received:
             with contextlib.suppress(OSError):

@@ -110,9 +110,8 @@ class WarmStart:
     async def take(self, learned: p.Learned) -> None:
         """Make warm processes import the modules that another replica has recorded.
 
-        Return when the imports are done or have failed.
-
-        The caller ensures that this replica has not recorded any modules itself.
+        Return when the imports are done or have failed. Call this method only if this replica has not recorded any
+        modules itself.
         """
         for program, lines in self._sections(learned.modules):
             warm = self._add(program)

@@ -74,13 +74,14 @@ class Process(Child):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Ids of this process and of the running forks in `scripts`."""
+        """Ids of this process and of the running forks of warm processes to which it has handed over scripts."""
         return (self.pid, *(script.pid for script in self.scripts if not script.ended.done()))
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the whole process group, unless the process has been reaped.
 
-        SIGKILL is also sent to the forks in `scripts`, which may still run in the background.
+        SIGKILL is also sent to the forks that run the scripts of this process (`scripts`), because they may still run
+        after this process has ended.
         """
         if not self.ended.done():
             kill_group(self.pid, number)
@@ -91,7 +92,7 @@ class Process(Child):
                     os.kill(pid, number)
 
     async def gone(self) -> None:
-        """Wait until the process, and the forks in `scripts` that run its scripts, have been reaped."""
+        """Wait until the process has been reaped, and also the forks that run its scripts (`scripts`)."""
         await self.ended
         while self.taking_over:
             await asyncio.wait(self.taking_over)

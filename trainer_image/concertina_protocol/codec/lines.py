@@ -55,7 +55,7 @@ class JsonLines:
 
         Args:
             line: Line to decode.
-            cut: Function that reduces the parsed body before its values are converted.
+            cut: Function that shortens long lists in the parsed JSON of the body, before values are converted.
 
         Raises:
             ProtocolError: If the line is not a valid message. The error's text is a sentence.

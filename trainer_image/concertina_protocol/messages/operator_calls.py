@@ -99,7 +99,7 @@ MOST_IMAGES = 4
 class Assign:
     """Message from the operator to every member of a round: the round begins. members[0] is the coordinator.
 
-    The operator sends it after it has written the round to the job's status. The answer is Accepted or Refused.
+    Before the operator sends the message, it writes the round to the job's status. The answer is Accepted or Refused.
     """
 
     uid: str
@@ -130,7 +130,7 @@ class Assign:
 class Release:
     """Message from the operator to a departing replica that took part in Prepare and is not a member of the new round.
 
-    It says that the replica's state is no longer needed, so the replica may exit. The members have the state, or the
+    The message says that the replica may exit. Its state is no longer needed, because the members have the state or the
     round has a newer snapshot. The answer is Accepted or Refused.
     """
 
@@ -175,7 +175,7 @@ class Relay:
     """Request from the operator to an agent to pass a Prepare, an Assign or a Release on to other replicas.
 
     If the agent's own replica is in `to`, the agent handles the message too. The agent answers with one Relayed for
-    each replica in `to`. They are in the order in which the replicas' answers arrive.
+    each replica in `to`, in the order in which the replicas' answers arrive.
     """
 
     uid: str
@@ -205,7 +205,11 @@ class Accepted:
 
 @dataclasses.dataclass(frozen=True)
 class Refused:
-    """Answer that a request was refused. `round` and `claim` are the highest that the answering agent has seen."""
+    """Answer that a request was refused.
+
+    `round` and `claim` are those of the latest request that the answering agent has seen. A claim is the operator's
+    decision to begin a round.
+    """
 
     reason: str
     round: int

@@ -64,7 +64,7 @@ class HeldSnapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Durable:
-    """Checkpoint that `LATEST` names in durable storage."""
+    """Checkpoint in durable storage from which a job continues: the one that the file `LATEST` names."""
 
     uid: str
     round: int
@@ -82,8 +82,8 @@ class Durable:
 class Storage:
     """What an agent knows about durable storage.
 
-    None takes the place of this object if the job has no checkpoint.uri, or if it runs a user's own command that does
-    not use storage.
+    A message has None instead of this object if the job has no checkpoint.uri, or if it runs a user's own command that
+    does not use storage.
     """
 
     state: StorageHealth

@@ -105,7 +105,7 @@ class CheckpointInterval:
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotInterval:
-    """Interval between snapshots, in steps and as measured, for the job's status."""
+    """Interval between snapshots, for the job's status: the number of steps, and the measured cost."""
 
     steps: int
     """Number of steps between the last two snapshots. A failure causes at most this many steps to be trained again."""

@@ -168,7 +168,7 @@ class SpoolReader:
         draft.replace(self._folder / CURSOR)
 
     def _lines(self, segments: list[Segment]) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines from record `next` on, with their numbers."""
+        """Yield the lines from record number `self.next` on, each with its number."""
         for segment, after in zip(segments, [*segments[1:], None]):
             if after is not None and after.first <= self.next:
                 continue

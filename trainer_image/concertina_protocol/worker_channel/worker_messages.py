@@ -310,7 +310,7 @@ class QueryCalls:
 class StopAtCall:
     """Message that should_checkpoint() must return True at call number `call`, counted from 1.
 
-    The next call after that one ends the process.
+    The command must then save its state and exit. If it calls the function once more, the call ends the process.
     """
 
     call: int

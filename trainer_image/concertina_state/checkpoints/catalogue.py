@@ -40,9 +40,10 @@ def finished(folder: ObjectPrefix) -> tuple[list[Manifest], list[str]]:
 
 
 def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKey | None, str]:
-    """Return the checkpoint that LATEST names, and a sentence about what is wrong with LATEST, or "" if nothing is.
+    """Return the checkpoint that the object LATEST in the folder names, and a sentence about what is wrong with LATEST.
 
-    `whole` has the finished checkpoints. If LATEST does not exist or does not name one of them, the checkpoint is None.
+    If nothing is wrong, the sentence is "". `whole` has the finished checkpoints. If LATEST does not exist or does not
+    name one of them, the checkpoint is None.
     """
     try:
         latest = read_latest(folder)
@@ -57,9 +58,9 @@ def named(folder: ObjectPrefix, whole: Sequence[Manifest]) -> tuple[CheckpointKe
 
 
 def undone(folder: ObjectPrefix, manifests: Sequence[Manifest]) -> set[CheckpointKey]:
-    """Return those checkpoints among `manifests` that a rollback has made invalid, according to LATEST.
+    """Return those checkpoints among `manifests` that a rollback has made invalid.
 
-    If LATEST cannot be read, the result is empty.
+    The object LATEST in the folder lists the rollbacks. If LATEST cannot be read, the result is empty.
     """
     with contextlib.suppress(StorageError):
         if latest := read_all_of_latest(folder):
@@ -126,7 +127,8 @@ def _problem(shard: StoredShard, manifest: Manifest, advance: Advance) -> str:
 def copy(source: StoredCheckpoint, target: ObjectPrefix, advance: Advance) -> str:
     """Copy a checkpoint into another run's folder, verify the copy, and return its URI.
 
-    If the other folder has no LATEST, this function creates LATEST there, naming the copy.
+    If no object LATEST exists in the other folder, this function creates it, so that a job in that folder continues
+    from the copy.
 
     Raises:
         InvalidInput: When the source or the copy is damaged, or the source would be copied onto itself.
@@ -173,8 +175,8 @@ def _copy_shard(
 def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[CheckpointKey]:
     """Return the checkpoints that `prune` would delete, oldest first.
 
-    Checkpoints of another job are not deleted if they are newer than LATEST. The other job may have continued from
-    LATEST, and may be about to finish its first checkpoint.
+    Checkpoints of another job are not deleted if they are newer than the checkpoint that LATEST names. The other job
+    may have continued from that checkpoint, and may be about to finish its own first one.
 
     Raises:
         InvalidInput: When LATEST does not exist or names no checkpoint.

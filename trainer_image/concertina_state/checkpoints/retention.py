@@ -48,10 +48,11 @@ def doomed(
 ) -> list[CheckpointKey]:
     """Return the checkpoints that may be deleted, oldest first.
 
-    - A checkpoint that a rollback has undone is kept only if LATEST names it.
-    - Shards of an unfinished checkpoint are kept until LATEST names a newer checkpoint. Until then, the checkpoint can
-      still be finished.
-    - Checkpoints of another uid than LATEST's are from a job that this job continued from, and count as older.
+    - A checkpoint that a rollback has undone is kept only if `latest` is this checkpoint.
+    - Shards of an unfinished checkpoint are kept as long as no newer checkpoint is finished. Until then, the checkpoint
+      can still be finished.
+    - Checkpoints with another uid than that of `latest` are from a job that this job continued from. They count as
+      older.
     """
     rollbacks, age = tuple(undone), functools.partial(_age, latest)
 
@@ -88,10 +89,10 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 def sweep(
     folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
-    """Delete the checkpoints of this job that may be deleted, and return them.
+    """Delete the checkpoints of this job that `keeping` does not require, and return them.
 
-    If this job continued from another job, `before` is the uid of that job, and its checkpoints are handled too.
-    Otherwise, `before` is "".
+    If this job continued from another job, `before` is the uid of that job, and the checkpoints of that job are deleted
+    by the same rules. Otherwise, `before` is "".
     """
     entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
     here = CheckpointKey(latest.uid, latest.round, latest.step)

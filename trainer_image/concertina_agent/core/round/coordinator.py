@@ -133,7 +133,7 @@ class Coordinator:
         return True
 
     def lost_part(self, replica: str, at: float) -> None:
-        """Record that a member is gone that had not uploaded its shard of the run's last checkpoint.
+        """Record that a member was lost before its shard of the run's last checkpoint was in storage.
 
         The round does not wait for such a shard (decision "No wait for checkpoint parts of lost members").
         """
@@ -276,6 +276,9 @@ class Coordinator:
 
 
 def _are_all(parts: set[Part], shards: int) -> bool:
-    """Return whether `parts` has each shard from 0 to `shards` - 1. A member could report any number as a shard."""
+    """Return whether `parts` contains each shard from 0 to `shards` - 1, and no other shard.
+
+    The numbers come from the members, so a faulty member could have reported any number.
+    """
     numbers = {part.shard for part in parts}
     return len(numbers) == shards and numbers == set(range(len(numbers)))

@@ -1,4 +1,7 @@
-"""An agent's part in a round: its preparation, and its membership. The module has no side effects."""
+"""An agent's part in a round. The module has no side effects.
+
+Preparation records what happens before the round begins, and Membership what happens in the round.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,10 @@ class ActiveDrain:
 
 @dataclasses.dataclass
 class Membership:
-    """Membership of this agent in a round that it was assigned to."""
+    """Facts about a round of which this agent is a member.
+
+    They begin with the operator's Assign and are replaced by those of the next round.
+    """
 
     assign: p.Assign
     me: int
@@ -119,16 +125,16 @@ class Membership:
 
     @property
     def last(self) -> dict[int, Committed]:
-        """Newest commit in this round of each shard that this agent's workers save, keyed by the shard's number."""
+        """Newest snapshot in this round of each shard that this agent's workers save, keyed by the shard's number."""
         return {shard: newest for shard, (newest, *_) in self.saved.items()}
 
     def committed(self, message: Committed) -> None:
         self.saved[message.shard] = (message, *self.saved.get(message.shard, ()))[:2]
 
     def saved_by_all(self) -> tuple[int, ...]:
-        """Return the steps of snapshots that every worker of this agent has saved.
+        """Return the steps whose snapshots every worker of this agent has saved.
 
-        Only the newest snapshots of each worker count.
+        Only the last few snapshots of each worker are known.
         """
         saved = [{committed.id.step for committed in self.saved.get(rank, ())} for rank in self.workers.ranks]
         return tuple(sorted(set.intersection(*saved)))

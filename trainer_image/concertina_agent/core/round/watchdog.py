@@ -1,8 +1,7 @@
 """Watchdog of the coordinator: it detects that the round hangs, and finds the ranks that are behind.
 
-Clocks of different machines are never compared. Agents send the time since the last progress, and the coordinator
-subtracts it from its own clock (decision "The coordinator finds a hang, the operator acts on it"). The module has no
-side effects.
+An agent sends the seconds since a worker's last progress, not a time of day, so clocks of different machines are never
+compared (decision "The coordinator finds a hang, the operator acts on it"). The module has no side effects.
 """
 
 from __future__ import annotations
@@ -150,7 +149,10 @@ class Watchdog:
 
     @property
     def hung(self) -> bool:
-        """True if no rank has made progress for too long. `hang` is set later, when the stacks are collected."""
+        """True if no rank has made progress for too long.
+
+        The field `hang`, which has the details, is set later, when the workers' stacks have been collected.
+        """
         return self._hung_at is not None
 
     def on_heartbeats(self, replica: str, heartbeats: tuple[Heartbeat, ...], now: float) -> None:
@@ -250,8 +252,8 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
 def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
     """Return the heartbeats of the ranks that are behind, so that the other ranks wait for them.
 
-    These are the ranks with the least progress. Of these, only the ranks that do not wait in a collective are returned.
-    If the stacks show no such rank, all of them are returned (decision "A heartbeat file instead of messages").
+    These are the ranks with the least progress, without those that wait in a collective operation themselves. If all of
+    these ranks seem to wait, all are returned (decision "A heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]
@@ -264,7 +266,10 @@ def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
 
 
 def waits(stack: Iterable[str]) -> bool:
-    """Return whether the innermost frames of the main thread are in a collective."""
+    """Return whether a worker's stack shows that its main thread waits in a collective operation.
+
+    Only the innermost frames count.
+    """
     lines = list(stack)
     begin = next((i for i, line in enumerate(lines) if line.startswith(("Current thread", "Thread"))), -1)
     current = next((i for i, line in enumerate(lines) if "Current thread" in line or "MainThread" in line), begin)

@@ -103,7 +103,7 @@ def ship_last(agent: AgentState, r: Membership) -> list[e.Effect]:
 
     There are two such cases:
     - A worker had already stopped when a drain requested a checkpoint.
-    - A script has finished. Only its end shows that this step was its last one.
+    - A script has finished. Only when a script ends does the agent know which step was the last one.
     """
     effects: list[e.Effect] = []
     durable = r.drain is not None and r.drain.order.durable

@@ -25,7 +25,10 @@ def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
 
 
 def copy_neighbour(r: Membership) -> list[e.Effect]:
-    """Begin to copy the snapshots of the previous member in the ring of copies to this replica."""
+    """Begin to copy the snapshots of the previous member to this replica.
+
+    The members form a ring, in which each member copies the previous member's shards.
+    """
     r.copying = True
     if r.lonely:
         return []
@@ -73,7 +76,10 @@ def complete_on_peers(agent: AgentState, r: Membership, step: Optional[int]) -> 
 
 
 def undo(agent: AgentState, undone: tuple[p.Undone, ...]) -> list[e.Effect]:
-    """Record the states that rollbacks have undone, and make LATEST name none of these states."""
+    """Record the states that rollbacks have undone, and ensure that LATEST names none of these states.
+
+    LATEST is the file in storage that names the checkpoint from which a job continues.
+    """
     if agent.uploads.storage is None:
         return []
     agent.uploads.undone += tuple(rollback for rollback in undone if rollback not in agent.uploads.undone)
