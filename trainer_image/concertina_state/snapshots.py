@@ -72,7 +72,10 @@ class MappedShard:
 
     @property
     def shared(self) -> bool:
-        """True if the file has a second name, or is no longer the file at its path."""
+        """True if the file must not be overwritten, because it has a second name, or is no longer the file at its path.
+
+        The second name is a hard link, which exists while the shard is being uploaded.
+        """
         try:
             status = self.path.stat()
         except FileNotFoundError:
@@ -188,9 +191,10 @@ class Snapshots:
     def make_room(self) -> None:
         """Make the committing thread allocate a file for the next snapshot, if that snapshot needs a new file.
 
-        The thread does this after its present work. It also checks whether a new file is needed: a system call in the
-        training thread would release the GIL, and would then have to wait for it. If the file is not ready in time,
-        `begin` waits for it (decision "A thread allocates the next snapshot's file").
+        The thread does this after its present work. The thread also checks whether a new file is needed. If the
+        training thread checked this, the system call would release the GIL, and training would have to wait to get the
+        GIL back. If the file is not ready in time, `begin` waits for the file (decision "A thread allocates the next
+        snapshot's file").
         """
         index = self._next()
         future = self._making

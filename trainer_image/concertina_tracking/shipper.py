@@ -114,7 +114,10 @@ class Shipper:
         return any(begun.round > step.round and begun.step < step.step for begun in self._spool.begun)
 
     def _is_latest(self, round: int) -> bool:
-        """Return whether this replica has coordinated all rounds after `round`, so that their records are here."""
+        """Return whether this replica has been the coordinator of all rounds after `round`.
+
+        If so, this replica's spool has the records of all these rounds.
+        """
         return all(begun.round <= round or begun.coordinates for begun in self._spool.begun)
 
 

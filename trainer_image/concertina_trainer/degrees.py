@@ -61,7 +61,10 @@ class Degrees(NamedTuple):
 
     @property
     def data(self) -> int:
-        """Number of data-parallel ranks, or of groups of ranks, each of which computes different sequences."""
+        """Number of parts into which a global batch is divided.
+
+        Each part is computed by one rank, or by the ranks of a group together (see `group`).
+        """
         return self.replicate * self.shard
 
     @property

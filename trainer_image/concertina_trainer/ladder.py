@@ -100,11 +100,11 @@ def _micro_batch_sizes(config: TrainerConfig, parallelism: ParallelismConfig, ra
 
 
 def first_fitting(rungs: Sequence[MemoryChoice], limit: float, peak: Callable[[MemoryChoice], float]) -> MemoryChoice:
-    """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if there is none.
+    """Return the first setting whose peak memory is at most `limit` bytes, or the last setting if none fits.
 
-    Planning a peak takes seconds, so not every setting is tried: the first one is, and the others are searched by
-    bisection. Bisection assumes that each setting has a lower peak than the one before, which is nearly always so. Even
-    where it is not, a higher limit never leads to a later setting.
+    Planning the peak of a setting takes seconds. So this function tries only the first setting and those that a
+    bisection of the others needs. Bisection assumes that each setting has a lower peak than the one before, which is
+    nearly always true. Even where it is not true, a higher limit never leads to a later setting.
     """
     if peak(rungs[0]) <= limit:
         return rungs[0]

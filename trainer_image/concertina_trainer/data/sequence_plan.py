@@ -43,7 +43,10 @@ class SequencePlan:
             offset += size
 
     def sums(self, weights: NDArray[np.uint8]) -> _Numbers:
-        """Return the sum of the weights of the predicted tokens of each sequence. `weights` has those of the shard."""
+        """Return, for each sequence, the sum of the weights of its predicted tokens.
+
+        `weights` has the weight of each token of the shard.
+        """
         before = np.zeros(len(weights) + 1, dtype=np.uint32)
         np.cumsum(weights, dtype=np.uint32, out=before[1:])
         of_segments = before[self.begins + self.lengths] - before[self.begins + 1]

@@ -69,10 +69,10 @@ def exported(trainer: TrainerConfig, digest: str, elsewhere: str = "") -> Export
 
 
 def data_of(trainer: TrainerConfig, digest: str, elsewhere: str) -> tuple[ObjectPrefix, DataManifest]:
-    """Return the folder of the data of a run, and their manifest. See `exported` for the arguments.
+    """Return the folder and the manifest of the data that a run has consumed. See `exported` for the arguments.
 
-    All data sets of a mixture have the same tokenizer. The first one with a chat template is returned, or the first
-    one of all.
+    If the run used a mixture of data sets, they have the same tokenizer. The result is then the first data set with a
+    chat template, or the first data set if there is no chat template.
 
     Raises:
         InvalidInput: When the data are missing, or are not those of the run.
@@ -103,7 +103,7 @@ def tokenizer_json(folder: ObjectPrefix, facts: TokenizerFacts) -> bytes:
     """Return the tokenizer.json of a folder of data.
 
     Raises:
-        InvalidInput: When it is missing, or is not the one that the data were built with.
+        InvalidInput: When the file is missing, or is not the one that the data were built with.
     """
     return _checked(folder, FILE, facts.digest, f"{facts.name} (digest {facts.digest})")
 
@@ -112,7 +112,7 @@ def template_file(folder: ObjectPrefix, chats: ChatFacts) -> bytes:
     """Return the file of a folder of data that contains the chat template, and the special tokens by name.
 
     Raises:
-        InvalidInput: When it is missing, or is not the one that the data were built with.
+        InvalidInput: When the file is missing, or is not the one that the data were built with.
     """
     return _checked(folder, CONFIG, chats.template, f"the one of digest {chats.template}")
 

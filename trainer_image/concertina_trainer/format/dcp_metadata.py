@@ -31,7 +31,7 @@ DTYPES = {
 
 
 class _Record:
-    """Stand-in for a class of torch, which keeps what the pickle says of its fields."""
+    """Stand-in for a class of torch. It stores the fields that the pickle contains, without running code of torch."""
 
     def __init__(self, *fields: Any) -> None:
         self.fields: Any = fields
@@ -90,7 +90,7 @@ ALLOWED: Mapping[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name.
+        """Return the class of this module that stands for a class or function of torch in the pickle.
 
         Raises:
             InvalidInput: When the name is not in ALLOWED.

@@ -205,7 +205,8 @@ def described(config: Mapping[str, Any]) -> Described:
 def _with_defaults(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Return the fields of config.json, with the defaults of transformers for fields that are absent.
 
-    A file may be older than a field. Null counts as absent, except for NULLABLE and what follows from the width.
+    A file may be older than a field. A null value counts as absent, except in the fields NULLABLE, num_key_value_heads
+    and head_dim.
     """
     present = {name: value for name, value in config.items() if value is not None}
     present |= {name: present[other] for other, name in family.other_names.items() if other in present}
@@ -274,8 +275,8 @@ def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, o
 def _differences(stored: ModelConfig, model: ModelConfig, sources: Mapping[str, str]) -> Sequence[str]:
     """Return a clause for each field in which the models' arithmetic differs, for an error message.
 
-    `sources` has the names in config.json of fields of spec.trainer.model, by path. A clause uses this name if there is
-    one, and the path otherwise.
+    `sources` maps the path of a field of spec.trainer.model to the name of the field in config.json. A clause uses the
+    name in config.json if there is one, and the path otherwise.
     """
     clauses = []
     for path, value, current in _different(stored, model):

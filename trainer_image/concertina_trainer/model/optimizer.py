@@ -212,7 +212,7 @@ class LocalOptimizer:
             average.copy_(weights)
 
     def set_step(self, step: int) -> None:
-        """Set the state that depends on nothing but the number of steps, and therefore is not saved."""
+        """Set the optimizer state that follows from the number of steps. This part of the state is not saved."""
         self._step, scalars = step, {}
         if self._config.name is not OptimizerName.sgd:
             # float32, because the fused kernel on a GPU reads the step as float32, whatever torch's default dtype is.

@@ -103,9 +103,9 @@ def build(
 
 
 def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> list[ShardInput]:
-    """Return the inputs of a build.
+    """Return the inputs of a build, each of which becomes about one shard.
 
-    Each consists of consecutive pieces of the sources, with about `shard_bytes` of text.
+    An input consists of consecutive pieces of the sources, with about `shard_bytes` of text.
     """
     inputs: list[ShardInput] = []
     group: list[Piece] = []
@@ -127,7 +127,7 @@ def _source(path: Path) -> DataSource:
 def _check_heads(inputs: Sequence[ShardInput]) -> None:
     """Check the first bytes of source files before any work is done.
 
-    If several machines share a build, each checks only the sources that begin in its own inputs.
+    If several machines share a build, each machine checks only the sources that begin in its own inputs.
     """
     sources = [piece.source for shard in inputs for piece in shard.pieces if not piece.begin]
     with concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE) as pool:

@@ -52,7 +52,7 @@ class BatchPlan:
     def rows_for(self, count: int) -> int:
         """Return the number of rows of a microbatch with `count` sequences.
 
-        It is at least one, because all ranks take part in the collectives of a microbatch.
+        A microbatch has at least one row, even without sequences, because all ranks take part in its collectives.
         """
         return max(1, count) if self.shares else self.rows
 
@@ -68,7 +68,10 @@ class BatchPlan:
 
     @property
     def cuts(self) -> int:
-        """Number of microbatches, over all ranks, that contain at least one sequence. Only for plans with `fixed`."""
+        """Number of microbatches, over all ranks, that contain at least one sequence.
+
+        Use this only with `fixed`, which cuts the batch into the same microbatches for any number of ranks.
+        """
         return math.ceil(self.global_size / self.rows)
 
     def _slice(self, index: int) -> range:

@@ -32,9 +32,9 @@ def before(weights: Sequence[int], position: int) -> list[int]:
 def period(weights: Sequence[int]) -> list[int]:
     """Return the source of each position of one period.
 
-    Positions n are counted from 1, and all computations use integers. The j-th position of source i may be chosen from
-    the first n on for which w_i * n - (j - 1) >= 1 / (2k - 2). Among the sources that may be chosen, the one with the
-    earliest deadline is chosen.
+    Positions n are counted from 1, and all computations use integers. Source i may be chosen for the j-th time as soon
+    as w_i * n - (j - 1) >= 1 / (2k - 2). Among the sources that may be chosen for a position, the one with the earliest
+    deadline is chosen.
     """
     total, slack = sum(weights), 2 * max(2, len(weights)) - 2
     waiting = [(_release(weight, 1, total, slack), source) for source, weight in enumerate(weights)]
@@ -58,6 +58,6 @@ def period(weights: Sequence[int]) -> list[int]:
 def _release(weight: int, nth: int, total: int, slack: int) -> int:
     """Return the first position n at which a source may be chosen for the `nth` time (see `period`).
 
-    It is the first n with weight * n / total - (nth - 1) >= 1 / slack.
+    This is the smallest n with weight * n / total - (nth - 1) >= 1 / slack.
     """
     return -(-((nth - 1) * slack + 1) * total // (slack * weight))

@@ -218,8 +218,8 @@ class Reader:
     def weight_sums(self, start: int, stop: int) -> _Numbers:
         """Return the sum of the weights of the predicted tokens, for each of the sequences from `start` to `stop` - 1.
 
-        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, so it knows by what
-        the loss is divided.
+        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, because the loss of
+        the batch is divided by their total.
         """
         if not self._weighted:
             return self.predicted(start, stop)
@@ -234,9 +234,10 @@ class Reader:
         return any(data_set.manifest.chats is not None for data_set in self._sets)
 
     def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
-        """Yield each shard that contains some of the sequences.
+        """Yield each shard that contains some of the sequences whose numbers are in `consumed`.
 
-        With each shard, also yield the indices of its sequences in `consumed`, and their indices in the shard.
+        With each shard, also yield two arrays about these sequences: their indices in `consumed`, and their indices in
+        the shard.
         """
         sets, shards, indexes = self.places(consumed)
         for index, data in enumerate(self._sets):
