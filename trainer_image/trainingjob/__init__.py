@@ -16,9 +16,9 @@ The package is on PYTHONPATH in every replica that runs a command of its own. It
 package. To install it where you write scripts, run `pip install concertina-sdk`. Tensors need torch. Object stores need
 obstore (`pip install 'concertina-sdk[storage]'`), which the agent provides in the replicas.
 
-Outside of a TrainingJob nothing happens: `should_checkpoint()` is False, `world()` is one worker, and
-`checkpoint_dir()` is a folder in the current one. Importing the package opens no connection; the first call of
-`report` or `should_checkpoint` does.
+Outside of a TrainingJob, the functions have no effect: `should_checkpoint()` is False, `world()` is one worker, and
+`checkpoint_dir()` is a folder in the current folder. Importing the package opens no connection. The first call of
+`report` or `should_checkpoint` connects to the agent.
 """
 
 from __future__ import annotations
@@ -169,10 +169,11 @@ def data(
 def run(main: Callable[[], T]) -> T:
     """Call a script's `main`, in each round of the job, in the same process.
 
-    Without this function, a new process starts when a round ends. With it, a process that survives the round leaves
-    `main` by an exception, closes torch's process groups, and calls `main` again in the next round, with the variables
-    of that round (`RANK`, `WORLD_SIZE`, `MASTER_ADDR` and so on). A process that does not leave `main` within a second
-    is killed, and a new process takes its place.
+    A round is a period in which a fixed set of replicas trains together. Without this function, a new process starts
+    when a round ends. With this function, a process that survives the round leaves `main` by an exception, closes
+    torch's process groups, and calls `main` again in the next round, with the variables of that round (`RANK`,
+    `WORLD_SIZE`, `MASTER_ADDR` and so on). The agent kills a process that does not leave `main` within a second, and
+    starts a new one.
 
     Call this function once. Create everything that belongs to a round in `main`: `init_process_group`, the model,
     `State`, data and threads. The exception is not derived from `Exception`, so `except Exception` does not catch it.

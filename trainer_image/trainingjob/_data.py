@@ -172,7 +172,10 @@ _live: weakref.WeakSet[Data] = weakref.WeakSet()
 
 
 def end_round() -> None:
-    """Close the data of a round that this process leaves (`trainingjob.run`)."""
+    """Close the data that the script has opened in this round. A process calls this when it leaves a round.
+
+    The next round of `trainingjob.run` opens the data again.
+    """
     while _live:
         _live.pop().close()
 

@@ -152,7 +152,10 @@ class _Array(torch.Tensor):
 
 
 def _with_arrays(tree: Any, path: str, chunks: dict[str, Chunk]) -> Any:
-    """Return a tree of values with a placeholder for each array of a dict. Its chunk is taken out of `chunks`."""
+    """Return a tree of values, in which a placeholder replaces each array of a dict.
+
+    A placeholder refers to the array's chunk, which is removed from `chunks`.
+    """
     if isinstance(tree, str) and tree == ARRAY and path in chunks:
         array = torch.empty(0, device="meta").as_subclass(_Array)
         array.stored = chunks.pop(path)

@@ -140,7 +140,7 @@ def _one_round(
 ) -> Union[Finished[T], Left]:
     """Call `main` in one round. Return its result if the run is complete, or a Left message if the process stays.
 
-    All other exceptions of `main` are raised. They end the process, and a new process takes its place.
+    All other exceptions of `main` are raised. They end the process, and the agent starts a new one.
 
     Raises:
         SystemExit: When the script exits by itself.

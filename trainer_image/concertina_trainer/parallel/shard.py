@@ -1,6 +1,6 @@
 """Data parallelism by FSDP2: weights, gradients and optimizer state are sharded over ranks.
 
-With several copies (HSDP), each copy is sharded over the ranks of one group.
+With hybrid sharding (HSDP), there are several copies of the weights. Each copy is sharded over the ranks of one group.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Job:
     """Data that a custom model is trained on, or None for the decoder."""
 
     def peak(self, choice: MemoryChoice) -> float:
-        """Return the peak memory of the fullest rank, in bytes."""
+        """Return the planned peak memory of the fullest rank, in bytes, if the job uses the settings `choice`."""
         config = choice.filled(self.config)
         ranks = fullest(config, self.parallelism, self.ranks)
         of_ranks = (memory(config, self.parallelism, self.ranks, rank, self.data) for rank in ranks)
@@ -82,7 +82,7 @@ def chosen(job: Job, device_bytes: int) -> Chosen:
 def remedies(job: Job, limit: float) -> Iterator[str]:
     """Yield sentences about changes of the job that reduce its memory, each with the peak that was planned for it.
 
-    Each of them suffices by itself for the peak to be at most `limit` bytes.
+    Each sentence names a change that makes the job fit into `limit` bytes without the other changes.
     """
     config = job.config
     if len(absent(config)) < len(absent(without(config))):

@@ -113,9 +113,9 @@ def zeros_where_looked_at() -> Iterator[None]:
 
 
 def _even_loads(sent: Tensor, received: Tensor, rows: int) -> tuple[list[int], list[int]]:
-    """Return even numbers of rows to send to each rank and to receive from it.
+    """Return numbers of rows to send to each rank and to receive from each rank, which are as equal as possible.
 
-    It replaces `expert.rows_by_rank`, because the choices of the router are not known when a job is planned.
+    This function replaces `expert.rows_by_rank` in planning, because the choices of the router are not known then.
     """
     rows_per_rank, remainder = divmod(rows, len(sent))
     loads = [rows_per_rank + (i < remainder) for i in range(len(sent))]

@@ -151,7 +151,10 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _turn(self) -> None:
-        """Count the tensors that are left when a backward pass ends as gradients that wait for their reduction."""
+        """At the end of a backward pass, count the remaining temporary tensors as gradients.
+
+        Tensors that a backward pass leaves behind are gradients that wait for their reduction over ranks.
+        """
         backward = torch._C._current_graph_task_id() != -1
         if self._backward and not backward:
             for key in self._temporary:

@@ -127,8 +127,8 @@ def digest(index: StateIndex, world: DistContext) -> str:
 def _checksums(tensor: Tensor, offsets: Sequence[int]) -> Tensor:
     """Return checksums modulo 2**64 of a box of a weight, as an int64 tensor `[1 + dimensions]`.
 
-    The first is the sum of the elements' bits. The others are sums in which each element counts as often as its index
-    in one dimension of the whole weight, so that a change of order changes them.
+    The first checksum is the sum of the elements' bits. There is one more checksum for each dimension, in which an
+    element is multiplied by its index in the whole weight. So a change of order changes a checksum.
     """
     bits = tensor.view(_INTEGERS[tensor.element_size()])
     sums = [bits.sum(dtype=torch.int64)]

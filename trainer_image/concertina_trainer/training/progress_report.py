@@ -81,7 +81,8 @@ class Channel(Protocol):
 class Reporter:
     """Reports of a worker to its agent.
 
-    Rank 0 sends Progress messages, and every other rank sends beats. Each rank also updates its heartbeat.
+    After each step, rank 0 sends a Progress message, and every other rank sends a Beat message. Each rank also updates
+    its heartbeat file.
     """
 
     def __init__(
@@ -235,8 +236,8 @@ class Reporter:
     def _send_again(self, of_progress: dict[str, Any] | None = None, **changed: Any) -> None:
         """Send the last message again, with the new field values `changed`.
 
-        If the last message is a Progress message, the fields `of_progress` are changed too. A beat does not have these
-        fields.
+        If the last message is a Progress message, the fields `of_progress` are changed too. A Beat message does not
+        have these fields.
         """
         if isinstance(self._sent, Progress):
             changed |= {"at": time.time(), **(of_progress or {})}
