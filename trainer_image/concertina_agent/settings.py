@@ -188,9 +188,9 @@ STORAGE_API = "storage"
 
 
 def _with_script_api(environment: dict[str, str], command: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment variables with the package `trainingjob` in PYTHONPATH.
+    """Return the environment variables with the folder of the package `trainingjob` in PYTHONPATH.
 
-    Its folder is the last one in PYTHONPATH, so that it shadows no other package.
+    The folder is the last one in PYTHONPATH, so that `trainingjob` shadows no other package.
     """
     if not command:
         return environment

@@ -200,7 +200,7 @@ class Stored:
         return content
 
     def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
-        """Return the result of `ask`, a request to the store. It is repeated as long as the store does not answer.
+        """Return the result of `ask`, a request to the store. Repeat the request as long as the store does not answer.
 
         Raises:
             InvalidInput: When the store refuses, and has not answered any request before.

@@ -25,7 +25,7 @@ The name in the client certificate decides which requests are allowed:
 `concertina_agent.core.states` defines the states of an agent. An agent goes from idle to prepared (by Prepare), to
 running (by Assign), and then to drained, succeeded or failed. From any state, only a Prepare of a higher round leads
 back to prepared. Each start of an agent has a new instance id. The agent stores the highest (round, claim) that it has
-seen in its volume, and reads it after a restart.
+seen in its volume, and reads it after a restart. A claim is the operator's decision to begin a round.
 
 The agent enforces these rules, and the simulation tests them:
 - A Prepare or Assign is refused if the agent has seen a higher round, or the same round with another claim.

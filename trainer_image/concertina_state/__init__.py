@@ -1,4 +1,4 @@
-"""State of a training job: saved as boxes (rectangular parts) of global tensors, and restored in any world size.
+"""State of a training job: saved as boxes (rectangular parts) of global tensors, and restored by any number of ranks.
 
 A state is kept in node memory, on peers and in durable storage. The bundled trainer saves its state through this
 package. Training scripts in users' own images use it through `trainingjob.State`. The package requires Python 3.9 or

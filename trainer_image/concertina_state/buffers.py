@@ -180,7 +180,7 @@ def _place_for(item: ReadItem, buffer: Buffer) -> Place:
 def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[int, int, int]]:
     """Yield the contiguous stretches of the elements of `box`, a region that two arrays both contain.
 
-    A stretch is contiguous in both arrays, so it can be copied from one to the other in one piece.
+    The elements of a stretch are contiguous in both arrays, so they can be copied in one piece.
 
     Args:
         box: Elements that are in both arrays.

@@ -2,8 +2,9 @@
 
 If several ranks have the same box, each of them saves some of its rows. All functions are pure.
 
-The box of a rank is computed from the tensor's mesh and placements alone. torch.distributed.checkpoint computes a wrong
-box if a dimension is divided twice and unevenly (decision "Tensor boxes follow from mesh and placements").
+The box of a rank is computed only from the tensor's mesh and placements. torch.distributed.checkpoint can't be used,
+because it computes a wrong box if a dimension is divided twice and unevenly (decision "Tensor boxes follow from mesh
+and placements").
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def _sockets() -> Iterator[tuple[int, int]]:
 
 
 def lost_peer(error: BaseException, aborted: bool) -> bool:
-    """Return whether an error only means that a peer is gone, or that the groups of this process were aborted.
+    """Return whether an error only means that another rank is gone, or that the groups of this process were aborted.
 
     After any other error, such as one of a device or of memory, the process can't be trusted.
     """

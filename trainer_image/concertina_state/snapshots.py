@@ -50,8 +50,8 @@ class MappedShard:
     def fill(self, state: SnapshotSource) -> Arrival:
         """Copy the present state into the file, or make a device start that copy.
 
-        Until `commit`, the file counts as missing. A peer that is copying the file at this moment does not report
-        damage (decision "A drain may write over a running copy").
+        Until `commit`, the file counts as missing. Another replica that is copying the file at this moment does not
+        report damage (decision "A drain may write over a running copy").
         """
         remove_sidecar(self.path)
         return state.copy_to(self._views)
@@ -136,9 +136,9 @@ class Snapshots:
 
     @property
     def keeping_up(self) -> bool:
-        """True if the next snapshot would not overwrite a snapshot that peers are still copying.
+        """True if the next snapshot would not overwrite a snapshot that other replicas are still copying.
 
-        For that, peers must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
+        For that, they must have completely copied the last snapshot but one (decision "Snapshot k waits for copies of
         snapshot k-2").
         """
         return self.complete >= self.count - 2
@@ -158,8 +158,9 @@ class Snapshots:
         """Write a snapshot, or make a device start its copy. A thread commits the snapshot later.
 
         The thread also computes the checksum, because that takes longer than the copy. Then it calls `committed`
-        (decision "A thread computes a snapshot's checksum"). The newest snapshot that is copied to all peers and the
-        newest committed one are never overwritten, even if peers copy slowly.
+        (decision "A thread computes a snapshot's checksum"). Two snapshots are never overwritten, even if other
+        replicas copy slowly: the newest one whose shards all have a copy on another replica, and the newest committed
+        one.
 
         Args:
             metadata: Metadata of the snapshot.

@@ -54,12 +54,11 @@ def usable_memory(device_bytes: int) -> float:
 def ladder(
     config: TrainerConfig, parallelism: ParallelismConfig, ranks: int, has_blocks: bool = True
 ) -> list[MemoryChoice]:
-    """Return the settings to choose from for a world of `ranks`, the fastest first.
+    """Return the settings to choose from for `ranks` ranks, the fastest first.
 
-    A field that the configuration sets has only that value. A micro-batch that is too small makes training slow, so
-    before the micro-batch gets smaller than BUSY_TOKENS, activations are recomputed. Before it gets smaller than
-    LEAST_TOKENS, all activations are recomputed. `has_blocks` says whether the model has blocks whose activations can
-    be recomputed.
+    A field that the configuration sets has only that value. A micro-batch that is too small makes training slow. So
+    activations are recomputed before the micro-batch gets smaller than BUSY_TOKENS, and all activations before it gets
+    smaller than LEAST_TOKENS. `has_blocks` says whether the model has blocks whose activations can be recomputed.
 
     Raises:
         InvalidInput: When the number of ranks is not a multiple of the layout's block (`ParallelismConfig.block`).

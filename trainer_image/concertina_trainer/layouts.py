@@ -292,7 +292,7 @@ def reduces_each(trainer: TrainerConfig, parallelism: ParallelismConfig, weights
 def nearest_sizes(size: int, step: int) -> tuple[int, ...]:
     """Return the positive multiples of `step` that are nearest to `size`.
 
-    They are the greatest multiple that is not above `size`, if there is one, and the next multiple.
+    The result is the greatest multiple that is not above `size`, if there is one, and the next multiple.
     """
     below = size - size % step
     return tuple(near for near in (below, below + step) if near)

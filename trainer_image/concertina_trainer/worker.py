@@ -116,10 +116,10 @@ def main() -> NoReturn:
 def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None) -> Left | int:
     """Run one round. Return Left if this process stays for the next round, and otherwise the exit status.
 
-    The process stays after a drain, after the loss of a peer, and when the agent ends the round. After any other end
-    the process exits, because a new process is a safer start for another round (decision "A survivor keeps its
-    process"). `entered` is the time (time.perf_counter) at which this process entered the round, or None if the process
-    was started for this round.
+    The process stays after a drain, after the loss of the connection to another rank, and when the agent ends the
+    round. After any other end, the process exits, because a new process is a safer start for another round (decision "A
+    survivor keeps its process"). `entered` is the time (time.perf_counter) at which this process entered the round, or
+    None if the process was started for this round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay())

@@ -187,7 +187,7 @@ class Channel:
 
         Args:
             step: Number of finished steps.
-            snapshot_step: Step of the newest snapshot that is complete on peers, or None.
+            snapshot_step: Step of the newest snapshot of which other replicas have all shards, or None.
             seconds: Seconds that all snapshots of this round have taken.
         """
         self._snapshots = snapshot_step, seconds

@@ -128,10 +128,10 @@ def _sampler(loader: Any) -> Any:
 
 
 def _position(loader: Any) -> dict[str, Any]:
-    """Return the position of a data loader, which is saved with the state.
+    """Return the position of a data loader, to be saved with the state.
 
-    It contains the random state of the loader's order, the number of items in a batch, and the number of items that all
-    ranks together consume in a pass.
+    The position has the random state of the loader's order, the number of items in a batch, and the number of items
+    that all ranks together consume in a pass.
     """
     order, ranks = order_of(loader), world().size
     if order is None:

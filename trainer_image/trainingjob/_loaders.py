@@ -54,7 +54,7 @@ class Loaders:
     def remember_random_numbers(self) -> None:
         """Store the restored states of the random number generators.
 
-        They are set again later, because resuming a pass over the data draws additional numbers.
+        These states are set again later, because resuming a pass over the data draws additional numbers.
         """
         self._random = RandomNumbers().state_dict() if self._saved else None
 

@@ -116,7 +116,7 @@ class OwnShard:
 
 
 class Saver:
-    """Writer of the snapshots of a `State`. It limits their share of the training time."""
+    """Writer of the snapshots of a `State`, which limits the share of the training time that snapshots take."""
 
     def __init__(self, session: Session, contents: Contents, shard: OwnShard, overhead: float) -> None:
         """Prepare to save snapshots when the script commits steps.

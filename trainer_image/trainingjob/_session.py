@@ -21,7 +21,7 @@ from trainingjob._world import World
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """World, agent and settings of a `State`. They do not change while the process runs."""
+    """World, agent and settings of a `State`, which do not change while the process runs."""
 
     world: World
     ranks: Ranks

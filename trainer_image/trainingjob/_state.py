@@ -204,9 +204,9 @@ _only: weakref.ref[State] | None = None
 
 
 def end_round() -> None:
-    """Close the `State` of a round that this process leaves (`trainingjob.run`).
+    """Close the `State` of the present round. A process calls this when it leaves a round of `trainingjob.run`.
 
-    The next round may create another one.
+    The script may then create another `State` in the next round.
     """
     global _only
     state = _only() if _only is not None else None

@@ -300,7 +300,7 @@ class StepCount:
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Event: time has passed. It occurs a few times per second."""
+    """Event: time has passed. This event occurs a few times per second."""
 
     heartbeats: tuple[p.Heartbeat, ...] = ()
     """Heartbeats of those workers of this agent that write heartbeats."""

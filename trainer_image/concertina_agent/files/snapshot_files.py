@@ -81,7 +81,7 @@ class SnapshotFiles:
         return shard if shard is not None and shard.id.step > after_step else None
 
     def drop(self, ids: Iterable[p.SnapshotId]) -> None:
-        """Delete the snapshots `ids`, and all shards that workers have fetched from peers to restore a state."""
+        """Delete the snapshots `ids`, and all shards that workers have fetched from other replicas."""
         unwanted = set(ids)
         for shard in [shard for shard in self._all() if shard.id in unwanted]:
             remove_sidecar(shard.path)
@@ -119,7 +119,7 @@ class SnapshotFiles:
             self._freeing.submit(_empty, aside)
 
     def copy_slot(self, id: p.SnapshotId, number: int) -> Path:
-        """Return the path at which to store the next copy of a peer's shard.
+        """Return the path at which to store the next copy of a shard of another replica.
 
         There are two such paths for each shard, so the newest copy is not overwritten.
         """

@@ -56,9 +56,10 @@ async def follow_coordinator(
     emit: Emit,
     tasks: TaskGroup,
 ) -> None:
-    """Follow the coordinator of a round as its member: join it, and exchange messages until it is lost.
+    """Follow the coordinator of a round as its member: join the coordinator, and exchange messages with it.
 
-    The Join is repeated until the coordinator accepts it or refuses it permanently.
+    The Join is repeated until the coordinator accepts it or refuses it permanently. The function returns when the
+    coordinator is lost.
     """
     key, wire, detail = (join.round, join.claim), None, ""
     members, address = len(assign.members), assign.members[0].address
@@ -243,9 +244,10 @@ class MemberStreams:
         return True
 
     async def _is_lost(self, join: p.Join) -> bool:
-        """Return whether the agent of a member whose stream broke is gone.
+        """Return whether the agent of a member is gone, after the member's stream broke.
 
-        An agent that answers is not gone. It joins again, or counts as lost after the usual time of silence.
+        An agent that answers a request is not gone. Such an agent joins again. If it does not, the member counts as
+        lost after the usual time of silence.
         """
         address, ping = self._addresses[join.replica], p.encode(p.Ping(join.uid))
 

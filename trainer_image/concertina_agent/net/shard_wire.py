@@ -3,8 +3,8 @@
 Transfers of gigabytes must not delay a Ping, a heartbeat or a request on the event loop. In threads, several shards of
 a node are transferred in parallel (decision "Threads copy shards between members").
 
-The connecting end first sends PREFACE without encryption. This distinguishes the connection from those of `wire`. TLS
-follows, then one request (Pull) as a line of the protocol, and the answers to it.
+The connecting end first sends PREFACE without encryption, so that the other end can distinguish the connection from a
+connection of `wire`. TLS follows, then one request (Pull) as a line of the protocol, and the answers to the request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Transfers of shards between agents.
 
-Each committed shard is copied to the next member in the ring. Shards that starting workers need are fetched.
+The members of a round form a ring. Each committed shard is copied to the next member in this ring. Shards that starting
+workers need are fetched from any member.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class Peers:
         """Return the safetensors header of a shard.
 
         Raises:
-            Damaged: If no peer can provide it. The error's text is a sentence.
+            Damaged: If no other replica can provide the header. The error's text is a sentence.
         """
         reasons = []
         shard = self._snapshots.find(id, number)

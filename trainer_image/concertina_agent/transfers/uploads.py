@@ -71,7 +71,7 @@ class UploadDriver:
     def begin(self, effect: e.StartRound) -> None:
         """At the start of a round, queue the request that makes this job the owner of its checkpoint folder.
 
-        This happens before any state is written.
+        The request precedes all requests that write a state to the folder.
         """
         self._living = effect.assign.living
         if not self._owned:

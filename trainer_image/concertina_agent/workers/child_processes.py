@@ -38,7 +38,7 @@ class Reaper:
     def strays(self) -> list[int]:
         """Return the child processes for which `watch` was not called.
 
-        They are orphans of processes that this agent had started.
+        These processes are orphans: another process that this agent had started has started them, and then ended.
         """
         return [pid for pid in children() if pid not in self._ends]
 

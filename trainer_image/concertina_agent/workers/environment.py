@@ -38,7 +38,7 @@ def worker_defaults(workers: int) -> dict[str, str]:
 def worker_environment(
     base: Mapping[str, str], assign: Assign, me: int, local_rank: int, agent_store: bool
 ) -> dict[str, str]:
-    """Return the environment variables of one worker: `base`, and the variables for its rank and its world.
+    """Return the environment variables of one worker: `base`, and variables of the round such as RANK.
 
     The worker has the local rank `local_rank` in members[me]. Set `agent_store` if the agent serves the c10d store at
     MASTER_PORT.

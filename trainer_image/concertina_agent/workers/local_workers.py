@@ -91,8 +91,8 @@ class LocalWorkers:
     ) -> None:
         """Prepare to start workers.
 
-        `tasks` contains only tasks of these workers. They are not cancelled when the agent kills the workers, because a
-        process that is just being started can't be killed.
+        `tasks` contains only tasks of these workers. The tasks are not cancelled when the agent kills the workers,
+        because a process that is just being started can't be killed.
         """
         self._settings, self._reaper, self._starter, self._emit = settings, reaper, starter, emit
         self._workers: dict[int, LocalWorker] = {}

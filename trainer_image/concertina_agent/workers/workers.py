@@ -337,8 +337,8 @@ class WorkerParent:
     def _lost(self, control: socket.socket) -> None:
         """Handle the death of the warm process.
 
-        The workers that were forked from it die too: the kernel kills them by their parent-death signal. They are
-        recorded as ended here, because nothing else reports their end.
+        The workers that were forked from it die too: the kernel kills them by their parent-death signal. This method
+        records their end, because nothing else reports it.
         """
         asyncio.get_running_loop().remove_reader(control)
         control.close()

@@ -1,13 +1,13 @@
-"""Detection of workers that train in a world of their own instead of that of the round.
+"""Detection of workers that train in a process group of their own, separately from the round's other workers.
 
 This happens if the worker's command starts a launcher such as torchrun. The agent sets RANK and WORLD_SIZE for each
 worker, and the launcher sets other values for its own processes. The kernel shows these values in `/proc/PID/environ`.
 
 A worker counts as training alone if all of these conditions are met (decision "Detection of workers that train alone"):
 
-- A descendant of the worker was started with a RANK and a WORLD_SIZE of a smaller world than the round's.
-- That process also has another rendezvous: its MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differs. This excludes
-  a script that runs its evaluation as a process with WORLD_SIZE=1, which changes only the size.
+- A descendant of the worker was started with a RANK and with a smaller WORLD_SIZE than the round's.
+- That process also has another rendezvous: its MASTER_ADDR, MASTER_PORT or TORCHELASTIC_RUN_ID differs. This excludes a
+  script that runs its evaluation as a process with WORLD_SIZE=1, which changes only the size.
 - No other process of the worker is connected to the round's rendezvous. This excludes a script that trains in its round
   and starts torchrun for something else.
 
@@ -40,7 +40,7 @@ VSIZE = 20
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedWorld:
-    """Rank, size and rendezvous of the world that the environment variables of a process describe."""
+    """Rank, number of ranks, and rendezvous address that the environment variables of a process contain."""
 
     rank: int
     size: int
@@ -49,7 +49,7 @@ class LaunchedWorld:
     run_id: str
 
     def is_within(self, round: LaunchedWorld) -> bool:
-        """Return whether this world is smaller than the round's world `round`, and has another rendezvous address."""
+        """Return whether this world has fewer ranks than the round's world `round`, and another rendezvous address."""
         rendezvous, round_rendezvous = (self.address, self.port, self.run_id), (round.address, round.port, round.run_id)
         return 0 <= self.rank < self.size < round.size and rendezvous != round_rendezvous
 
@@ -60,7 +60,7 @@ def seconds_to_next_look(age: float) -> float:
 
 
 def world_of_round(assign: Assign) -> LaunchedWorld:
-    """Return the world of a round, as its workers' environment variables describe it. Its rank has no meaning."""
+    """Return the LaunchedWorld in the environment variables of a round's workers. Its rank has no meaning."""
     address, port = split(assign.store)
     return LaunchedWorld(0, sum(member.workers for member in assign.members), address, str(port), assign.uid)
 
@@ -113,7 +113,7 @@ def _descendants(roots: Sequence[int], proc: str) -> dict[int, int]:
 
 
 def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
-    """Return the world that the initial environment variables of a process describe, or None if there is none."""
+    """Return the LaunchedWorld in the initial environment variables of a process, or None if there is none."""
     variables: Mapping[str, str] = {}
     with contextlib.suppress(OSError), open(f"{proc}/{pid}/environ", errors="replace") as file:
         variables = dict(line.partition("=")[::2] for line in file.read().split("\0"))

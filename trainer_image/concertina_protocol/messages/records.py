@@ -56,7 +56,7 @@ class SnapshotId:
 
 @dataclasses.dataclass(frozen=True)
 class HeldSnapshot:
-    """Shards of one snapshot that an agent has. They are complete and verified. Some are copies of a peer's shards."""
+    """Complete and verified shards of one snapshot that an agent has, including copies of another replica's shards."""
 
     id: SnapshotId
     shards: tuple[int, ...]

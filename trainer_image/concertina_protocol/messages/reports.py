@@ -57,8 +57,8 @@ BAD_INPUTS = frozenset(
 class Failure:
     """Failure of a member of a round.
 
-    The first failure of a round is the cause of its end. If other ranks fail because they have lost a peer, their
-    failures have `secondary` set.
+    The first failure of a round is the cause of its end. If other ranks fail because they have lost the connection to
+    the failed rank, their failures have `secondary` set.
     """
 
     replica: str
@@ -271,7 +271,7 @@ class Hang:
 class Straggler:
     """Rank for which the other ranks wait in every step.
 
-    The measurements are those with which the rank was first found to be a straggler.
+    The fields have the measurements of the time at which the rank was first found to be a straggler.
     """
 
     replica: str

@@ -25,7 +25,7 @@ communicating with each other:
     Register ->                                 at the first call of should_checkpoint(), which waits for the answer,
                                                 so that the agent knows every rank that calls
            <-  Registered                       continue
-           <-  QueryCalls                       the world is about to end
+           <-  QueryCalls                       all ranks are about to be stopped
     CallCount ->                                sent at once by the thread that reads; the next call waits
            <-  StopAtCall                       the highest count of all ranks, plus one: no rank has gone beyond that
                                                 call, and each rank reaches it, because no rank waits for a result that

@@ -209,8 +209,8 @@ def run_of(uri: str) -> str:
 def at_step(uri: str, step: int | None) -> StoredCheckpoint:
     """Open a checkpoint, given its own URI or the URI of its run's folder.
 
-    In a run's folder, this opens the checkpoint that LATEST names. If `step` is set, it opens the newest checkpoint of
-    that step that no rollback has undone.
+    In a run's folder, this function opens the newest checkpoint, which the object LATEST names. If `step` is set, it
+    opens the newest checkpoint of that step that no rollback has undone.
 
     Raises:
         InvalidInput: When there is no such checkpoint.

@@ -199,8 +199,8 @@ def _gone(uri: str) -> StorageError:
 def resolve(uri: str) -> str:
     """Return the URI of a checkpoint's own folder.
 
-    If `uri` is a checkpoint's folder, it is returned. If `uri` is a run's folder, the result is the checkpoint that
-    LATEST names.
+    If `uri` is a checkpoint's folder, the result is `uri`. If `uri` is a run's folder, the result is the folder of the
+    newest checkpoint, which the object LATEST names.
 
     Raises:
         InvalidInput: When `uri` is neither a checkpoint nor a run's folder with one.

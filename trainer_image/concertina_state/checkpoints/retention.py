@@ -105,24 +105,24 @@ def sweep(
 
 
 def _passed(key: str, latest: CheckpointKey) -> bool:
-    """Return whether a checkpoint is older than the one that LATEST names.
+    """Return whether a checkpoint is older than `latest`, the checkpoint from which the job continues.
 
-    It can't be finished any more in that case.
+    If such a checkpoint is not finished yet, it can't be finished any more.
     """
     where = CheckpointKey.of(key)
     return where is not None and _age(latest, where[0]) < _age(latest, latest)
 
 
 def found(entries: Mapping[str, ObjectEntry]) -> tuple[set[CheckpointKey], set[CheckpointKey]]:
-    """Return all checkpoints in a listing of a run's folder, and as a second set those that have a manifest."""
+    """Return two sets: all checkpoints in a listing of a run's folder, and the checkpoints that have a manifest."""
     keys = [where for key in entries if (where := CheckpointKey.of(key))]
     return {checkpoint for checkpoint, _ in keys}, {checkpoint for checkpoint, rest in keys if rest == NAME}
 
 
 def since(entries: Mapping[str, ObjectEntry], key: str) -> set[CheckpointKey]:
-    """Return the checkpoints of which an object was written later than the object `key`, or at the same time.
+    """Return the checkpoints of which an object was written after the object `key`, or at the same time.
 
-    Times are those of the store's clock.
+    The store's clock gives the times.
     """
     written_at = entries[key].at if key in entries else None
     written_keys = (

@@ -38,9 +38,9 @@ class Change:
 
 
 def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
-    """Return the changes that prevent training from resuming, by field.
+    """Return the changes of the configuration that prevent training from resuming, by field.
 
-    They are changes of the model's arithmetic, of the order of the data, or of the optimizer's state. The sequence
+    These are changes of the model's arithmetic, of the order of the data, or of the optimizer's state. The sequence
     length and the seed decide the order of the data: a sample's position is a number of sequences, and the seed
     shuffles the sequences. The data sets, their mixture and `data.documents` are not compared here, because they have a
     digest of their own.

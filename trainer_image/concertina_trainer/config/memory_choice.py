@@ -37,9 +37,9 @@ class MemoryChoice:
 
     @staticmethod
     def of(config: TrainerConfig, frees_weights: bool) -> MemoryChoice:
-        """Return the values of a configuration, with defaults for fields that it does not set.
+        """Return the values of a configuration, with defaults for fields that the configuration does not set.
 
-        The defaults are those for a device whose memory is not known. `frees_weights` is the default for freeing
+        The defaults are suitable for a device whose memory is not known. `frees_weights` is the default for freeing
         gathered weights.
         """
         memory = config.memory

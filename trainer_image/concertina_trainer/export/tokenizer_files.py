@@ -35,9 +35,10 @@ class ExportedTokenizer:
 
     @property
     def config(self) -> dict[str, object]:
-        """Fields of config.json about the tokenizer.
+        """Fields about the tokenizer for config.json.
 
-        They replace Llama's defaults, which do not fit the bundled trainer's tokenizers.
+        Without these fields, transformers would use Llama's defaults, which do not fit the bundled trainer's
+        tokenizers.
         """
         trained_tokenizer = {"trained_tokenizer": dataclasses.asdict(self.facts)} if self.facts else {}
         return {"bos_token_id": None, "eos_token_id": self.facts and self.facts.separator, **trained_tokenizer}
@@ -160,8 +161,8 @@ def _config(length: int, **more: object) -> dict[str, object]:
 def _bytes() -> dict[str, object]:
     """Return a Hugging Face tokenizer whose tokens are bytes. The id of a token is the value of its byte.
 
-    The tokenizer is a byte-level BPE without merges. Such a tokenizer represents each byte as a character. As in
-    GPT-2's, printable bytes are represented by themselves, and the others by the characters from 256 on.
+    The tokenizer is a byte-level BPE without merges. Such a tokenizer represents each byte as a character. As in the
+    tokenizer of GPT-2, a printable byte is represented by itself, and any other byte by a character from 256 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = iter(range(256, 512))

@@ -95,12 +95,12 @@ def check(text: bytes, where: str, model: ModelConfig) -> Family:
 
 
 def filled(model: ModelConfig, found: ModelConfig, where: str) -> ModelConfig:
-    """Return the described model `found`, with those fields of `model` that are not part of the architecture.
+    """Return the described model `found`, with the fields of `model` that are not part of the architecture.
 
     These fields are the sequence length, adapters, and how experts are balanced.
 
     Args:
-        model: Section spec.trainer.model. Fields of the architecture that it sets must have the values of `found`.
+        model: Section spec.trainer.model. Any field of the architecture in this section must have the value of `found`.
         found: Model that the config.json at `model.from` describes.
         where: Place of the config.json, for messages.
 

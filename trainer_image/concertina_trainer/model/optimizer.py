@@ -196,7 +196,7 @@ class LocalOptimizer:
     def averaged(self) -> Iterator[None]:
         """Return a context in which the weights and their averages are exchanged.
 
-        They are exchanged piece by piece, so no second copy of all weights is needed.
+        The exchange happens piece by piece, so no second copy of all weights is needed.
         """
         self._exchange()
         try:
@@ -246,7 +246,8 @@ class LocalOptimizer:
     def update(self, rate: float, gradient_scale: float) -> None:
         """Apply one step with the learning rate `rate`, and drop the gradients.
 
-        The gradients have been reduced over ranks. They are multiplied by `gradient_scale` first.
+        The gradients have already been reduced over ranks. The method first multiplies the gradients by
+        `gradient_scale`.
         """
         for name, parameter in self._sharded.items():
             self._local[name].grad = local(parameter.grad) if parameter.grad is not None else None

@@ -131,7 +131,7 @@ class OwnSpec:
             ) from error
 
     def _check(self, module: object) -> None:
-        """Check that the trainer can shard and initialize the module, in a world of any size.
+        """Check that the trainer can shard and initialize the module, for any number of ranks.
 
         Raises:
             InvalidInput: When there is no trained parameter, when a parameter is not float32 on the meta device or is

@@ -64,7 +64,7 @@ def compile_blocks(model: Decoder) -> None:
 
 @contextlib.contextmanager
 def forgotten_with(world: DistContext) -> Iterator[None]:
-    """Return a context at whose end all compiled code that names process groups of `world` is dropped."""
+    """Return a context at whose end this process drops compiled code that names process groups of the round `world`."""
     try:
         yield
     finally:

@@ -114,7 +114,7 @@ class PlainSums:
 
 
 class OrderedSums:
-    """Sums in the order of the global batch, with the same bits in a world of any size."""
+    """Sums in the order of the global batch, with the same bits for any number of ranks."""
 
     def __init__(self, model: Stages, plan: BatchPlan, rank: int, times: StepTimes) -> None:
         self._plan, self._rank = plan, rank

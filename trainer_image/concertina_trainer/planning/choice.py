@@ -58,11 +58,11 @@ class Chosen:
 
 
 def chosen(job: Job, device_bytes: int) -> Chosen:
-    """Return the fastest settings whose peak fits into a device's memory, or else those with the smallest peak.
+    """Return the fastest settings whose peak fits into a device's memory, or else the settings with the smallest peak.
 
     Settings fit if the peak is within `usable_memory`, which leaves a part of the device's memory to CUDA and
-    libraries. If no settings fit, those with the smallest peak are used, as long as their peak is within all of the
-    device's memory.
+    libraries. If no settings fit, this function accepts the settings with the smallest peak, as long as their peak is
+    within all of the device's memory.
 
     Raises:
         InvalidInput: When the job can't be planned.

@@ -71,7 +71,7 @@ def _forget() -> None:
 def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
     """Return a context in which all new tensors are fake.
 
-    `own` is a custom model to run. Real tensors that it made when it was imported are accepted.
+    `own` is a custom model to run. The model may also use real tensors that it has created while it was imported.
     """
     with ExitStack() as stack:
         for name in _OF_MESHES:

@@ -45,7 +45,8 @@ def load(
 ) -> None:
     """Fill the frozen weights of all ranks, and check their digest.
 
-    `files` is a function that opens the files of weights. It is called if this process lacks some of its weights.
+    `files` is a function that opens the files of weights. This function calls `files` only if this process lacks some
+    of its weights.
 
     Raises:
         InvalidInput: When the files have other values than those the run began with, or lack some weights.
@@ -101,8 +102,8 @@ def _keep(index: StateIndex, source: FrozenWeights) -> None:
 def digest(index: StateIndex, world: DistContext) -> str:
     """Return a digest of the values of all frozen weights, the same in every layout.
 
-    Each rank computes checksums of the parts that it would save. The checksums of the parts of a weight add up to those
-    of the whole weight. If several ranks have the same part, it counts once.
+    Each rank computes checksums of the parts that it would save. The checksum of a weight is the sum of the checksums
+    of its parts. If several ranks have the same part, the part counts once.
     """
     names = [array.name for array in index.held]
     rows = torch.zeros(len(names), 2 + MOST_DIMENSIONS, dtype=torch.int64)

@@ -357,7 +357,7 @@ def _files(uri: str, model: ModelConfig, state: TrainState, world: DistContext) 
 def _begin_with(
     uri: str, files: Sequence[ShardReader] | None, model: ModelConfig, state: TrainState, world: DistContext
 ) -> None:
-    """Load initial weights into the state. Everything else in the state remains that of step 0.
+    """Load initial weights into the state. Everything else in the state remains as at step 0.
 
     `files` contains the weights. If it is None, `uri` is a checkpoint of this project.
     """

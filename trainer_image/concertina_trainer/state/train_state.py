@@ -109,7 +109,7 @@ class TrainState:
         return [*self.saved.tensors, *(array.local for array in self.frozen.held)]
 
     def plan(self, headers: Mapping[int, Header]) -> ReadPlan:
-        """Plan which bytes of a saved state this rank reads. A world of any size may have written the state.
+        """Plan which bytes of a saved state this rank reads. Any number of ranks may have written the state.
 
         `headers` has the header of each shard of the saved state, by the shard's number.
 

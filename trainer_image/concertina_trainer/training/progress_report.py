@@ -205,7 +205,7 @@ class Reporter:
     def evaluating(self, step: int) -> None:
         """Report that an evaluation begins.
 
-        It may take any time, which counts neither as a hang nor as part of a step.
+        An evaluation may take any time. This time counts neither as a hang nor as part of a step.
         """
         self.enter(WorkerPhase.EVALUATING, step)
         self._send_again(phase=WorkerPhase.EVALUATING, step=step)

@@ -141,10 +141,10 @@ class Coordinator:
             self._fail(self.members[replica], "ended before its part of the last checkpoint was in storage", at)
 
     def agree_on_the_end(self, now: float, at: float) -> None:
-        """Determine the last step of a script that has finished on all members, and store it in `ends_at`.
+        """Determine the last step of a script that has finished on all members, and store the step in `ends_at`.
 
-        It is the newest step of which all members have a snapshot (decision "A script ends with a snapshot that all
-        ranks have"). If there is no such step, the members that lack the newest snapshot have failed.
+        The last step is the newest step of which all members have a snapshot (decision "A script ends with a snapshot
+        that all ranks have"). If there is no such step, the members that lack the newest snapshot have failed.
         """
         saved_steps = [member.saved for member in self.members.values() if member.saved is not None]
         if self.ends_at is not None or len(saved_steps) < len(self.members):

@@ -22,7 +22,7 @@ from concertina_protocol.worker_channel import Committed
 class Preparation:
     """Preparation of this agent for a round.
 
-    It records what must happen before the agent answers Prepared, and which requests wait for that answer.
+    This class records what must happen before the agent answers Prepared, and which requests wait for that answer.
     """
 
     prepare: p.Prepare
@@ -81,7 +81,7 @@ class ActiveDrain:
 class Membership:
     """Facts about a round of which this agent is a member.
 
-    They begin with the operator's Assign and are replaced by those of the next round.
+    The object is created at the operator's Assign of the round, and is discarded at the Prepare of the next round.
     """
 
     assign: p.Assign

@@ -233,7 +233,10 @@ class Watchdog:
 def limit(limits: Limits, steps: Iterable[float], phase: str) -> float:
     """Return the seconds without progress after which the round counts as hanging.
 
-    `phase` and `steps` are those of the rank that is behind.
+    Args:
+        limits: Limits from the job's spec.
+        steps: Durations of steps of the rank that is behind.
+        phase: Phase of the rank that is behind, such as a step or a save.
     """
     durations = list(steps)
     if phase == WorkerPhase.BETWEEN_STEPS:

@@ -146,10 +146,10 @@ def end_at(agent: AgentState, r: Membership, step: Optional[int]) -> list[e.Effe
 
 
 def forgiven(agent: AgentState, state: p.MemberState) -> p.MemberState:
-    """Return a member's state, without the failure if the failure is only a consequence of the drain.
+    """Return a member's state, and omit the member's failure if the failure is only a consequence of the drain.
 
-    This concerns a user's own command. If one of its workers has already stopped for the drain, another one can lose
-    the connection to that worker before it is asked to stop itself.
+    Such failures occur with a user's own command. During a drain, one worker may stop before another one. The second
+    worker then loses the connection to the first, and may fail before it receives its own request to stop.
     """
     r, failure = agent.round, state.failure
     if agent.bundled or r is None or r.drain is None or failure is None or failure.reason not in OF_COMMANDS:

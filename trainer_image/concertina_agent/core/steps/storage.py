@@ -13,7 +13,7 @@ from concertina_protocol import worker_channel as w
 
 
 def keep_state(agent: AgentState, r: Membership) -> list[e.Effect]:
-    """Begin to copy a script's snapshots to a peer and to upload its checkpoints.
+    """Begin to copy a script's snapshots to another replica and to upload its checkpoints.
 
     The bundled trainer always saves snapshots. For a user's script, copies and uploads begin only when the script sends
     the message that it saves snapshots.

@@ -1,9 +1,9 @@
 """Building of a data set by one or several processes or machines. An interrupted build can be continued.
 
-The result has the same bytes for any number of processes and machines. The sizes of the source files alone determine
-which pieces of them form an input, and any process turns an input into the same shards (decision "Each part of the
-sources becomes one shard"). For each finished input, the build writes a record beside the shards. The process that
-finds the records of all inputs writes the manifest.
+The result has the same bytes for any number of processes and machines. An input of the build is a group of pieces of
+source files. The sizes of the source files determine the inputs, and any process turns an input into the same shards
+(decision "Each part of the sources becomes one shard"). For each finished input, the build writes a record beside the
+shards. The process that finds the records of all inputs writes the manifest.
 """
 
 from __future__ import annotations

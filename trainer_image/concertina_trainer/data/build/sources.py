@@ -1,4 +1,7 @@
-"""Source files of a build. They are divided into pieces by their sizes alone, and read document by document."""
+"""Source files of a build, divided into pieces and read document by document.
+
+The pieces depend only on the sizes of the files.
+"""
 
 from __future__ import annotations
 

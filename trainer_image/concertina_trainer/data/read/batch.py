@@ -1,6 +1,6 @@
 """Division of a global batch among ranks and into microbatches.
 
-The division depends only on the batch size and the world size, or on the shares of the ranks.
+The division depends only on the batch size and the number of ranks, or on the shares of the ranks.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def plan_batch(global_size: int, micro_size: int, world: int, fixed: bool = Fals
 
 
 def batch_plan(config: TrainerConfig, degrees: Degrees) -> BatchPlan:
-    """Return the plan of a run in a world with these degrees of parallelism."""
+    """Return the plan for the batches of a run with these degrees of parallelism."""
     return plan_batch(
         config.global_batch_size,
         config.resolved_micro_batch_size,
