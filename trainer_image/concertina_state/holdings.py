@@ -3,8 +3,8 @@
 For each array, this module describes three things: the array's box in the global array, the part that this rank saves,
 and the part that this rank reads in a restore.
 
-If several ranks have the same array, it is saved once: each of these ranks saves a part of the array. Examples are the
-weights with DDP, and a dimension of a mesh that replicates tensors.
+If several ranks have the same array, each of these ranks saves a different part, so that the array is saved only once.
+Examples are the weights with DDP, and a dimension of a mesh that replicates tensors.
 """
 
 from __future__ import annotations

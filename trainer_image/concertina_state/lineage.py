@@ -1,8 +1,8 @@
 """Origin of a state, and lineage of a checkpoint: the rounds, data and settings that led to it.
 
-An `Origin` is saved with the state, in memory, on peers and in storage. So it lists exactly the rounds that led to this
-state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A `Lineage` is
-stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
+An `Origin` is saved with each copy of the state, in memory and in storage. So it lists exactly the rounds that led to
+this state, even if other states were lost or undone meanwhile (decision "A state carries its own history"). A `Lineage`
+is stored in a checkpoint's manifest. It has the origin, the job's spec and the parent checkpoint.
 
 This module imports only `concertina_protocol` and the standard library.
 """

@@ -20,7 +20,7 @@ from concertina_state.format.read_plan import Box
 class Cut:
     """Effect of one mesh dimension on a tensor.
 
-    The mesh dimension divides the tensor's dimension `dim`. If `dim` is None, it replicates the tensor.
+    The mesh dimension divides the tensor's dimension `dim`. If `dim` is None, the mesh dimension replicates the tensor.
     """
 
     dim: int | None

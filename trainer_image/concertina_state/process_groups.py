@@ -38,7 +38,10 @@ def can_stay() -> bool:
 
 
 def prepare_to_stay() -> None:
-    """Set the variables of a process that can stay. Call this before the first process group is created."""
+    """Set the environment variables with which this process can leave a round and enter the next one.
+
+    Call this function before the first process group is created.
+    """
     if torch.cuda.is_available():
         # Otherwise NCCL's watchdog ends a process that has lost a peer, before it can leave the round.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")

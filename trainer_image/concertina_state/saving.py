@@ -1,6 +1,6 @@
 """Decision whether a step's state is saved, and whether it becomes a checkpoint.
 
-The decisions use only values that all ranks agreed on, so all ranks make the same ones.
+The decisions use only values that all ranks agreed on, so all ranks make the same decisions.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class Saving:
         self._snapshots.close()
 
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
-        """Save the state of step `step` if a drain arrives during the evaluation after that step.
+        """Save the state of step `step`, because a drain has arrived during the evaluation after that step.
 
         If the drain requests a checkpoint, the agents upload this snapshot.
         """

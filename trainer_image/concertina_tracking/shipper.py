@@ -47,7 +47,7 @@ class Shipper:
     def idle(self) -> bool:
         """True if this process may exit.
 
-        All its records must be sent, and another replica must be writing the records of later rounds.
+        This is the case when all its records are sent, and another replica writes the records of later rounds.
         """
         newest = max(self._spool.begun, key=lambda begun: begun.round, default=None)
         return self._spool.behind == 0 and (newest is None or not newest.coordinates)

@@ -18,8 +18,8 @@ class Tracker(Protocol):
         """Prepare to log the steps after `step`, and return the steps among them that the tool already has.
 
         The caller does not log the returned steps again. `latest` says whether this replica is still the newest
-        coordinator. If `latest` is True, a tool that can delete steps deletes those after `step`. Otherwise, another
-        replica has been the coordinator since then and may have logged these steps, so they are not deleted.
+        coordinator. If it is, a tool that can delete steps deletes all steps after `step`. Otherwise, another replica
+        has been the coordinator since then and may have logged some of these steps, so the tool keeps them.
         """
 
     def log(self, steps: Sequence[StepDone]) -> None:

@@ -123,8 +123,8 @@ class Data(SampleCounter):
             state: The result of `state_dict`.
 
         Raises:
-            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ, so a position is another
-                sequence.
+            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ from the saved run, so the
+                sequences are in another order.
         """
         with faults_reported():
             self._check_same(state)

@@ -101,9 +101,9 @@ def _of_trainer(chunks: Iterable[Chunk], step: int) -> Iterator[Entry]:
 
 
 def _values_of_rank_0(stored: StoredCheckpoint) -> Mapping[str, Any]:
-    """Return the values that rank 0 has saved, by object.
+    """Return the values that rank 0 has saved, keyed by the name of the object.
 
-    DCP, too, saves values that are not sharded from rank 0.
+    DCP also takes values that are not sharded from rank 0.
     """
     shard = stored.open(0)
     chunk = shard.header.chunks[f"{RANK}0"]

@@ -1,4 +1,4 @@
-"""Position of Lightning's training loops, and of the data loaders within their data."""
+"""Position of Lightning's training loops in the fit, and of the data loaders in their data."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class OwnShard:
     def current(self) -> tuple[StateIndex, Snapshots]:
         """Return the index of the script's objects in their present state, and the snapshots.
 
-        The ranks also compare the arrays that must be the same on all of them, because arrays may come to differ later.
-        After each comparison, twice as many snapshots pass until the next one.
+        The ranks also compare the arrays that must be the same on all ranks, because these may differ after later
+        steps. After each comparison, twice as many snapshots pass until the next one.
 
         Raises:
             InvalidInput: Arrays can't be saved, or differ between ranks.
@@ -76,7 +76,7 @@ class OwnShard:
     def update(
         self, arrays: Mapping[str, Any], buffers: Mapping[str, Any], values: Mapping[str, Any]
     ) -> tuple[StateIndex, Snapshots]:
-        """Return the index of these arrays and the snapshots. A new index is made if the arrays are new objects."""
+        """Return the index of the given arrays, and the snapshots. If the arrays are new objects, the index is new."""
         text = _values.encode(values, "state")
         if len(text) > len(self._values_text):
             self._values_text = bytearray(int(len(text) * GROWTH) + 4096)
@@ -257,7 +257,7 @@ class Saver:
         return self.saving
 
     def _new_saving(self, snapshots: Snapshots) -> Saving:
-        """Return an object that saves this round's snapshots, together with the history of the state."""
+        """Return an object that saves this round's snapshots. Each snapshot will contain the history of the state."""
         agent, checkpoint, world, start = (
             self._session.agent, self._session.checkpoint, self._session.world, self.start_point,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Events that an agent handles, and effects that it must carry out, as data classes.
 
-`machine` has the rules: which effects an event has.
+`machine` decides which effects an event has.
 """
 
 from __future__ import annotations
@@ -200,9 +200,8 @@ class PartShipped:
 class PublishDone:
     """Event after Publish: the attempt to publish a checkpoint is over.
 
-    `durable` is the checkpoint that the file LATEST in storage names now.
-
-    `durable` is None if the checkpoint was refused permanently, because a later round or another job has published one.
+    `durable` is the checkpoint that the file LATEST in storage names now. `durable` is None if the checkpoint was
+    refused permanently, because a later round or another job has published one.
     """
 
     id: p.SnapshotId
@@ -229,7 +228,8 @@ class TrackingSeen:
 class Warm:
     """Event: the preparation for warm starts has ended.
 
-    Workers can now start at once. If `error` is set, they can't be started at all.
+    A warm start forks workers from a process that has already imported their modules. Workers can now start at once. If
+    `error` is set, they can't be started at all.
     """
 
     error: str = ""
@@ -490,7 +490,7 @@ class CollectStacks:
 class ReportChanged:
     """Effect: send this agent's new Report to the operator, and its new MemberState to the coordinator.
 
-    This effect occurs at most once per event, as the last one.
+    This effect occurs at most once per event, after all other effects of the event.
     """
 
 

@@ -31,7 +31,10 @@ def read(volume: Path) -> tuple[int, str]:
 
 
 def write(volume: Path, round: int, claim: str) -> None:
-    """Write the highest round and claim atomically. On return, the file and its name are synced to the disk."""
+    """Write the highest round that the agent has seen, and its claim (the operator's decision to begin it).
+
+    The file is replaced atomically. On return, the file and its name are synced to the disk.
+    """
     draft = volume / "seen.json.new"
     with draft.open("w") as file:
         json.dump({"round": round, "claim": claim}, file)

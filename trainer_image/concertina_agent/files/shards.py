@@ -40,7 +40,7 @@ class Shard:
         return p.ShardHeader(self.id, self.number, self.size, self.checksum)
 
     def tensors_header(self) -> str:
-        """Return the safetensors header as JSON. In the file, its length in 8 bytes precedes it.
+        """Return the file's safetensors header as JSON.
 
         Raises:
             Damaged: If the file does not begin with a valid header.

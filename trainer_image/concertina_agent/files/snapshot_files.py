@@ -1,9 +1,9 @@
 """Shard files in this replica's volume: where they are, which are complete, and how they are deleted.
 
-Workers write into `snapshots/round-<r>/...`. Copies of a peer's shards are in `copies/round-<r>/shard-<k>/slot-<0|1>`.
-Shards that a starting worker requested are in `fetched/`. Deleted files are moved to `freed/`, where a thread truncates
-them. This frees their memory even if a process has them open, and takes 0.15 s per gigabyte (decision "Freed shards are
-truncated").
+Workers write into `snapshots/round-<r>/...`. Copies of another replica's shards are in
+`copies/round-<r>/shard-<k>/slot-<0|1>`. Shards that a starting worker requested are in `fetched/`. Deleted files are
+moved to `freed/`, where a thread truncates them. Truncation frees a file's memory even if a process has the file open,
+and takes 0.15 s per gigabyte (decision "Freed shards are truncated").
 """
 
 from __future__ import annotations

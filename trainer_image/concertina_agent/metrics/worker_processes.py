@@ -130,7 +130,11 @@ class WorkerProcesses:
 
 
 def _leader(pid: int, stats: Mapping[int, Sequence[str]], roots: Mapping[int, int]) -> Optional[int]:
-    """Return the worker's main process to which a process belongs, by its group or its parents, or None."""
+    """Return the main process of the worker to which the process `pid` belongs, or None.
+
+    The process groups of `pid` and of its parents decide. `stats` has the fields of each process, and `roots` the main
+    process of each group.
+    """
     seen: set[int] = set()
     while pid in stats and pid not in seen:
         seen.add(pid)

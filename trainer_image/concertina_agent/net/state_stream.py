@@ -44,7 +44,10 @@ CHANGES: Lines[p.Report] = Lines(p.only_numbers, p.change)
 
 
 def often(state: S) -> float:
-    """Return the seconds between heartbeats for a receiver that must notice a failure quickly."""
+    """Return the seconds between heartbeats, the same for every state.
+
+    Use this function for a receiver that must notice a failure quickly, such as the coordinator.
+    """
     return p.BEAT_SECONDS
 
 

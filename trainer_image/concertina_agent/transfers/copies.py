@@ -118,7 +118,7 @@ class Peers:
             return self._fetched[id, number]
 
     async def _fetch_early(self, id: Optional[p.SnapshotId], number: int) -> None:
-        """Verify a local shard, or fetch it from a peer, before a worker of this replica requests it."""
+        """Verify a local shard, or fetch it from another replica, before a worker of this replica requests it."""
         with contextlib.suppress(OSError, Damaged):  # when a worker requests the shard, it gets the error
             if id is not None:
                 await self.fetch(id, number)

@@ -130,7 +130,7 @@ def _runs_file_or_module() -> bool:
 def _is_installed() -> bool:
     """Return whether this interpreter runs an installed program.
 
-    That is a module of an installed package, or a script beside the interpreter.
+    An installed program is a module of an installed package, or a script beside the interpreter.
     """
     target = sys.argv[0] if sys.argv else ""
     if target == "-m":

@@ -1,4 +1,4 @@
-"""Worker processes of the current round in this replica, and the store where they meet."""
+"""Worker processes of the current round in this replica, and the c10d store at which the ranks rendezvous."""
 
 from __future__ import annotations
 
@@ -198,7 +198,10 @@ class LocalWorkers:
         return not self._must_end.is_set()
 
     async def _store_may_serve(self) -> bool:
-        """Wait until the round's c10d store probably accepts connections. Return False if the round is over first."""
+        """Give the worker that serves the round's c10d store a moment to start, before other workers connect to it.
+
+        Return False if the round is over first.
+        """
         if not self._settings.bundled:
             with contextlib.suppress(asyncio.TimeoutError):
                 await within(STORE_SECONDS, self._over.wait())

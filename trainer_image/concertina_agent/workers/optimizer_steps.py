@@ -63,7 +63,7 @@ class StepCounter:
     def stop(self) -> None:
         """Stop counting.
 
-        A process that a worker has forked does this, for example, because its steps are not the worker's.
+        For example, a process that a worker has forked stops counting, because its steps are not the worker's.
         """
         handle, self._handle = self._handle, None
         if handle is not None:
@@ -88,7 +88,7 @@ class StepCounter:
         os.pwrite(self._file, LAYOUT.pack(*values), 0)
 
     def _begin_round(self, path: str) -> None:
-        """Count from zero, into another file.
+        """Begin to count the steps of a new round, in the file `path`.
 
         Raises:
             OSError: See `_claimed`.

@@ -123,7 +123,10 @@ class ScriptForkserver(Forkserver):
         script."""
 
     def import_modules(self) -> None:
-        """Import the modules that were added to the file since the last call, and report to the agent."""
+        """Import the modules that were recorded since the last call in the file that lists the script's modules.
+
+        Afterwards, report to the agent that this process is warm.
+        """
         known = {module.name for module in self.modules}
         learned = _modules_to_import(self._config, read(self._config.modules))
         modules = [module for module in learned if module.name not in known]

@@ -85,7 +85,7 @@ def stopped(pid: int) -> Optional[int]:
 
 
 def _family(roots: Sequence[int]) -> list[int]:
-    """Return some processes and their descendants.
+    """Return the processes `roots` and their descendants.
 
     For example, a user's own command may be a shell that runs the script.
     """

@@ -59,7 +59,7 @@ class Signals:
 
 
 def take_over(report: Mapping[str, Any], parent: int, fds: Sequence[int]) -> Signals:
-    """Take over the script of an interpreter: take on its properties, and tell it to stand in for this process.
+    """Take over the script of an interpreter: take on its properties, and tell it that the script runs here now.
 
     The caller must apply the returned signals after it has restored Python's own signal handlers. If the take-over
     fails, this function tells the interpreter to run the script itself, and ends this process.
@@ -180,7 +180,11 @@ def _raised(file: int) -> int:
 
 
 def _take_streams() -> None:
-    """Create `sys.stdin`, `sys.stdout` and `sys.stderr` again if the type of their file is not the usual one."""
+    """Create `sys.stdin`, `sys.stdout` and `sys.stderr` again for the files that were taken over.
+
+    A stream is kept if its file has the same type (KINDS) as when Python created the stream, because the stream then
+    has the right buffering.
+    """
     for number, (name, kind) in enumerate(KINDS.items()):
         try:
             mode = os.fstat(number).st_mode

@@ -88,7 +88,7 @@ class ScriptParent(WorkerParent):
     async def import_more(self, size: int) -> str:
         """Make the warm process import the modules that were recorded in the file since its last imports.
 
-        The result is "". If the warm process has exited instead, it is the reason.
+        Return "" if it has imported them, or the reason why the warm process has exited.
         """
         if self._control is None:
             return "it has ended"
@@ -240,7 +240,8 @@ class WarmProgram:
     def adopt(self, program: Program) -> None:
         """Replace the warm process by a new one for `program`.
 
-        The interpreter of `program` differs from the present one in a property, so the present process can't run it.
+        The interpreter of `program` differs in a property from the interpreter of the present program, so forks of the
+        present process can't run it.
         """
         self.program, self._tried_size = program, 0
         if self.parent is not None:

@@ -187,7 +187,7 @@ class WorkerParent:
     """Warm process: it has imported the workers' modules, and forks workers when the agent requests it."""
 
     def __init__(self, imports: str, reaper: Reaper) -> None:
-        """Prepare a warm process without starting it. `imports` describes in words which modules it imports."""
+        """Prepare a warm process without starting it. `imports` says in words which modules it will import."""
         self._imports, self._reaper = imports, reaper
         self._children: dict[int, Child] = {}
         self._answers: collections.deque[asyncio.Future[Mapping[str, Any]]] = collections.deque()
@@ -324,7 +324,10 @@ class WorkerParent:
         self._settle(message.get("error", ""))
 
     def _settle(self, error: str) -> None:
-        """Record whether this warm process can fork workers: "" if it can, or the reason why it never will."""
+        """Record that this warm process can fork workers, or that it never will.
+
+        `error` is the reason why it never will, or "" if it can.
+        """
         if not self.warm.done():
             self.warm.set_result(error)
 

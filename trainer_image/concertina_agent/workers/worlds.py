@@ -68,13 +68,13 @@ def world_of_round(assign: Assign) -> LaunchedWorld:
 def alone(roots: Sequence[int], round: LaunchedWorld, before: str, proc: str = "/proc") -> str:
     """Return a clause that says how a worker trains separately from the round's other workers, or "".
 
-    The result is "" if the worker trains with the others, or if that can't be seen.
+    The result is "" if the worker trains with the others, or if /proc does not show how it trains.
 
     Args:
         roots: Processes of the worker, without their descendants. A script in a fork of a warm parent is one of them.
-        round: World of the round.
-        before: Clause of the last check. It remains valid until the worker has joined the round's rendezvous, because
-            the processes that it is about may have ended.
+        round: Size and rendezvous of the round.
+        before: Result of the last check. It remains valid until the worker has joined the round's rendezvous, because
+            the processes that the clause is about may have ended.
         proc: Folder of the proc file system.
     """
     parents = _descendants(roots, proc)
@@ -128,7 +128,7 @@ def _world(pid: int, proc: str) -> Optional[LaunchedWorld]:
 def _is_connected(pids: Iterable[int], port: str, proc: str) -> bool:
     """Return whether one of the processes `pids` has a TCP socket that listens at `port` or is connected to it.
 
-    If that cannot be seen, the result is True.
+    If the kernel does not show the sockets, the result is True, so that no worker is reported wrongly.
     """
     try:
         sockets = set(_sockets_at(int(port), proc))

@@ -145,7 +145,8 @@ class Drain:
 
     If `durable` is set, the coordinator reports the state `drained` only when a checkpoint of that step is in storage.
     A job without storage has no checkpoint. If all members of such a job must depart, their agents keep running until
-    the grace period ends. During this time, the replacing replicas can fetch the state from the memory of these agents.
+    the grace period ends. During this time, the new replicas of the job can fetch the state from the memory of these
+    agents.
     """
 
     uid: str

@@ -149,10 +149,11 @@ class Restore:
     """Source of the state with which a round begins.
 
     If `source` is Memory, `holders` lists for each shard the members that hold it. An agent fetches a shard from the
-    nearest holder first, and from the next one if that fails. If `source` is Storage, `durable` names the checkpoint.
+    nearest holder first. If that fails, the agent tries the next holder. If `source` is Storage, `durable` names the
+    checkpoint.
 
-    The new round continues from the step `step` of round `base_round`. Snapshots of lower rounds with a later step are
-    invalid and are deleted.
+    The new round continues from the step `step` of round `base_round`. Snapshots of earlier rounds with a later step
+    are invalid and are deleted.
     """
 
     source: RestoreSource

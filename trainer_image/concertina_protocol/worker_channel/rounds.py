@@ -38,7 +38,7 @@ class RoundLeft(BaseException):
 
 
 class RoundChannel:
-    """Channel from a worker to its agent, for one round after the other."""
+    """Channel from a worker to its agent, which the worker uses in one round after another."""
 
     def __init__(self, end: WorkerEnd, abort: Callable[[], None]) -> None:
         """Start the thread that reads. `abort` aborts all process groups, and is called from that thread."""

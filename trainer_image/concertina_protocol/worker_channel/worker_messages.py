@@ -180,7 +180,7 @@ class Register:
 class KeepsState:
     """Message that a user's own command saves snapshots by `trainingjob.State`, as the bundled trainer always does.
 
-    Peers then copy the snapshots, and the agent uploads checkpoints.
+    Another replica then copies the snapshots, and the agent uploads checkpoints.
     """
 
     rank: int

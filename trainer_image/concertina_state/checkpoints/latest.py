@@ -1,11 +1,11 @@
 """The object `LATEST`, which names the newest checkpoint of a folder, and the rules for changing it.
 
 `LATEST` never moves back to an earlier round or step of a job. A job may replace another job's checkpoint in `LATEST`
-only if it was started from exactly that checkpoint. So two running jobs can't share a folder (decision "Replacement of
-another job's LATEST").
+only if the job was started from exactly that checkpoint. So two running jobs can't share a folder (decision
+"Replacement of another job's LATEST").
 
-`LATEST` also lists the states that a rollback has undone (see `rollback`). It never names such a state again, even if
-the state is published late.
+`LATEST` also lists the states that a rollback has undone (see `rollback`). `LATEST` never names such a state again,
+even if the state is published late.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Latest:
         return self.undone if uid == self.undone_uid else ()
 
     def voids(self, uid: str, round: int, step: int) -> Undone | None:
-        """Return the rollback that has undone this state, or None if none has."""
+        """Return the rollback that has undone the state of this round and step, or None if none has."""
         return next((undone for undone in self.undid(uid) if undone.covers(round, step)), None)
 
 

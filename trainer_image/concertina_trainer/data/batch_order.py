@@ -1,8 +1,9 @@
 """Order of the sequences of a data set, computed by numpy for many positions at once.
 
 The order is the same as in `concertina_data.order`, which computes one position at a time with plain integers. For
-blocks of thousands of positions, plain integers would take several times as long. For millions of shards, they would
-take seconds. A test checks that both modules give the same order (decision "Two implementations of one data order").
+blocks of thousands of positions, plain integers would take several times as long. For a data set with millions of
+shards, plain integers would take seconds. A test checks that both modules give the same order (decision "Two
+implementations of one data order").
 """
 
 from __future__ import annotations

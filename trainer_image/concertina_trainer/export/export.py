@@ -118,7 +118,7 @@ def export(
         advance: Function that is called with the number of bytes just processed.
         file_bytes: Maximum size in bytes of one file of weights.
         data: Folder of the run's data, which contains the tokenizer. Needed only if the data have been moved.
-        ema: Whether to export the average of the weights. Frozen weights have none, and are exported themselves.
+        ema: Whether to export the average of each weight. A frozen weight has no average, and is exported unchanged.
 
     Raises:
         InvalidInput: When the checkpoint or the data can't be exported.

@@ -3,8 +3,8 @@
 The file is a pickle, which could name any function to call. Here, only the names in ALLOWED are accepted, and each
 stands for a class or value of this module, so nothing of torch or of another package runs.
 
-Source: torch.distributed.checkpoint.metadata and .filesystem of torch 2.15; TORCH_SHARDED is where torch before 2.3 had
-the properties of tensors.
+The format is that of torch.distributed.checkpoint.metadata and .filesystem in torch 2.15. Before torch 2.3, the class
+for the properties of tensors was in the module TORCH_SHARDED.
 """
 
 from __future__ import annotations

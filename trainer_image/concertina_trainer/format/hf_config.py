@@ -262,7 +262,7 @@ def _lost(kind: str, model: ModelConfig) -> Iterator[str]:
 def _different(stored: ModelConfig, model: ModelConfig) -> Iterator[tuple[str, object, object]]:
     """Yield the fields in which the models' arithmetic differs.
 
-    Each is a path, the value in `stored`, and the value in `model`.
+    A field is given as its path, its value in `stored`, and its value in `model`.
     """
     first, second = architecture(stored), architecture(model)
     for path in sorted({*first, *second}):

@@ -70,7 +70,7 @@ def first_holder(tensor: Tensor) -> bool:
 
 
 class Parameters(Protocol):
-    """Parameters of a model, sharded or not, as one rank has them."""
+    """Interface to the parameters of a model on one rank. The parameters may be sharded."""
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
 

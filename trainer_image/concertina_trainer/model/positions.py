@@ -46,7 +46,7 @@ Table: TypeAlias = tuple[Tensor, Tensor]
 def tables_of(
     layers: Iterable[Positions], length: int, context: Context | None, device: torch.device
 ) -> dict[Positions, Table]:
-    """Return the tables of some layers for the tokens of this rank, by the layers' positions.
+    """Return the rotary tables that some layers need for the tokens of this rank, keyed by the layers' `Positions`.
 
     `length` is the number of tokens of a whole sequence.
     """

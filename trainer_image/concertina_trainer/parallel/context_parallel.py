@@ -77,7 +77,7 @@ class ContextParallel:
 class _Gather(torch.autograd.Function):
     """Differentiable all-gather over the context group.
 
-    torch's own (all_gather_single_autograd) waits in a way that StepTimes can't measure.
+    torch's own function (all_gather_single_autograd) is not used, because StepTimes can't measure its waits.
     """
 
     @staticmethod

@@ -44,9 +44,7 @@ class Meshes:
 
 @dataclasses.dataclass(frozen=True)
 class _Names:
-    """Names of mesh dimensions. They contain the number of the round in this process.
-
-    So no mesh equals a mesh of another round.
+    """Names of mesh dimensions. They contain the number of the round, so that no two rounds have equal meshes.
 
     DTensor caches placements, shapes and plans of communication by mesh, in each thread. Two meshes are equal if their
     ranks and names are equal. A process can take part in several rounds, with another rank in each. If a mesh equaled

@@ -93,7 +93,7 @@ def fake_tensors(own: OwnSpec | None = None) -> Iterator[FakeTensorMode]:
 
 @contextmanager
 def zeros_where_looked_at() -> Iterator[None]:
-    """Return a context in which code can read values of fake tensors, which have none: it gets zeros.
+    """Return a context in which code that reads values of fake tensors gets zeros, because fake tensors have no values.
 
     `tolist` always returns zeros. `item` returns zero if the value is not known.
     """

@@ -69,12 +69,10 @@ def load(
 
 
 def begun_with(index: StateIndex, source: FrozenWeights, world: DistContext) -> FrozenWeights:
-    """Return the source of the weights with their digest, and check the digest if the source has one.
-
-    The weights were just read from the source, with which the run begins.
+    """Check the digest of the frozen weights that a new run has just read, and return `source` with this digest.
 
     Raises:
-        InvalidInput: When the source has a digest, and the weights have another one.
+        InvalidInput: When `source` already has a digest, and the weights have another one.
     """
     seen = digest(index, world)
     if source.digest:

@@ -234,10 +234,10 @@ def is_checkpoint(uri: str) -> bool:
 
 
 def frozen_weights_of(uri: str) -> FrozenWeights | None:
-    """Return the frozen weights that a run with adapters reads again at each restore, if it begins with `uri`.
+    """Return the frozen weights that a run with adapters reads again at each restore, if the run begins with `uri`.
 
-    The result is None if `uri` is a checkpoint of this project that has all weights. Its run may delete it, so the
-    frozen weights are then saved with the state.
+    The result is None if `uri` is a checkpoint of this project that has all weights. The run that made the checkpoint
+    may delete it, so the frozen weights are then saved with the state.
 
     Raises:
         InvalidInput: When the URI is too long for a state's header.

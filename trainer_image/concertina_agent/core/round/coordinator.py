@@ -110,7 +110,7 @@ class Coordinator:
         return self.settle(now) or state != previous
 
     def settle(self, now: float) -> bool:
-        """Determine the cause of the round's failures. Return True at the one call at which the cause becomes known."""
+        """Determine the cause of the round's failures. Return True only at the call that first knows the cause."""
         if self.settled or not self._failures:
             return False
         if self._settled_at is None:
@@ -230,9 +230,9 @@ class Coordinator:
         return all(member.state == state for member in self.members.values())
 
     def gone_unshipped(self, step: Optional[int]) -> list[str]:
-        """Return the members that are gone and may not have uploaded all their shards of the snapshot at `step`.
+        """Return the lost members that may not have uploaded all their shards of the snapshot at `step`.
 
-        If a member has as many shards in storage as it has workers, it has uploaded all of them.
+        A member has uploaded all its shards if storage has as many shards of this member as the member has workers.
         """
         other_members = list(self.members.values())[1:]
         return [

@@ -60,7 +60,7 @@ class Notice:
 
     @property
     def patient_until(self) -> float:
-        """Time until which this agent waits for the coordinator to begin a drain.
+        """Time until which this agent, after a termination notice, waits for the coordinator to begin a drain.
 
         After that time, the agent stops its workers without the coordinator.
         """

@@ -78,9 +78,16 @@ class Heartbeats:
     def update(
         self, read: Iterable[Heartbeat], running: Iterable[int], now: float, counts: Iterable[StepCount] = ()
     ) -> None:
-        """Record the phases of the running workers, as read from their heartbeat files.
+        """Record the phases of the running workers.
 
-        If a worker reports its phase itself, its counted optimizer steps are ignored.
+        A heartbeat in `read` (from a worker's heartbeat file) has precedence over a phase in the worker's messages.
+        Counted optimizer steps have the lowest precedence.
+
+        Args:
+            read: Heartbeats that were read from the heartbeat files.
+            running: Ranks of the running workers.
+            now: Present monotonic time in seconds.
+            counts: Counted optimizer steps of workers that run a script.
         """
         by_rank = {heartbeat.rank: heartbeat for heartbeat in read}
         for rank, (step, phase, since) in self._beats.items():
@@ -95,9 +102,9 @@ class Heartbeats:
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
         """Return the ranks that are stopped (SIGSTOP), were stopped at the last call, and have not run in between.
 
-        `ranks` has each rank that is stopped now, with the CPU seconds that it has used. If these have not changed, the
-        rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A briefly
-        stopped worker counts as slow").
+        `ranks` has each rank that is stopped now, with the CPU time that it has used. If the CPU time has not changed,
+        the rank has not run. A worker that is stopped for short moments again and again is only slow (decision "A
+        briefly stopped worker counts as slow").
         """
         moved = {
             heartbeat.rank for heartbeat in self.heartbeats if heartbeat.phase and heartbeat.still < STOPPED_SECONDS

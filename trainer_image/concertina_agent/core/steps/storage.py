@@ -53,7 +53,7 @@ def on_copy_held(agent: AgentState, event: e.CopyHeld, t: e.Moment) -> list[e.Ef
 
 
 def restored(agent: AgentState, r: Membership, step: int) -> list[e.Effect]:
-    """Delete the snapshots that were kept in case a rank could not restore the state of this round.
+    """Delete the snapshots that the agent has kept in case a rank could not restore the state of this round.
 
     After any finished step, all ranks have restored their state, because all of them take part in each step.
     """

@@ -156,9 +156,9 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
 def _claim(folder: ObjectPrefix, key: str) -> None:
     """Record in the folder which build is writing to it.
 
-    If another unfinished build was writing there, that build fails at its next shard, and its records are deleted. If
-    the folder contains a finished data set of another build, it stays as it is, because jobs may be reading it
-    (decision "No other build overwrites finished data").
+    If another unfinished build was writing to the folder, that build fails at its next shard, and its records are
+    deleted. A finished data set of another build is not changed, because jobs may be reading it (decision "No other
+    build overwrites finished data").
 
     Raises:
         InvalidInput: When the folder has a data set from other sources or options.

@@ -15,7 +15,10 @@ from collections.abc import Sequence
 
 
 def reduced(weights: Sequence[int]) -> list[int]:
-    """Return the weights divided by their greatest common divisor. Their sum is then the length of the period."""
+    """Return the weights divided by their greatest common divisor.
+
+    The sum of the result is the length of the period, after which the choice of sources repeats.
+    """
     divisor = math.gcd(*weights)
     return [weight // divisor for weight in weights]
 

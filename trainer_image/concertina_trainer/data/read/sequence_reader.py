@@ -71,7 +71,7 @@ class Reader:
             sequence_length: Number of tokens of a sequence to predict.
             seed: Seed of the order.
             skipped: Positions to skip (see batch_order.Skipped).
-            on_wait: Function that is called while a store is waited for.
+            on_wait: Function that is called repeatedly while the reader waits for a store.
             begun: Whether an earlier round of this run has read these data from the store. If so, refused requests are
                 repeated.
             threads: Number of threads that fetch shards.
