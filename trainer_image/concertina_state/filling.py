@@ -1,4 +1,7 @@
-"""Reading of a saved state by a read plan: bytes of shard files go into arrays of any library. No torch."""
+"""Reading of a saved state by a read plan: bytes of shard files go into arrays of any library.
+
+The module does not import torch.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Arrays of a state that one rank has, as boxes (rectangular parts) of global arrays. Any library, no torch.
+"""Arrays of a state that one rank has, as boxes (rectangular parts) of global arrays, for arrays of any library.
 
 For each array, this module describes three things: the array's box in the global array, the part that this rank saves,
 and the part that this rank reads in a restore.
 
 If several ranks have the same array, each of these ranks saves a different part, so that the array is saved only once.
-Examples are the weights with DDP, and a dimension of a mesh that replicates tensors.
+Examples are the weights with DDP, and a dimension of a mesh that replicates tensors. The module does not import torch.
 """
 
 from __future__ import annotations

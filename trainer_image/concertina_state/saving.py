@@ -247,9 +247,9 @@ class Saving:
     def decide(self, step: int, flags: StepFlags, required: bool = False) -> SaveDecision:
         """Decide what happens to the state after `step` steps. `flags` has the sums of the flags of all ranks.
 
-        The sums also show which snapshot is the newest one that peers have copied completely. This method reports that
-        snapshot to the agents. The agents then delete the snapshots of older rounds, whose memory the next snapshot may
-        need.
+        The sums also show which snapshot is the newest one that other replicas have copied completely. This method
+        reports that snapshot to the agents. The agents then delete the snapshots of older rounds, whose memory the next
+        snapshot may need.
         """
         last, world = self._snapshots.count - 1, self._metadata.id.shards
         if flags.copied_last == world:

@@ -1,7 +1,7 @@
 """Tensors of a state on one rank: the box (rectangular part) of the global tensor that each tensor has. Requires torch.
 
-A state can be restored from the shards of a world of any size. If several ranks have the same tensors, each rank reads
-the part that it would save, and receives the other parts from the other ranks.
+A state can be restored by any number of ranks. If several ranks have the same tensors, each rank reads the part that it
+would save, and receives the other parts from the other ranks.
 """
 
 from __future__ import annotations

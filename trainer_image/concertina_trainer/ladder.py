@@ -1,7 +1,7 @@
 """Settings that trade speed for memory, from the fastest to the smallest, and the choice of the first that fits.
 
-No torch. A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights
-are freed.
+A setting is a MemoryChoice: the micro-batch size, the activations to recompute, and whether gathered weights are freed.
+The module does not import torch.
 """
 
 from __future__ import annotations

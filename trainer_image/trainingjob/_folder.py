@@ -37,7 +37,7 @@ class Folder:
 
         Args:
             folder: The folder. It is created if it does not exist.
-            world: The world of this process.
+            world: Rank of this process, and number of ranks.
             same: Function that all ranks call with a value. The function returns the value of rank 0 on all ranks.
 
         Raises:

@@ -169,9 +169,10 @@ class CoordinatorGone:
 
 @dataclasses.dataclass(frozen=True)
 class PeerCopied:
-    """Event: a shard that a worker of this agent has saved now has a copy on another replica.
+    """Event: another replica has copied a shard that a worker of this agent has saved.
 
-    The copy is on the next member. The members form a ring, in which each member copies the previous member's shards.
+    The members form a ring, in which each member copies the previous member's shards. So the copy is on the next
+    member.
     """
 
     id: p.SnapshotId
@@ -180,7 +181,7 @@ class PeerCopied:
 
 @dataclasses.dataclass(frozen=True)
 class CopyHeld:
-    """Event: this agent has a copy of a shard of the previous member.
+    """Event: this agent has copied a shard of the previous member.
 
     The members form a ring, in which each member copies the previous member's shards.
     """
@@ -237,7 +238,7 @@ class Warm:
 
 @dataclasses.dataclass(frozen=True)
 class Learning:
-    """Event: this agent has begun, or stopped, to ask another replica which modules the user's script imports.
+    """Event: this agent has begun or stopped asking another replica which modules the user's script imports.
 
     A warm start imports these modules before the workers start.
     """

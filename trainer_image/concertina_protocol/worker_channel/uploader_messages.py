@@ -104,9 +104,9 @@ class Published:
 class Undo:
     """Request to the coordinator's uploader to apply a rollback to storage.
 
-    If the file `LATEST` names a checkpoint of this job that the rollback has undone, the uploader makes it name an
-    earlier one. From then on, `LATEST` never names an undone checkpoint again. The request may be repeated. The answer
-    is StorageState.
+    If the file `LATEST` names a checkpoint of this job that the rollback has undone, the uploader changes `LATEST` to
+    an earlier checkpoint. From then on, `LATEST` never names an undone checkpoint again. The request may be repeated.
+    The answer is StorageState.
     """
 
     undone: Undone

@@ -14,7 +14,7 @@ complete, or after a fault of its own. At the end of any other round, these mess
 nothing between Left and the next Hello:
 
            <-  Leave                            the round is over; not sent after Left
-    Left ->                                     after Done, after the loss of a peer, or as the answer to Leave
+    Left ->                                     after Done, after the loss of a rank, or as the answer to Leave
            <-  Enter                            the next round
     Hello ->                                    as above
 

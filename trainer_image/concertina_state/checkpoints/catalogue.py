@@ -1,7 +1,8 @@
-"""Operations on checkpoints in storage that need no cluster: list, verify, copy and prune. No torch.
+"""Operations on checkpoints in storage that need no cluster: list, verify, copy and prune.
 
 A caller that reads a whole checkpoint opens it with `opened`, which prevents its deletion in the meantime. A progress
-bar passes a function of type `Advance`, which is called with the number of bytes just processed.
+bar passes a function of type `Advance`, which is called with the number of bytes just processed. The module does not
+import torch.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from concertina_state.objects.prefix import ObjectPrefix
 def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
     """Apply a rollback to the object `LATEST`, and return the checkpoint that `LATEST` names afterwards.
 
-    If `LATEST` names a checkpoint of this job that the rollback has undone, it is changed to the newest checkpoint that
-    remains. `LATEST` also records the rollback, so that it never names an undone checkpoint later. If `LATEST` is
-    already at a later round, nothing is changed. The call may be repeated.
+    If `LATEST` names a checkpoint of this job that the rollback has undone, `LATEST` is changed to the newest
+    checkpoint that remains. `LATEST` also records the rollback, so that it never names an undone checkpoint later. If
+    `LATEST` is already at a later round, nothing is changed. The call may be repeated.
 
     Raises:
         StorageError: When durable storage can't be read or written.

@@ -1,4 +1,4 @@
-"""Planning of a restore: which bytes of which shards contain the requested boxes of tensors. No torch.
+"""Planning of a restore: which bytes of which shards contain the requested boxes of tensors.
 
 A box is a rectangular part of a global tensor. A saved state consists of boxes, each of which is in the shard of the
 rank that saved it. A restore with another number of ranks requests other boxes of the same tensors. The whole plan is

@@ -1,9 +1,9 @@
-"""Changes of spec.trainer since a state was saved, and whether training can resume from the state. No torch.
+"""Changes of spec.trainer since a state was saved, and whether training can resume from the state.
 
 The names and shapes of tensors do not show most of a model's arithmetic: how many heads share a row of weights, the
 base of the rotary positions, how experts are scored. Names and shapes do not show the order of the data either. So the
 configuration that is saved with the state is compared with the present one (decision "A resumed run keeps its model and
-its order of data").
+its order of data"). The module does not import torch.
 """
 
 from __future__ import annotations

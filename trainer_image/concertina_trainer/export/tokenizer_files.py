@@ -1,8 +1,10 @@
-"""Tokenizer of an exported model, as files that transformers' AutoTokenizer loads. No torch.
+"""Tokenizer of an exported model, as files that transformers' AutoTokenizer loads.
 
 The exported tokenizer encodes text in the same way as the build of the data did: it adds no special tokens and never
 truncates (decision "Exported tokenizers match the training data"). Files and fields are described at
 https://huggingface.co/docs/transformers/main_classes/tokenizer
+
+The module does not import torch.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ def gather_multiply(
 ) -> tuple[Tensor | None, list[Tensor]]:
     """Gather `own_rows` from all ranks of the group, and multiply them by each of the `weights`.
 
-    The function replaces torch's CPU fallback for this operation, because StepTimes can't measure the waits in that
-    one.
+    This function replaces torch's CPU fallback for the operation, because StepTimes can't measure the waits in the
+    fallback.
     """
     whole = _arrived(functional.all_gather_single(own_rows, dim, group))
     return whole if return_A else None, [whole @ weight for weight in weights]

@@ -1,9 +1,10 @@
-"""Number of sequences of the global batch for each rank, if shares follow the ranks' speed. Pure; no torch.
+"""Number of sequences of the global batch for each rank, if shares follow the ranks' speed.
 
 A synchronous step ends when its last rank has finished. Sequences can't be divided, so the divisor method of D'Hondt
 and Jefferson gives the shares with which the step ends soonest (Balinski and Young, Fair Representation, 1982). Under a
 time limit T, each rank takes floor(T / its seconds per sequence) sequences. T is the greatest limit under which the
-ranks take no more than the batch (decision "Batch shares by speed").
+ranks take no more than the batch (decision "Batch shares by speed"). All functions are pure, and the module does not
+import torch.
 """
 
 from __future__ import annotations
