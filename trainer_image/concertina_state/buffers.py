@@ -122,7 +122,8 @@ class BufferCatalogue(LocalState[Buffer]):
     def wanted(self) -> dict[str, tuple[Chunk, Buffer]]:
         """Return, for each array name, the box to read in a restore and the array to read it into.
 
-        The box is always the whole box that this rank has (see `LocalState.wanted`).
+        A box is a rectangular part of a global array. Here it is always the whole box that this rank has (see
+        `LocalState.wanted`).
         """
         whole = (local_array.part(0, local_array.box.shape[0] if local_array.whole else 1) for local_array in self.held)
         return {chunk.name: (chunk, buffer) for chunk, buffer in whole}
@@ -201,7 +202,10 @@ def stretches(box: Box, source: Box, target: Box, width: int) -> Iterator[tuple[
 
 
 def _begin(coordinate: Sequence[int], outer: Box) -> int:
-    """Return the index in an array of the element at a global coordinate. `outer` is the box that the array has."""
+    """Return the index in an array of the element at a global coordinate.
+
+    `outer` is the part (box) of the global tensor that the array contains.
+    """
     index = 0
     for position, offset, length in zip(coordinate, outer.offsets, outer.shape):
         index = index * length + position - offset

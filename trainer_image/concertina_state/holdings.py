@@ -100,9 +100,9 @@ class RemoteArray:
 
 
 def held_part(name: str, part: ArrayShard, local: A, shape: Sequence[int], dtype: str) -> LocalArray[A]:
-    """Return the LocalArray for an ArrayShard.
+    """Return the LocalArray for an ArrayShard, which declares the part (box) of an array that this rank has.
 
-    `shape` and `dtype` are those of `local`, the array that this rank has.
+    `shape` and `dtype` are those of `local`, which contains the elements of the box.
 
     Raises:
         InvalidInput: When the box is not within the global array.
@@ -156,8 +156,8 @@ class LocalState(Generic[A]):
     def alone(self) -> bool:
         """True if this rank reads from a saved state exactly the parts that it would save.
 
-        If the number of ranks is still the same as when the state was saved, such a rank needs only the shard of its
-        own number.
+        If the number of ranks is still the same as when the state was saved, such a rank needs only the shard that has
+        this rank's number.
         """
         return True
 

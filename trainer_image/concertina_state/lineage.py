@@ -35,7 +35,8 @@ MOST_SCRIPT = 16 << 20
 class TrainedRound:
     """Steps that one round trained, as a part of a state's history.
 
-    The steps begin after `step`, and end where the next round begins.
+    A round is a period in which a fixed set of replicas trains. Its steps begin after `step`, and end where the next
+    round begins.
     """
 
     round: int

@@ -1,6 +1,7 @@
 """Process groups of torch in a process that takes part in one round after the other. Requires torch 2.15 or later.
 
-The bundled trainer and `trainingjob.run` leave their rounds by the functions of this module.
+Each round has another set of ranks, and thus another process group. The bundled trainer and `trainingjob.run` leave
+their rounds by the functions of this module.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ def lost_peer(error: BaseException, aborted: bool) -> bool:
 def meets_at_master_port() -> bool:
     """Return whether the default process group was created with a TCPStore at MASTER_PORT.
 
-    Then torch itself serves the round's store in the worker with rank 0.
+    If so, torch itself serves the round's store in the worker with rank 0.
     """
     if not dist.is_initialized():
         return False

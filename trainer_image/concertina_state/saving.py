@@ -326,7 +326,7 @@ class Saving:
         self._snapshots.close()
 
     def stop_at(self, step: int, position: int, skipped: Ranges, trend: Trend) -> None:
-        """Save the state of step `step`, because a drain has arrived during the evaluation after that step.
+        """Save the state of step `step`, because a request to stop (drain) arrived in the evaluation after that step.
 
         If the drain requests a checkpoint, the agents upload this snapshot.
         """

@@ -58,7 +58,9 @@ class Finished(Generic[T]):
 
 
 def run(path: str, main: Callable[[], T]) -> T:
-    """Run `main` in one round after the other, under the agent. See `trainingjob.run`.
+    """Run `main` under the agent, once for each round. See `trainingjob.run`.
+
+    A round is a period in which the set of ranks stays the same.
 
     Args:
         path: Path of the agent's socket.

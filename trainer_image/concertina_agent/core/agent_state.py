@@ -108,9 +108,9 @@ class AgentState:
     def is_durable(self, r: Membership, coordinator: Coordinator, own: OwnState) -> bool:
         """Return whether the end of this round no longer has to wait for a checkpoint in storage.
 
-        If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, the wait is
-        also over if a member is lost whose shards are not all in storage, because the checkpoint can then never be
-        complete.
+        If the end requires a checkpoint, the wait is over once storage has that checkpoint. After a drain, in which all
+        ranks stopped after the same step, the wait is also over if a member is lost whose shards are not all in
+        storage, because the checkpoint can then never be complete.
         """
         durable_drain, step = r.drain is not None and r.drain.order.durable, self.last_step(r)
         if own is OwnState.DRAINED and (not durable_drain or coordinator.gone_unshipped(step)):
@@ -161,7 +161,7 @@ class AgentState:
         """Return the heartbeat that this agent, as the coordinator, sends to its members.
 
         The heartbeat is equal to `member_state`, with one exception: the states succeeded and drained are sent only if
-        they apply to the whole round.
+        they apply to all members of the round.
         """
         state = self.member_state()
         if state.state not in (p.State.SUCCEEDED, p.State.DRAINED):

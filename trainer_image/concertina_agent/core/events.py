@@ -67,7 +67,7 @@ class StoreBound:
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Event after PingPeers: the candidates in `replicas` have answered a Ping. They include this agent itself."""
+    """Event after PingPeers: the candidates for the round that have answered a Ping. They include this agent itself."""
 
     prepare: p.Prepare
     replicas: tuple[str, ...]
@@ -117,7 +117,7 @@ class WorkerExited:
 
 @dataclasses.dataclass(frozen=True)
 class MemberMessage:
-    """Event on the coordinator: a member has sent a message on the connection that it opened by its Join request."""
+    """Event on the coordinator: a member of the round has sent a message on its stream to the coordinator."""
 
     state: p.MemberState
 
@@ -365,7 +365,7 @@ class BindStore:
 
 @dataclasses.dataclass(frozen=True)
 class PingPeers:
-    """Effect: send a Ping to candidates, with a short timeout, then emit Reached."""
+    """Effect: send a Ping to candidates for the next round, with a short timeout, then emit Reached."""
 
     prepare: p.Prepare
     asked: tuple[p.Candidate, ...]

@@ -104,7 +104,7 @@ def reset_signals() -> None:
 def become_worker(environment: Mapping[str, str]) -> None:
     """Set up a process as a worker of the bundled trainer.
 
-    Its output is flushed at each line, and the agent can request its stacks.
+    The process's output is flushed at each line, and the agent can request the process's stacks.
     """
     from concertina_agent.workers import stacks
 

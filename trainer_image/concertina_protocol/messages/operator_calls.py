@@ -13,7 +13,8 @@ from concertina_protocol.messages.records import Candidate, HeldSnapshot, Member
 class Prepare:
     """Request from the operator to every candidate for a round: stop the workers of older rounds, and report the state.
 
-    The answer is Prepared or Refused.
+    A round is a period in which a fixed set of replicas trains together. A candidate is a replica that may become a
+    member. The answer is Prepared or Refused.
     """
 
     uid: str
@@ -99,7 +100,8 @@ MOST_IMAGES = 4
 class Assign:
     """Message from the operator to every member of a round: the round begins. members[0] is the coordinator.
 
-    Before the operator sends the message, it writes the round to the job's status. The answer is Accepted or Refused.
+    A round is a period in which a fixed set of replicas trains together. Before the operator sends the message, it
+    writes the round to the job's status. The answer is Accepted or Refused.
     """
 
     uid: str

@@ -38,8 +38,8 @@ class DurableMoved:
 class StopAt:
     """Message from the coordinator to members: the call of should_checkpoint() at which a user's own command stops.
 
-    The coordinator sends the message during a drain. `call` is the number of that call (see `stopping`). If `call` is
-    0, workers receive SIGTERM instead.
+    The coordinator sends the message during a drain, so that all ranks stop after the same step. `call` is the number
+    of that call (see `stopping`). If `call` is 0, workers receive SIGTERM instead.
     """
 
     call: int

@@ -66,7 +66,7 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class ReadItem:
-    """Contiguous bytes to read from a shard's file, which are whole rows of a stored box.
+    """Contiguous bytes to read from a shard's file, which are whole rows of a stored box (a part of a tensor).
 
     A row is the part of the box at one index of the first dimension. `target` is a requested chunk. `box` has the
     elements of these rows that belong to `target`.

@@ -208,10 +208,10 @@ def _dtype(name: str, properties: Any) -> str:
 
 
 def _checked(piece: Piece) -> Piece:
-    """Check that a box is within its tensor, and as large as its bytes.
+    """Check that a part of a tensor is within the tensor, and that the part's stored bytes have the right size.
 
     Raises:
-        InvalidInput: When the box is not within its tensor, or its bytes have another size.
+        InvalidInput: When the part is not within its tensor, or its bytes have another size.
     """
     chunk = piece.chunk
     same = len(chunk.offsets) == len(chunk.shape) == len(chunk.global_shape)

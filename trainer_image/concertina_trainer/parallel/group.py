@@ -1,4 +1,4 @@
-"""Process group of a round, and this rank's position in it."""
+"""Process group of a round (a period in which a fixed set of replicas trains), and this rank's position in it."""
 
 from __future__ import annotations
 

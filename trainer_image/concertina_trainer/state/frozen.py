@@ -124,10 +124,11 @@ def digest(index: StateIndex, world: DistContext) -> str:
 
 
 def _checksums(tensor: Tensor, offsets: Sequence[int]) -> Tensor:
-    """Return checksums modulo 2**64 of a box of a weight, as an int64 tensor `[1 + dimensions]`.
+    """Return checksums modulo 2**64 of this rank's part of a weight, as an int64 tensor `[1 + dimensions]`.
 
-    The first checksum is the sum of the elements' bits. There is one more checksum for each dimension, in which an
-    element is multiplied by its index in the whole weight. So a change of order changes a checksum.
+    The part begins at the indices `offsets` of the whole weight. The first checksum is the sum of the elements' bits.
+    There is one more checksum for each dimension, in which an element is multiplied by its index in the whole weight.
+    So a change of order changes a checksum.
     """
     bits = tensor.view(_INTEGERS[tensor.element_size()])
     sums = [bits.sum(dtype=torch.int64)]

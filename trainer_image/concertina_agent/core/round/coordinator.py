@@ -1,4 +1,7 @@
-"""What the coordinator knows about the members of its round. The module has no side effects."""
+"""What the coordinator (the agent of the replica with rank 0) knows about the members of its round.
+
+The module has no side effects.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""An agent's part in a round. The module has no side effects.
+"""An agent's part in a round, which is a period in which a fixed set of replicas trains together.
 
-Preparation records what happens before the round begins, and Membership what happens in the round.
+Preparation records what happens before the round begins, and Membership what happens in the round. The module has no
+side effects.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Notice:
     def patient_until(self) -> float:
         """Time until which this agent, after a termination notice, waits for the coordinator to begin a drain.
 
-        After that time, the agent stops its workers without the coordinator.
+        In a drain, all ranks save and stop after the same step. If none has begun by that time, this agent stops its
+        own workers.
         """
         return self.at + min(1.0, self.grace / 4)
 
@@ -79,7 +81,7 @@ class ActiveDrain:
 
 @dataclasses.dataclass
 class Membership:
-    """Facts about a round of which this agent is a member.
+    """Facts about a round (training by a fixed set of replicas) of which this agent is a member.
 
     The object is created at the operator's Assign of the round, and is discarded at the Prepare of the next round.
     """

@@ -115,7 +115,8 @@ class Reader:
         """Check that the data sets of a mixture are compatible.
 
         Raises:
-            InvalidInput: When the data sets have different tokenizers or frames.
+            InvalidInput: When the data sets have different tokenizers, or different formats of feature vectors
+                (frames).
         """
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
