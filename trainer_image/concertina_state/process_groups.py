@@ -1,7 +1,7 @@
 """Process groups of torch in a process that takes part in one round after the other. Requires torch 2.15 or later.
 
-Each round has another set of ranks, and thus another process group. The bundled trainer and `trainingjob.run` leave
-their rounds by the functions of this module.
+A new round can have another set of ranks, so it needs new process groups. The bundled trainer and `trainingjob.run`
+leave their rounds by the functions of this module.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class LocalWorkers:
                 store.close()
 
     def _report_not_started(self, assign: Assign, me: int) -> None:
-        """Report the workers that a signal has stopped from being started, as if the signal had ended them.
+        """Report the workers that were not started because of a signal, as if the signal had ended them.
 
         The agent got the signal for its workers before these workers' processes existed.
         """

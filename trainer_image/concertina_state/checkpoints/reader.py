@@ -203,7 +203,7 @@ def resolve(uri: str) -> str:
     newest checkpoint, which the object LATEST names.
 
     Raises:
-        InvalidInput: When `uri` is neither a checkpoint nor a run's folder with one.
+        InvalidInput: When `uri` is neither a checkpoint's folder nor the folder of a run that has a checkpoint.
         StorageError: When durable storage can't be read.
     """
     folder = ObjectPrefix(uri)

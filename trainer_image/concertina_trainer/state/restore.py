@@ -113,7 +113,7 @@ def _rolling_back(start: Restore, uid: str, checkpoint: CheckpointConfig | None)
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """Facts, recorded with the saved state, that a round needs before it builds the model."""
+    """Facts, recorded with the saved state, that a rank needs before it can build the model."""
 
     config: TrainerConfig | None = None
     """Configuration that the state was trained with, or None for a new run."""

@@ -166,9 +166,9 @@ class Coordinator:
                 self._fail(self.members[replica], detail, at, FailureReason.WORKER_EXITED_EARLY)
 
     def lacking_the_end(self) -> dict[str, int]:
-        """Return the finished members that lack the newest snapshot, each mapped to the step of that snapshot.
+        """Return the finished members that lack the newest snapshot of the round, each mapped to that snapshot's step.
 
-        The newest snapshot is the newest one that any member has.
+        The newest snapshot is the one with the highest step among the snapshots of all members.
         """
         steps_by_replica = {
             replica: member.saved for replica, member in self.members.items() if member.saved is not None

@@ -89,7 +89,10 @@ def worker_failure(
 
 
 def worker_stopped(replica: str, rank: int, step: Optional[int], at: float) -> Failure:
-    """Return the failure for a worker that a signal has stopped. Only the worker's own agent notices this."""
+    """Return the failure for a worker that a signal such as SIGSTOP has suspended.
+
+    Only the agent of the same pod can notice this.
+    """
     message = f"Rank {rank} is stopped (by SIGSTOP or a similar signal), so the other ranks can't continue."
     return Failure(replica, FailureReason.WORKER_STOPPED, message, rank=rank, step=step, at=at)
 

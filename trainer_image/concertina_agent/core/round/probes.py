@@ -1,4 +1,4 @@
-"""Selection of the replicas to which an agent sends a Ping before a round. The candidates for the round are considered.
+"""Selection of the replicas to which an agent sends a Ping before a round, among all candidates for that round.
 
 If each of a thousand agents sent a Ping to all others, there would be a million TLS handshakes (decision "Large jobs
 test only some connections").

@@ -255,9 +255,10 @@ class Reader:
 
 
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
-    """Return the data set, shard and index of each sequence of a block, as int64 `[3, _BLOCK]`.
+    """Return the data set, shard and index of each sequence of block number `block`, as int64 `[3, _BLOCK]`.
 
-    numpy computes the places of a whole block in about the time of a single one.
+    A block consists of _BLOCK consecutive sequences. numpy computes the places of a whole block in about the time of a
+    single one.
     """
     sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
     places = np.empty((3, _BLOCK), dtype=np.int64)
