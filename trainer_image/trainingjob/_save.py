@@ -51,10 +51,10 @@ class OwnShard:
         self._shared_buffers: Mapping[str, Any] = {}
         """Buffers that rank 0 saves for all ranks."""
         self._values_text = bytearray(1)
-        """This rank's values, as they stand in its shard."""
+        """This rank's values, as its shard contains them."""
         self._values_array = session.ranks.memory(self._values_text)
         self._snapshot_count, self._next_check = 0, 1
-        """Snapshots so far, and the one before which ranks compare the arrays that they should hold alike."""
+        """Number of snapshots so far, and the number of them at which ranks next compare their replicated arrays."""
 
     def current(self) -> tuple[StateIndex, Snapshots]:
         """Return the index of the script's objects in their present state, and the snapshots.

@@ -184,8 +184,8 @@ class State:
 
         Raises:
             SystemExit: The workers are about to be stopped, and the state has been saved.
-            concertina_state.errors.InvalidInput: An array can't be saved, ranks differ in an array that they should
-                hold alike, or only an optimizer that the State does not have makes steps.
+            concertina_state.errors.InvalidInput: An array can't be saved, an array that should be the same on all
+                ranks differs, or only an optimizer that the State does not have makes steps.
         """
         self._saver.commit(step, durable)
 
