@@ -115,9 +115,9 @@ def _of_trainer(chunks: Iterable[Chunk], step: int) -> Iterator[Entry]:
 
 
 def _values_of_rank_0(stored: StoredCheckpoint) -> Mapping[str, Any]:
-    """Return the values that rank 0 has saved, by object.
+    """Return the values that rank 0 has saved, keyed by the name of the object.
 
-    DCP, too, saves values that are not sharded from rank 0.
+    DCP also takes values that are not sharded from rank 0.
     """
     shard = stored.open(0)
     chunk = shard.header.chunks[f"{RANK}0"]
@@ -166,7 +166,10 @@ class _Array(torch.Tensor):
 
 
 def _with_arrays(tree: Any, path: str, chunks: dict[str, Chunk]) -> Any:
-    """Return a tree of values with a placeholder for each array of a dict. Its chunk is taken out of `chunks`."""
+    """Return a tree of values, in which a placeholder replaces each array of a dict.
+
+    A placeholder refers to the array's chunk, which is removed from `chunks`.
+    """
     if isinstance(tree, str) and tree == ARRAY and path in chunks:
         array = torch.empty(0, device="meta").as_subclass(_Array)
         array.stored = chunks.pop(path)

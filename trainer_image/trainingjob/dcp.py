@@ -82,7 +82,8 @@ class _Contents:
     def metadata(self) -> Metadata:
         """Names, dtypes and shapes of everything in the checkpoint, as DCP expects them.
 
-        For DCP, each tensor is stored as one piece, so a request is one box, which `fill` looks up in all shards.
+        DCP is told that each tensor is stored as one piece. So DCP requests one box (rectangular part) of a tensor at a
+        time, and `fill` finds the shards that contain the box.
         """
         return Metadata(
             {key: _metadata_of(entry) for key, entry in self.entries.items()},
@@ -111,12 +112,12 @@ class Reader(StorageReader):
     `StateDictOptions(flatten_optimizer_state_dict=True)`.
 
     Args:
-        uri: URI (s3://, gs://, az:// or file://) of a checkpoint, or of a run's folder for the checkpoint that LATEST
-            names.
+        uri: URI (s3://, gs://, az:// or file://) of a checkpoint or of a run's folder. In a run's folder, the reader
+            loads the newest checkpoint, which the object LATEST names.
 
     Raises:
-        concertina_state.errors.InvalidInput: In `dcp.load`: the checkpoint is damaged, or the state dict requests what
-            it does not have.
+        concertina_state.errors.InvalidInput: In `dcp.load`: the checkpoint is damaged, or the state dict has a key that
+            the checkpoint does not have.
     """
 
     def __init__(self, uri: str) -> None:
@@ -155,7 +156,8 @@ class Reader(StorageReader):
         """Check that all ranks read the same checkpoint.
 
         Raises:
-            InvalidInput: LATEST was changed while the ranks read it, so they have opened different checkpoints.
+            InvalidInput: A newer checkpoint was published while the ranks opened it, so they have opened different
+                ones.
         """
         if len(uris := {plan.storage_data for plan in plans}) > 1:
             found = ", ".join(sorted(uris))
@@ -236,7 +238,8 @@ def convert(uri: str, folder: str | os.PathLike[str], advance: Callable[[int], N
     The keys are those of `Reader`. The folder has no checksums.
 
     Args:
-        uri: URI of a checkpoint, or of a run's folder for the checkpoint that LATEST names.
+        uri: URI of a checkpoint or of a run's folder. In a run's folder, the newest checkpoint is written, which the
+            object LATEST names.
         folder: Empty or new folder on this machine.
         advance: Function that is called with the number of bytes just read.
 

@@ -51,7 +51,7 @@ class Adapter:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Weight of this project that is one part of an exported tensor."""
+    """Weight of this project from which an exported tensor is built. Several weights can form one exported tensor."""
 
     chunk: Chunk
     adapter: Adapter | None = None
@@ -155,7 +155,7 @@ def export(checkpoint: StoredCheckpoint, data: str = "", ema: bool = False) -> E
     Args:
         checkpoint: Checkpoint to export.
         data: Folder of the run's data, which contains the tokenizer. Needed only if the data have been moved.
-        ema: Whether to export the average of the weights. Frozen weights have none, and are exported themselves.
+        ema: Whether to export the average of each weight. A frozen weight has no average, and is exported unchanged.
 
     Raises:
         InvalidInput: When the checkpoint or the data can't be exported.
@@ -227,10 +227,11 @@ def trainer_of(checkpoint: StoredCheckpoint) -> TrainerConfig:
 def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = False) -> list[Tensor]:
     """Return the tensors of the export, sorted by their exported names, in the dtypes of the trained model.
 
-    With `ema`, the average of a weight takes its place.
+    With `ema`, weights that have an average are replaced by the average.
 
     Raises:
-        InvalidInput: When no Hugging Face model computes as this one does, or a tensor has no counterpart in it.
+        InvalidInput: When no Hugging Face model has the same arithmetic as this model, or that model has no tensor for
+            a weight.
     """
     family = FAMILIES[hf_config.config_json(model)["model_type"]]
     wholes = whole_chunks(shards, model)
@@ -260,9 +261,13 @@ def _tensors(shards: Sequence[ShardReader], model: ModelConfig, ema: bool = Fals
 
 
 def whole_chunks(shards: Sequence[ShardReader], model: ModelConfig, prefix: str = hf_names.MODEL) -> dict[str, Chunk]:
-    """Return a chunk of each whole weight in the shards, in the dtype of the trained model, keyed by the weight's name.
+    """Return a chunk for each whole weight in the shards, in the trained model's dtype, keyed by the weight's name.
 
-    `prefix` is that of the weights in the shards. The keys always begin with that of weights, MODEL.
+    Args:
+        shards: Shards of the checkpoint.
+        model: Model that was trained.
+        prefix: Beginning of the names to look for in the shards, such as that of the averages. In the result, MODEL
+            replaces this prefix.
     """
     chunks = [stored.chunk for shard in shards for stored in shard.header.chunks.values()]
     return {
@@ -278,7 +283,7 @@ def whole_chunks(shards: Sequence[ShardReader], model: ModelConfig, prefix: str 
 
 
 def _dtype_of(name: str, stored: str, model: ModelConfig) -> str:
-    """Return the dtype of a weight in the trained model. Frozen weights may be stored in another one."""
+    """Return the dtype of a weight in the trained model. Frozen weights may be stored in another dtype."""
     if model.lora is None or adapters.is_adapter(name):
         return stored
     return "BF16" if model.lora.frozen_dtype is FrozenDtype.bfloat16 else "F32"

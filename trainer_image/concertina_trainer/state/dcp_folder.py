@@ -1,6 +1,6 @@
 """Folders of torch.distributed.checkpoint (DCP) as sources of weights (`initFrom`) and of whole states (`resumeFrom`).
 
-Names are those of `concertina checkpoint export --to dcp`, or those of torchtitan's Llama.
+Tensors must have the names that `concertina checkpoint export --to dcp` writes, or the names of torchtitan's Llama.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ class Part:
 class DcpFile:
     """Parts of tensors in one file of a folder, at most one of each tensor.
 
-    A piece can be read only whole, because torch.save may have written it in any order of its dimensions. So each part
-    has a range of offsets of its own, in which the bytes are those of its piece in row-major order.
+    A part can't be read from the file directly, because torch.save may have written its piece in any order of
+    dimensions. So this class loads the whole piece, and presents its bytes in row-major order. Each part has offsets of
+    its own in the presented file.
     """
 
     batch_bytes = STRIDE
@@ -197,7 +198,7 @@ class DcpFolder:
         return own
 
     def _own_name(self, key: str, names: Collection[str], model: ModelConfig) -> str:
-        """Return this project's name of a tensor, or "" for one that is no array of the state.
+        """Return this project's name of a tensor, or "" if the tensor is not a part of the state.
 
         Raises:
             InvalidInput: When the state has no place for the tensor.
@@ -253,7 +254,7 @@ def _separated(piece: Piece, attention: str, model: ModelConfig) -> Iterator[Par
 
     The tensor is one of those that `titan_names.FUSED` names.
 
-    `attention` is the beginning of this project's names.
+    `attention` is the name of the attention layer, with which the names of the parts begin.
 
     Raises:
         InvalidInput: When the tensor has another number of rows than the model.
