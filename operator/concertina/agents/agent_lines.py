@@ -18,7 +18,7 @@ MOST_HELD_BYTES = 16 << 20
 class HeldLines:
     """Memory budget that the agents of one namespace share for long lines.
 
-    Incomplete lines count, and so do lines that wait to be handled.
+    A line counts from the arrival of its first part until the operator has handled the line.
     """
 
     def __init__(self, most_bytes: int = MOST_HELD_BYTES) -> None:

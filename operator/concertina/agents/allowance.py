@@ -65,7 +65,10 @@ class Allowance:
 
     @property
     def untouched(self) -> bool:
-        """True if the budget is as large as at the start. This object can then be dropped and created again later."""
+        """True if the budget is as large as at the start.
+
+        The caller then drops this object to save memory. A new object for the namespace has the same budget.
+        """
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
     async def handle(self, line: Callable[[], T]) -> T:
@@ -84,10 +87,10 @@ class Allowance:
         return await result
 
     async def _serve(self) -> None:
-        """Handle the waiting lines, for at most HOLD_SECONDS in one turn of the event loop.
+        """Handle the waiting lines, for at most HOLD_SECONDS before the event loop runs other tasks.
 
-        With a lock instead, each turn would handle only one line. While a thousand jobs start, a turn takes
-        milliseconds, so lines would arrive faster than they are handled.
+        While a thousand jobs start, the other tasks take milliseconds each time. If this task handled only one line at
+        a time, lines would arrive faster than they are handled.
         """
         try:
             while self._waiting:

@@ -112,8 +112,8 @@ class AgentConnection:
     def told(self, offset: float) -> AgentView:
         """Return the last known state of the agent, with `offset` seconds added to all times.
 
-        If nothing has changed since the last call of this function, the result is the same object. Of a thousand
-        agents, only a few change between two passes.
+        If the state and the offset are the same as at the last call, the result is the same object. Most of a job's
+        agents do not change between two planning passes, so this saves time.
         """
         if (
             self._last_told is None
@@ -252,8 +252,10 @@ class AgentConnections:
         """Open a report stream to each agent in `addresses`, and close all other streams of the job.
 
         A stream with a call in progress is closed after the call. If the job was deleted meanwhile, nothing happens.
-        Streams of idle agents are reopened when the job gets its first round, and when its coordinator becomes known
-        (decision "New pods ask the coordinator what to import").
+
+        An idle agent learns from the first message of a stream whether the job has a round, and the address of the
+        job's coordinator (the agent of rank 0). This method therefore opens the streams to idle agents again when one
+        of these values changes (decision "New pods ask the coordinator what to import").
 
         Args:
             uid: Uid of the job.
@@ -422,7 +424,7 @@ class AgentConnections:
     def _change(self, job: _JobConnections, send: Send, under_way: Call, **changes: Any) -> bool:
         """Update the recorded call to a replica, and return whether the call is still recorded.
 
-        The record is gone if the replica's pod is gone, or if a later call of the same kind was made.
+        The operator no longer records a call after the replica's pod is gone, or after a later call of the same kind.
         """
         kind = CALLS[type(send.message)]
         connection = job.connections.get(send.replica)
@@ -493,10 +495,12 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split a batch of calls into parts of similar size; their number is about the square root of the number of calls.
+    """Split a batch of calls into parts, each of which one agent passes on to the others in the part.
 
-    A replica is always in the same part, because agents keep the connections among them. The first call of a part is to
-    a connected agent if there is one, because that agent passes the message on.
+    There are about as many parts as calls in each part, so the time to pass a message on grows with the square root of
+    the number of calls. A replica is in the same part each time, because the agents of a part reuse their connections
+    to each other. The first call of a part is to a connected agent if the part has one, because the first agent passes
+    the message on.
     """
     count = math.isqrt(len(batch) - 1) + 1
     parts: list[list[tuple[Send, Call]]] = [[] for _ in range(count)]
@@ -526,10 +530,10 @@ def asked(waits: bool, uid: str = "", jobs: int = 1, coordinator: str = "") -> p
     """Return the Watch message, which asks an agent for reports.
 
     Args:
-        waits: Whether the job has no round yet.
+        waits: Whether the job has no round yet. Idle agents then report less often.
         uid: Uid of the job.
-        jobs: Number of jobs of this operator.
-        coordinator: Address of the job's coordinator; empty if unknown.
+        jobs: Number of jobs of this operator. With more jobs, agents report their progress less often.
+        coordinator: Address of the job's coordinator (the agent of rank 0); empty if unknown.
     """
     pace = max(FASTEST_SECONDS, min(SLOWEST_SECONDS, jobs / NUMBERS_A_SECOND))
     idle_beat = constants.WAITING_BEAT if waits else protocol.REPORT_SECONDS
@@ -549,9 +553,9 @@ def _result(reply: object) -> CallResult:
 
 
 def _assigned(view: AgentView, report: protocol.Report) -> Call | None:
-    """Return this operator's Assign call if `report` contains the first progress of the round; None otherwise.
+    """Return the Assign call, which gave the agent its rank, if `report` has the round's first progress.
 
-    The Assign call gave the agent its rank in that round.
+    The result is None otherwise. The time from the call to the report is observed in a metric.
     """
     last_report, assign = view.report, view.assign
     if report.progress is None or assign is None or (assign.round, assign.claim) != (report.round, report.claim):

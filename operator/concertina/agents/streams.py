@@ -92,9 +92,15 @@ async def follow(
 ) -> None:
     """Keep a report stream to an agent open until this coroutine is cancelled.
 
-    The coroutine calls `on_waits` each time it opens a stream, and `on_report` with each report that differs from the
-    previous one. It calls `on_lost` if a stream can't be opened, breaks, or sends nothing for longer than `silence`
-    allows.
+    Args:
+        identity: Parameters of the job's connections.
+        address: Address of the agent.
+        ask: Function that returns the Watch message with which each stream begins.
+        on_waits: Function to call with True before a stream waits for its handshake, and with False when the handshake
+            begins.
+        on_report: Function to call with each report that differs from the previous one.
+        on_lost: Function to call if a stream can't be opened, breaks, or sends nothing for longer than `silence`
+            allows.
     """
     failures = 0
 
@@ -129,7 +135,7 @@ async def _stream(
         ):
 
             def handle(line: bytes) -> Lost | None:
-                """Handle one line. Return the end of the stream if the line ends it, and None otherwise."""
+                """Handle one line. If the stream must end after this line, return the reason; otherwise return None."""
                 nonlocal last, before
                 is_same, before = hash(line) == before, hash(line)
                 if is_same and not calls.wait:  # nothing has changed, which is the usual case

@@ -138,7 +138,12 @@ def _is_one(word: str, names: tuple[str, ...]) -> bool:
 
 
 def in_text(words: Sequence[str], expression: str) -> bool:
-    """Return whether a command is a shell with a script that runs a launcher. `expression` is one of TEXTS."""
+    """Return whether a command is a shell with a script that runs a launcher.
+
+    Args:
+        words: Words of the command.
+        expression: Regular expression for a script that runs a launcher: one of TEXTS.
+    """
     if len(words) < 3 or words[0] not in SHELLS or not (words[1].startswith("-") and words[1].endswith("c")):
         return False
     text = words[2]
@@ -224,6 +229,9 @@ def _cel_is_one(word: str, names: tuple[str, ...]) -> str:
 
 
 def _cel_raw(expression: str) -> str:
-    """Return a regular expression as a raw CEL string in which a dot matches every character, as with FLAGS."""
+    """Return a regular expression as a raw CEL string in which a dot also matches a line break.
+
+    The Python check uses the same mode (FLAGS), so that both checks accept the same commands.
+    """
     escaped = expression.replace("'", r"\x27")
     return f"r'(?s){escaped}'"

@@ -45,9 +45,10 @@ def default_image() -> str:
 
 
 def manifest(options: DataJobOptions) -> Raw:
-    """Return the manifest of the Job.
+    """Return the manifest of the Indexed Job that builds the data.
 
-    Its name is derived from the options. If the same command is run again, it therefore follows the running Job.
+    The Job's name is derived from the options. A second run of the same command therefore follows the Job that is
+    already running.
     """
     digest = hashlib.sha256(repr(options).encode()).hexdigest()[:10]
     labels = {"app.kubernetes.io/managed-by": "concertina", "app.kubernetes.io/component": "data-build"}

@@ -233,7 +233,7 @@ class WorkloadWriter:
 
 
 async def pods_left(client: Client, namespace: str, job_uid: str) -> int:
-    """List a job's pods, and return how many of them use quota."""
+    """Return how many of a job's pods use Kueue quota, from a list of the pods that is requested now."""
     pods, _ = await client.list_all(PODS, namespace, labels=f"{JOB_UID}={job_uid}")
     return sum(not pod_view(pod).view.released for pod in pods)
 

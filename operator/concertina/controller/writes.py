@@ -86,9 +86,12 @@ class _Window:
 class WriteQueue:
     """Queue of the background writes of all jobs.
 
-    `write` performs one action and returns whether the API server accepted it. If `write` raises, the queue calls
-    `failed`. It calls `changed` after a write for which others have waited. The queue writes nothing while `may_act`
-    returns False, because another operator may be the leader. A later pass plans the write again.
+    Args:
+        write: Function that performs an action and returns whether the API server accepted it.
+        failed: Function to call with the error if `write` raises.
+        changed: Function to call with a job's uid when the job must be planned again: a write for which there was no
+            space can start now, or a write was omitted.
+        may_act: Function that returns False while another operator may be the leader. Writes are then omitted.
     """
 
     def __init__(
@@ -170,9 +173,10 @@ class WriteQueue:
 
 
 def _excludes(window: _Window, action: Action) -> bool:
-    """Return whether the action must not run at the same time as other writes of the job.
+    """Return whether the action must wait for other writes of the job.
 
-    When the operator returns quota, it has counted the job's pods before. No pod may be created meanwhile.
+    Creations of pods and writes that return quota exclude each other. Before the operator returns quota, it counts the
+    job's pods, and this count must stay right until the write is done.
     """
     if isinstance(action, CreatePod | CreateRendezvous):
         return any(isinstance(key, WORKLOAD_WRITES) for key in window.under_way)
@@ -201,7 +205,7 @@ def _name(job: CachedJob, action: Action) -> str:
 
 
 def _identity(action: Action) -> Hashable:
-    """Return a key that is equal for two actions of which only one is needed.
+    """Return a key that is equal for two actions with the same effect, so that the queue performs only one of them.
 
     For example, a pod is created once, even if a later plan lists other nodes to avoid.
     """

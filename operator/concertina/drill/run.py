@@ -138,7 +138,8 @@ class Recording:
     async def _new_round(self, seconds: float) -> None:
         """Wait for the first step of a new round.
 
-        For a job of the bundled trainer, the time comes from the trainer's log, otherwise from the status.
+        The time of this step comes from the log of the bundled trainer. For another job, it is the time at which the
+        status showed the new round.
         """
         watch, rounds = self._watch, self._before.world.round
 

@@ -412,7 +412,7 @@ class Client:
         """Return a page of a list and its size in bytes.
 
         Raises:
-            _PageTooLarge: When the page is too large. A page that is requested with a single object has no limit.
+            _PageTooLarge: When the page is too large. If `single` is true, the page has only one object and any size.
         """
         with metrics.request_seconds("GET", self._host, resource.plural).time():
             return await self._answer("GET", resource, path, params, most_bytes=None if single else MOST_PAGE_BYTES)
@@ -527,7 +527,8 @@ async def _read(response: aiohttp.ClientResponse, most_bytes: int | None) -> byt
 def _why(lost: Exception) -> str:
     """Return a description of a connection error, for an error message.
 
-    The text of aiohttp's exception is not used for a response, because it contains the proxy's URL with the password.
+    If a server or proxy has answered, the text of aiohttp's exception is not used, because it contains the URL of the
+    proxy with the password.
     """
     if isinstance(lost, aiohttp.TooManyRedirects):
         return "it redirects in a circle"

@@ -147,8 +147,8 @@ class ClusterCache:
     def on_job(self, obj: Raw, only_numbers: bool = False) -> None:
         """Store a TrainingJob from a watch event or from the answer to a write.
 
-        A version that is older than the cached one is ignored. A job that was already deleted is ignored too. Its
-        deletion is not announced again, so the job would stay in the cache forever.
+        A version that is older than the cached one is ignored. A late event of a deleted job is ignored too: the watch
+        does not report the deletion again, so the job would stay in the cache forever.
 
         Args:
             obj: Manifest of the job.
@@ -271,7 +271,14 @@ class ClusterCache:
                 self._changed(uid)
 
     def create_refused(self, uid: str, kind: Refusal, sentence: str, namespace_ends: bool = False) -> None:
-        """Record that the API server refused to create an object of the job."""
+        """Record that the API server refused to create an object of the job.
+
+        Args:
+            uid: Uid of the job.
+            kind: Kind of the refusal.
+            sentence: The API server's message.
+            namespace_ends: Whether the namespace is being deleted. The job then counts as being deleted too.
+        """
         if job := self._jobs.get(uid):
             now, before = time.time(), job.refused
             since = before.since if before and before.kind is kind else now
@@ -281,9 +288,9 @@ class ClusterCache:
             self._job_changed(uid)
 
     def name_taken(self, uid: str, name: str) -> None:
-        """Record that a pod which is not in the cache has a name that the job's next pod would get.
+        """Record that a pod outside of the cache has the name `name`, so that the next plan skips this name.
 
-        It is a pod of the user, or a pod that is too new for the watch.
+        A user may have created that pod. It may also be a pod that the watch has not reported yet.
         """
         if job := self._jobs.get(uid):
             job.taken.add(name)

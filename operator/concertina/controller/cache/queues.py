@@ -141,7 +141,7 @@ class QueueCache:
         self._changed(job.view.uid)
 
     def accepted(self, job: CachedJob) -> None:
-        """Record that the API server accepted a write to a Workload of the job."""
+        """Record that the API server accepted a write to a Workload of the job. Earlier refusals no longer count."""
         job.quota_refusal, job.quota_refusals = "", 0
 
     def _resume(self, job: CachedJob) -> None:

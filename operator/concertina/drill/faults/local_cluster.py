@@ -22,6 +22,10 @@ _ENDPOINT = "import os; print(os.environ.get('AWS_ENDPOINT_URL', ''))"
 def _container(environment: dict[str, str], name: str) -> ProcessIdentity:
     """Return the first process of the container that has the given environment variables.
 
+    Args:
+        environment: Variables that identify the container.
+        name: Name of the container for the error message.
+
     Raises:
         UserError: When this machine has no such process.
     """

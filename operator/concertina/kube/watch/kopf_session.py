@@ -85,7 +85,7 @@ class KopfSession:
     ) -> aiohttp.ClientResponse:
         """Start a watch at the version of a list that this operator has made.
 
-        kopf would otherwise begin with the API server's initial events.
+        Without this version, kopf requests all existing objects as the first events of the watch.
         """
         *_, parent, namespace, _plural = request.url.parts
         watched_namespace = namespace if parent == "namespaces" else None

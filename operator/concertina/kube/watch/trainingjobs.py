@@ -204,9 +204,9 @@ class TrainingJobs:
         return registry
 
     async def _begin(self, namespace: str | None) -> str:
-        """Return the resourceVersion from which a watch begins.
+        """Return the resourceVersion from which a watch of the namespace begins.
 
-        If there is no list of the namespace that no watch has used, the jobs are listed first.
+        Each list of jobs serves one watch. If there is no unused list, this method lists the jobs first.
         """
         await self._followed.wait()
         follower = self._follower

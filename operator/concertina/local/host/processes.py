@@ -67,7 +67,10 @@ def _pids() -> Iterator[int]:
 
 
 def marked(directory: Path) -> list[ProcessIdentity]:
-    """Return all live processes of the cluster with this state folder, or with one inside it. Pods are not included."""
+    """Return all live processes of the local cluster in a state folder, without the processes of pods.
+
+    Processes of a state folder inside `directory`, such as an S3 server's, are included.
+    """
     needle = f"{MARKER}={directory}".encode()
     below = needle + b"/"
     identities = []

@@ -65,9 +65,9 @@ async def _first_delay(probe: Object) -> None:
 async def _settle(
     probe: Object, container: RunningContainer, address: str, *, wanted: bool, warn: Warn, kind: str
 ) -> bool:
-    """Probe until the result was `wanted` often enough in a row, and return True.
+    """Probe a container until the result is as `wanted` as many times in a row as the probe's threshold says.
 
-    The result is False if a startup probe fails too often.
+    Return True then. Return False if a startup probe fails too often before.
 
     Args:
         probe: Probe from the pod's spec.
