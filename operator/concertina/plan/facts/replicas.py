@@ -219,9 +219,9 @@ class Replicas:
 
     @cached
     def asked(self) -> Mapping[str, Call]:
-        """Prepare calls (which ask replicas to join the next round) of the open claim, keyed by replica.
+        """Prepare calls that ask replicas to join the round that is being formed, keyed by replica.
 
-        The calls are in order of replica index. The result is empty if no claim is open.
+        The calls are in order of replica index. The result is empty if no round is being formed.
         """
         claim = self.round.claim
         if claim is None or claim.committed:
@@ -231,7 +231,7 @@ class Replicas:
 
     @cached
     def answers(self) -> Mapping[str, Prepared]:
-        """Answers to the Prepare calls of the open claim, keyed by replica."""
+        """Answers to the Prepare calls for the round that is being formed, keyed by replica."""
         return {name: call.reply for name, call in self.asked.items() if isinstance(call.reply, Prepared)}
 
     @cached
@@ -242,10 +242,9 @@ class Replicas:
 
     @cached
     def uninformed(self) -> frozenset[str]:
-        """Replicas whose answer to a Prepare call is based on an outdated list of candidates.
+        """Replicas that answered their Prepare call before other candidates for the round were added.
 
-        Such an answer does not mention candidates that were added later. The replica may still be able to reach those
-        candidates.
+        Such an answer does not say whether the replica can reach the candidates that were added later.
         """
         lists = {id(call.candidates): call.candidates for call in self.asked.values()}  # most calls share the same list
         complete = {

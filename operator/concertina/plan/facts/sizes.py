@@ -94,9 +94,7 @@ def _largest_island(
     """Return the largest set of replicas that reach each other, directly or through others.
 
     Of two sets of the same size, the function returns the one with more members of the last round, because these
-    members hold the state. If the sets have equally many such members, it returns the set with the earliest replica. In
-    a large round each replica checks only some of the others, so the replies may not show every link that a partition
-    cuts.
+    members hold the state. If the sets have equally many such members, it returns the set with the earliest replica.
     """
     links: dict[str, set[str]] = {name: set() for name in seniority}
     for name, reply in replies.items():

@@ -98,16 +98,16 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 
 
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
-    """Return whether a script stopped before it saved the state from which its round continued.
+    """Return whether a script stopped before it saved anything newer than the state with which the round began.
 
-    That state then exists only in the memory of the pods.
+    If the round began from state in the pods' memory, that state is then nowhere else.
     """
     step = report.progress.step if report.progress else 0
     return not ctx.spec.bundled and step <= _in_memory(ctx) > 0
 
 
 def _in_memory(ctx: JobContext) -> int:
-    """Return the step from which the round continued, if that state was in the pods' memory; otherwise 0."""
+    """Return the step at which the round began if it began from state in the pods' memory; otherwise 0."""
     base = ctx.world.base
     return base.step if base is not None and base.source == RestoreSource.MEMORY else 0
 

@@ -286,8 +286,12 @@ def restarts_after(
 ) -> Restarts:
     """Return the new value of `status.restarts`.
 
-    Entries are added for the current failure and for each replica that can't start. An entry for a pod that ended by
-    itself is added once, when the pod's replica index gets its next attempt.
+    Args:
+        ctx: Context of this planning pass.
+        answered: Failure to which this pass responds, or None.
+        replaced: Pods whose replica index gets its next attempt in this pass. Each pod that ended by itself gets an
+            entry, unless its failure already has one.
+        stuck: Entries of replicas that can't start.
     """
     entries, new = list(ctx.recent), 0
     if answered and not _is_counted(ctx, answered):
@@ -316,7 +320,10 @@ def restarts_after(
 
 
 def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
-    """Return corrections to the entry of a failure, based on how the failed replica's pod ended."""
+    """Return corrections to the entry of a failure, now that the failed replica's pod has ended.
+
+    For example, the failure gets the reason NodeLost if the pod's node is not ready.
+    """
     node = ctx.node(pod)
     if pod_backoff.ended_by_itself(pod):
         return {"counted": True}
@@ -324,7 +331,7 @@ def _learnt(ctx: JobContext, pod: PodView) -> dict[str, object]:
 
 
 def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
-    """Return the entries without messages and error texts, which only the newest entries keep.
+    """Return the newest MOST_ENTRIES entries. Only the newest WITH_TEXTS entries keep their messages and error texts.
 
     This limits the size of the status.
     """
@@ -336,7 +343,7 @@ def _bounded(entries: list[Restart]) -> tuple[Restart, ...]:
 def _is_counted(ctx: JobContext, answered: Restart) -> bool:
     """Return whether the failure of this round already has an entry in `status.restarts`.
 
-    The entry was made when the failed replica's pod ended in this round.
+    Such an entry exists if the failed replica's pod ended earlier in this round.
     """
     since = unix_seconds(ctx.world.since) if ctx.world.since else ctx.now
     return any(entry.replica == answered.replica and unix_seconds(entry.at) > since for entry in ctx.recent)

@@ -111,7 +111,8 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
     """Return whether a failure has occurred often enough to count as a bug in the script.
 
     If all these failures occurred on one node, the node may be the cause. The failure then counts as a bug only if no
-    other node is available, and only if hardware can't cause it (decision "Repeated failures that end the job").
+    other node is available, and faulty hardware does not cause failures of this kind (decision "Repeated failures that
+    end the job").
     """
     failures = alike(ctx, failed)
     if len(failures) < TRIES:

@@ -132,7 +132,8 @@ def _cannot_start(ctx: JobContext, pod: PodView) -> str:
 def _partitioned(ctx: JobContext, pod: PodView) -> str:
     """Return a sentence if a pod that the job needs can reach the operator, but not the other pods.
 
-    The result is empty otherwise. A pod counts as partitioned only after several claims have failed.
+    The result is empty otherwise. A pod counts as partitioned only after the operator has tried to form a round several
+    times.
     """
     if ctx.round.claim is None or ctx.round.claim.round - ctx.world.round <= CLAIMS:
         return ""

@@ -98,9 +98,9 @@ def _joined(ctx: JobContext, decision: Decision) -> Growth:
 
 
 def _lost(ctx: JobContext, decision: Decision) -> str:
-    """Return a phrase that says how the loss of replicas that had just joined ended the round.
+    """Return how the loss of replicas that had just joined ended the round, as words for a message.
 
-    The phrase is empty if the round did not end for that reason.
+    The result is empty if the round did not end for that reason.
     """
     growth, since = ctx.status.internal.growth, ctx.world.since
     lasted = ctx.now - (unix_seconds(since) if since else ctx.now)

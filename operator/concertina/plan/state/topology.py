@@ -128,7 +128,8 @@ _BLOCKS_ADVICE = "the ranks of a block stay together, so write checkpoints often
 def places(ctx: JobContext, replicas: Iterable[str]) -> dict[str, MemberPlace]:
     """Return the node and zone of each replica, keyed by replica.
 
-    If the job saves no snapshots, all places are equal.
+    If the job saves no snapshots, all replicas get the same place, because the order of the members does not matter
+    then.
     """
     if not ctx.keeps_state:
         return dict.fromkeys(replicas, MemberPlace(""))

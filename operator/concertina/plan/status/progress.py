@@ -1,8 +1,9 @@
 """Status fields that come from the coordinator's report: progress, saved state, and explanatory sentences.
 
-The sentences explain why workers do not start warm, why the tracker accepts no data, and that replicas train separately
-instead of together. The status shows a sentence while it applies, and an event reports each change of it. The first two
-are the same for all replicas, because all have the same image and command.
+There are three sentences: why workers do not start warm (from a process that has imported their modules), why the
+tracker accepts no data, and that replicas train separately instead of together. The status shows a sentence while it
+applies, and an event reports each change of it. The coordinator can report the first two sentences for all replicas,
+because all have the same image and command.
 """
 
 from __future__ import annotations

@@ -103,7 +103,10 @@ class Account:
 
     @cached
     def elapsed(self) -> float:
-        """Seconds since the last calculation, by a monotonic clock if this operator made it."""
+        """Seconds since the last calculation.
+
+        If this operator made that calculation, the seconds are by its monotonic clock.
+        """
         counted, observed = self.ctx.status.goodput.at, self.ctx.observed
         if counted is not None and observed.counted_for is not None:
             return observed.counted_for
@@ -158,7 +161,7 @@ class Account:
 
     @cached
     def _counted_as_stepping(self) -> bool:
-        """Return whether a step of the committed round was already known at the last calculation."""
+        """Return whether a step of the committed round was already known when the job's time was last counted."""
         if self._reported and self._first_step_at is None:
             return False
         round = self.ctx.world.round
@@ -166,7 +169,7 @@ class Account:
 
     @cached
     def before_first_step(self) -> float:
-        """Seconds of this count in which a script's workers ran before the first reported step of their round."""
+        """Seconds since the last count in which a script's workers ran before the first reported step of the round."""
         ran = self.elapsed - self.late
         if self.phase is not Phase.TRAINING or self.ctx.spec.bundled or self._counted_as_stepping:
             return 0.0
@@ -182,9 +185,9 @@ class Account:
     def _unknown_was_startup(self) -> bool:
         """Return whether the job's first report proves that the workers made no step before it.
 
-        Such a proof is possible only in the job's first round. There, the report proves it if the report is about the
-        first step of the run, if the script commits each step, or if optimizer steps are counted. In later rounds, the
-        unknown time of earlier rounds stays unknown.
+        The report proves this if it is about the first step of the run, if the script commits each step, or if
+        optimizer steps are counted. It proves nothing in a later round of the job: workers of earlier rounds may have
+        made steps without a report.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
@@ -280,7 +283,7 @@ class Account:
 
     @cached
     def replayed_seconds(self) -> float:
-        """Seconds that the lost steps, which are trained again, had taken."""
+        """Seconds that the lost steps had taken. These steps are trained again."""
         last_progress, reported = (
             self.ctx.status.progress,
             self.ctx.round.report.progress if self.ctx.round.report else None,
