@@ -67,7 +67,8 @@ class Allowance:
     def untouched(self) -> bool:
         """True if the budget is as large as at the start.
 
-        The caller then drops this object to save memory. A new object for the namespace has the same budget.
+        The caller then drops this object to save memory. A new object for the same namespace would have the same
+        budget.
         """
         return self._paid_at <= self._clock() - SAVED_SECONDS
 
@@ -75,7 +76,8 @@ class Allowance:
         """Handle one line when its turn comes, charge its cost, and return the result.
 
         Args:
-            line: Function that reads and handles the line in the event loop. If no line waits, it is called at once.
+            line: Function that reads and handles the line in the event loop. If no other line waits, the function is
+                called at once.
         """
         owes = self._paid_at > self._clock()
         if self._serving is None and not owes and self._held_seconds < HOLD_SECONDS:

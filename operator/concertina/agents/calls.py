@@ -213,7 +213,7 @@ async def connection(
 
 @contextlib.asynccontextmanager
 async def calls_on(opened: Connection, identity: ConnectionIdentity, address: str) -> AsyncIterator[StreamCalls]:
-    """Yield an object that sends calls to the agent over an open report stream.
+    """Yield an object with which the operator makes calls to an agent over an open report stream.
 
     The caller adds the object to `identity.streams`. From then on, all calls to the agent use this stream, until the
     stream ends.

@@ -207,7 +207,7 @@ class AgentConnections:
             created: Creation time of the job in Unix seconds.
             master_key: Master key of the job.
             namespace: Namespace of the job.
-            members: Number of members that the job may have now.
+            members: Largest number of members that the agents may report now. It limits the size of their messages.
         """
         if uid not in self._jobs:
             derivation = asyncio.get_running_loop().run_in_executor(
@@ -306,7 +306,10 @@ class AgentConnections:
         task.add_done_callback(job.calls.discard)
 
     def _begin(self, job: _JobConnections, send: Send) -> Call | None:
-        """Record a call to an agent and return the call; None if the call must not be made now."""
+        """Record a call to an agent, and return the call.
+
+        The result is None if the same call is in progress, has been answered, or failed less than RETRY_SECONDS ago.
+        """
         uid, message = job.identity.uid, send.message
         connection = job.connections.setdefault(send.replica, AgentConnection())
         kind = CALLS[type(message)]
@@ -391,7 +394,11 @@ class AgentConnections:
         await asyncio.gather(*(self._call(job, *entry) for entry in waiting.values()))
 
     def _on_waits(self, job: _JobConnections, part: list[tuple[Send, Call]], turn: bool) -> None:
-        """Record whether these calls are waiting because the operator limits the number of handshakes at a time."""
+        """Record that the calls in `part` wait for their TLS handshake (`turn` is true), or that they no longer wait.
+
+        The operator limits the number of handshakes at a time. The waiting time does not count as silence of the
+        agents.
+        """
         for send, under_way in part:
             self._change(job, send, under_way, sent_at=None if turn else self._clock())
 
@@ -408,7 +415,8 @@ class AgentConnections:
     def _tell(self, job: _JobConnections, at_once: bool) -> None:
         """Report that the state of a job's agents has changed, so that the job is planned again.
 
-        The report is made at once, or together with later changes.
+        If `at_once` is false, the report is delayed for TOGETHER_SECONDS, so that several changes cause one planning
+        pass.
         """
         if job.tell_timer is not None:
             if not at_once:
@@ -495,7 +503,7 @@ class AgentConnections:
 
 
 def _parts(batch: list[tuple[Send, Call]], job: _JobConnections) -> list[list[tuple[Send, Call]]]:
-    """Split a batch of calls into parts, each of which one agent passes on to the others in the part.
+    """Split a batch of calls into parts. In each part, one agent passes the message on to the other agents.
 
     There are about as many parts as calls in each part, so the time to pass a message on grows with the square root of
     the number of calls. A replica is in the same part each time, because the agents of a part reuse their connections

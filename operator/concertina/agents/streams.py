@@ -1,4 +1,4 @@
-"""Report stream of one agent. The operator opens it again after it breaks, for as long as it needs the reports."""
+"""Report stream of one agent. If the stream breaks, the operator opens it again while it needs the reports."""
 
 from __future__ import annotations
 
@@ -188,7 +188,10 @@ async def _stream(
 
 
 def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
-    """Return the seconds without a line after which a report stream counts as lost."""
+    """Return the seconds without a line after which a report stream counts as lost.
+
+    The limit is longer for an idle agent, which reports less often.
+    """
     beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
     return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat
 

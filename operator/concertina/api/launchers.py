@@ -90,7 +90,7 @@ def in_words(words: Sequence[str]) -> bool:
 
 
 def _leads_on(words: Sequence[str], position: int) -> bool:
-    """Return whether the word at `position` only comes before the program that the command runs.
+    """Return whether the word at `position` is not the program that the command runs, and a program may still follow.
 
     Examples are `env` and its options.
     """

@@ -77,7 +77,7 @@ class LossHistory:
 def unpacked(text: str) -> LossHistory:
     """Return the history from its packed text; an empty history if the text is invalid.
 
-    The same text always gives the same object.
+    The result is cached by text.
     """
     try:
         every, *columns = unpack(text)

@@ -131,7 +131,10 @@ async def run(target: Target, options: DataJobOptions) -> int:
 
 
 async def _delete_ended_job(client: Client, namespace: str, name: str) -> None:
-    """Delete an earlier Job of this name that has ended, because its sources may have changed since."""
+    """Delete an earlier Job of this name that has ended, so that the data is built again.
+
+    The sources of the data may have changed since that Job.
+    """
     while True:
         try:
             job = await client.get(JOBS, namespace, name)

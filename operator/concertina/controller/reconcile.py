@@ -173,8 +173,8 @@ class Reconciler:
     async def _written(self, job: CachedJob) -> _Decision | None:
         """Make the plan and write the job's status. Return the plan, or None if the job is gone.
 
-        If the status can't be written, the planning pass performs no other action. A pass with an outdated observation
-        therefore does no harm (decision "One status write a pass").
+        If the status can't be written, the planning pass performs no other action. A pass that is based on an outdated
+        observation therefore does no harm (decision "One status write a pass").
 
         Raises:
             PreconditionFailed: When the status cannot be written because the observation is outdated.
@@ -269,7 +269,7 @@ class Reconciler:
             self.changed_within(uid, retry_seconds)
 
     async def _again(self, job: CachedJob, error: PreconditionFailed | ApiError) -> float | None:
-        """Return the seconds until the next pass after an expected error.
+        """Return the seconds until the job's next planning pass after an expected error.
 
         The result is None if the error is not expected, or if the job is gone.
         """

@@ -151,8 +151,8 @@ class _Metrics:
     """Endpoint for the operator's metrics.
 
     The text for a thousand jobs takes 0.3 s of processor time and 20 MiB. Only one text is created at a time, and all
-    requests that arrived before get the same text. The next text is created only after a pause of REST times this
-    duration, so that frequent requests can't take up the operator's processor time.
+    requests that arrived before get the same text. Then the endpoint pauses for REST times as long as the text took, so
+    that frequent requests can't use up the operator's processor time.
     """
 
     def __init__(self, guard: _Guard, looks: Iterable[Look]) -> None:

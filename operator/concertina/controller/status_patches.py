@@ -100,7 +100,7 @@ class StatusWriter:
         self._warn_of_dropped(view, dropped(new_status, stored.get("status") or {}))
 
     async def write_failure(self, job: CachedJob, error: Exception) -> None:
-        """Report a failed pass in a condition, an event and a log line.
+        """Report a failed planning pass in a condition, an event and a log line.
 
         The next pass that succeeds replaces the condition. If the API server refuses the report, this method only logs
         the refusal.
@@ -150,7 +150,7 @@ class StatusWriter:
 
 
 def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[list[Raw], bool]:
-    """Return the conditions of a job whose pass failed, and whether they differ from before.
+    """Return the conditions of a job whose planning pass failed, and whether they differ from before.
 
     Only Reconciling, ReconcileError and Stalled are changed.
     """
@@ -177,9 +177,9 @@ def failure_conditions(status: Raw, sentence: str, generation: int) -> tuple[lis
 
 
 def dropped(written: Raw, stored: Raw, path: str = "status") -> tuple[str, ...]:
-    """Return the paths of fields in `written` that are missing in `stored`.
+    """Return the paths of fields in `written` that are missing in `stored`, because the API server dropped them.
 
-    Of a list, only the first entry is compared.
+    The API server drops fields that its CRD does not define. Of a list, only the first entry is compared.
     """
     if written == stored:
         return ()

@@ -235,10 +235,10 @@ WorkloadWrite = (
 class Send:
     """Call one agent (the process in a replica's pod that starts the workers).
 
-    The operator does not repeat a call while a call with the same kind, round and claim is in progress or answered.
-    There are two exceptions. A call that failed (`Call.error`) is sent again. A Drain call is sent again if the drain
-    must now end with a durable checkpoint. The agent's `AgentView` lists the call from the moment at which the operator
-    sends it.
+    The operator does not repeat a call that is in progress or answered. Calls are the same if their kind, their round
+    and their claim (the operator's decision to begin the round) are equal. There are two exceptions. A call that failed
+    (`Call.error`) is sent again. A Drain call is sent again if the drain must now end with a durable checkpoint. The
+    agent's `AgentView` lists the call from the moment at which the operator sends it.
     """
 
     replica: str

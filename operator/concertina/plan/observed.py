@@ -349,8 +349,8 @@ class AgentView:
     def silent_since(self) -> float | None:
         """Unix time since which an agent that is not connected has been silent.
 
-        This is the time at which its stream broke. If no stream has been open yet, it is the time at which the operator
-        first wanted to open one. It is None if the operator never wanted a stream.
+        This is the time at which its report stream broke. If no stream has been open yet, this is the time at which the
+        operator first wanted a stream. The result is None if the operator never wanted a stream.
         """
         return self.wanted_at if self.lost_at is None else self.lost_at
 
@@ -381,7 +381,7 @@ class AgentView:
 
 
 class Refusal(enum.Enum):
-    """Kinds of reasons for which the API server refuses a pod, by what must change before it accepts the pod."""
+    """Reasons for which the API server refuses a pod, grouped by what must change before it accepts the pod."""
 
     QUOTA = enum.auto()
     """Resource quota must become free."""

@@ -147,8 +147,8 @@ def step_time(layout: ParallelLayout, gpu: Gpu, fabric: float) -> StepTime:
 def _beyond_products(layout: ParallelLayout, once: float, gpu: Gpu) -> float:
     """Return the seconds of communication in tensor groups that do not overlap with matrix products.
 
-    Each all-gather or reduce-scatter takes `once` seconds. A product consists of as many pieces as the group has ranks.
-    The computation of every piece except the first overlaps with the transfer of another piece.
+    Each all-gather or reduce-scatter takes `once` seconds. A matrix product is computed in as many pieces as the group
+    has ranks. The computation of each piece except the first overlaps with the transfer of another piece.
     """
     model, parallelism, plan = layout.trainer.model, layout.parallelism, batch(layout)
     forward_passes = 1 + (layout.trainer.memory.resolved_activations is Activations.recompute)

@@ -31,9 +31,9 @@ ALONE = QueuePlace()
 class CapacityQueue:
     """Queue of the jobs that wait for resources. It computes each job's place after changes of jobs or nodes.
 
-    Waiting jobs have turns: in its turn, a job may keep its pods while other jobs release theirs. The queue calls
+    Waiting jobs have turns: in its turn, a job may keep its pods while other jobs release their pods. The queue calls
     `changed(uid)` for each job that must act because its place has changed: the job's turn begins, or the job must
-    release its resources, or it may create pods again. Several changes in quick succession cause one computation.
+    release its resources, or the job may create pods again. Several changes in quick succession cause one computation.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CapacityQueue:
     def room_changed(self) -> None:
         """Evaluate all waiting jobs again after a change of nodes.
 
-        A waiting job that did not fit on the nodes may fit now, and another job may no longer fit.
+        A waiting job that did not fit on the nodes may fit now, and another waiting job may no longer fit.
         """
         self._stale.update(self._waiting)
         self._schedule()

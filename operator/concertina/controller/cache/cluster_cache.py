@@ -136,7 +136,7 @@ class ClusterCache:
 
     @property
     def progress_every(self) -> float:
-        """Shortest time in seconds between two passes of a job in which only its progress has changed.
+        """Shortest time in seconds between two planning passes of a job in which only its progress has changed.
 
         This time grows with the number of jobs.
         """

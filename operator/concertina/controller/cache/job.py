@@ -101,8 +101,8 @@ class CachedJob:
     def counted_for(self, now: float) -> float | None:
         """Return the seconds since the job's time was last counted for `status.goodput`, by the monotonic clock.
 
-        The result is None if this operator did not make the last count. It is the input `JobObservation.counted_for` of
-        plan().
+        The result is None if this operator did not make the last count. plan() gets the result as
+        `JobObservation.counted_for`.
 
         Args:
             now: Monotonic time.

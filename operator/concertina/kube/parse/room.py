@@ -31,8 +31,8 @@ def excluded(message: str) -> bool:
     """Return whether no node would take the pod, even if no other pods ran there.
 
     If the scheduler says that preemption would not help, and only resources are lacking, the pod requests more than a
-    whole node has. For claimed devices, the scheduler says the same even if another pod could release the devices. Such
-    a message therefore proves nothing.
+    whole node has. For claimed devices, the scheduler says the same even if another pod could release the devices. If a
+    device is lacking, the result is therefore False.
 
     Args:
         message: Message of the pod's condition PodScheduled.

@@ -73,8 +73,8 @@ class Listed:
 async def list_jobs(client: Client, namespace: str | None, on_job: Callable[[Raw], None]) -> Listed:
     """Call `on_job` for each TrainingJob of a namespace, page by page. A `namespace` of None means all namespaces.
 
-    Decoded together, the jobs of a cluster could take more memory than the operator has. This coroutine waits until the
-    API server is reachable and knows TrainingJobs.
+    If all jobs of a cluster were decoded at once, they could take more memory than the operator has. This coroutine
+    waits until the API server is reachable and knows TrainingJobs.
 
     Raises:
         Forbidden: When the operator may not list TrainingJobs.

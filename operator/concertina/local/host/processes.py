@@ -67,9 +67,9 @@ def _pids() -> Iterator[int]:
 
 
 def marked(directory: Path) -> list[ProcessIdentity]:
-    """Return all live processes of the local cluster in a state folder, without the processes of pods.
+    """Return all live processes of the local cluster whose state folder is `directory`, except those of pods.
 
-    Processes of a state folder inside `directory`, such as an S3 server's, are included.
+    Processes of a state folder inside `directory` are included, for example those of an S3 server.
     """
     needle = f"{MARKER}={directory}".encode()
     below = needle + b"/"

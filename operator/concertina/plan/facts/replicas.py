@@ -236,7 +236,10 @@ class Replicas:
 
     @cached
     def all_done_at(self) -> float | None:
-        """Unix time at which the last Prepare call was answered or failed; None while one has no outcome."""
+        """Unix time at which the last replica answered its Prepare call (which asks it to join a round) or failed.
+
+        The result is None while a Prepare call is in progress.
+        """
         done = [call.done_at for call in self.asked.values() if call.done_at is not None]
         return max(done, default=self.now) if len(done) == len(self.candidates) else None
 
@@ -254,7 +257,10 @@ class Replicas:
 
     @cached
     def connected(self) -> frozenset[str]:
-        """Largest set of replicas that have answered their Prepare call and can all reach each other."""
+        """Largest set of replicas that have answered their Prepare call and can all reach each other.
+
+        A Prepare call asks a replica to join the next round and to check which other replicas it can reach.
+        """
         return frozenset(sizes.mutually_reachable(self.answers, self.round.members))
 
     # --- addresses

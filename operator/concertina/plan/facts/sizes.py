@@ -52,9 +52,11 @@ def rounding(spec: JobSpec) -> str:
 
 
 def mutually_reachable(replies: Mapping[str, Prepared], members: Collection[str]) -> tuple[str, ...]:
-    """Return the largest set of the replicas that answered in which each can reach all others, old members first.
+    """Return the largest set of replicas in which each can reach all others. Members of the last round come first.
 
-    `replies` are in order of replica index.
+    Args:
+        replies: Answers of the replicas to the Prepare call, in order of replica index.
+        members: Members of the last round.
     """
     seniority = sorted(replies, key=lambda name: name not in members)
     return _without_cut_links(seniority, replies, frozenset(members))

@@ -73,7 +73,7 @@ def replace_outdated(ctx: JobContext) -> Decision | None:
 
 
 def _is_over(ctx: JobContext) -> bool:
-    """Return whether the round has been drained and saved, or whether its time for this has passed."""
+    """Return whether the round has been drained and saved, or whether the time limit for both has passed."""
     if not ctx.round.committed:
         return False
     report = ctx.round.report
@@ -100,7 +100,7 @@ def _is_saved(ctx: JobContext, report: Report) -> bool:
 def _stopped_unsaved(ctx: JobContext, report: Report) -> bool:
     """Return whether a script stopped before it saved anything newer than the state with which the round began.
 
-    If the round began from state in the pods' memory, that state is then nowhere else.
+    If the round began with state from the pods' memory, only the pods have that state.
     """
     step = report.progress.step if report.progress else 0
     return not ctx.spec.bundled and step <= _in_memory(ctx) > 0

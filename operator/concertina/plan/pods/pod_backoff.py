@@ -99,7 +99,7 @@ def next_pods(ctx: JobContext) -> Mapping[int, DelayedPod]:
 
 
 def ended_by_itself(pod: PodView) -> bool:
-    """Return whether the pod ended without an outside cause, such as a notice or the loss of its node.
+    """Return whether the pod ended without an outside cause, such as a termination notice or the loss of its node.
 
     Only a pod that ended by itself has failed.
     """

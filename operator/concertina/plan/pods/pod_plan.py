@@ -31,8 +31,8 @@ class PodPlan:
 def replaced_event(ctx: JobContext, pod: PodView) -> Event:
     """Return the event that announces the replacement of a pod.
 
-    If the pod is being deleted, the event says that a replacement is created only if the job continues. The deletion
-    may be part of a foreground deletion of the job, which the operator observes only later.
+    If the pod is being deleted, the event says that a replacement is created only if the job continues. Perhaps the
+    whole job is being deleted in the foreground, and the operator has not observed that yet.
     """
     notice = ctx.replicas.notices.get(pod.name)
     why = notice.message if notice else ctx.replicas.dead[pod.name]

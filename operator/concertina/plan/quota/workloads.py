@@ -85,7 +85,7 @@ def key(workload: WorkloadView) -> WorkloadKey:
 
 
 def drops(workloads: Iterable[WorkloadView]) -> tuple[DropWorkload, ...]:
-    """Return the deletions of the Workloads that are pending. No pod uses their quota."""
+    """Return the deletions of the Workloads that are pending. They have no quota, so they can be deleted at once."""
     return tuple(DropWorkload(key(workload), pods_left=None) for workload in workloads)
 
 

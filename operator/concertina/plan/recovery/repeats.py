@@ -127,7 +127,7 @@ def is_bug(ctx: JobContext, failed: Restart) -> bool:
 def reason(failed: Restart) -> str:
     """Return the reason of the Failed condition for a job that ends with this failure.
 
-    If alerts and runbooks refer to the failure's own reason, that reason is used unchanged.
+    The reason is RepeatedFailure, except for a loss that is not finite: alerts and runbooks refer to that reason.
     """
     return failed.reason if failed.reason == FailureReason.LOSS_NOT_FINITE else "RepeatedFailure"
 

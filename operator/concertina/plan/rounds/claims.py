@@ -323,9 +323,9 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
 
 
 def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
-    """Return whether an agent refused its Prepare call because another operator has begun a newer or the same round.
+    """Return whether an agent refused its Prepare call because it has seen a newer claim.
 
-    The agent has then seen a higher round, or another claim for this round.
+    A newer claim is one for a higher round, or another claim for the same round. Another operator may have made it.
     """
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(

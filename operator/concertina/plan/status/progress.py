@@ -109,7 +109,10 @@ def _short(loss: float | None) -> float | None:
 
 
 def settings(ctx: JobContext) -> tuple[SettingMark, ...]:
-    """Return the new value of `status.settings`; the old value until the round has reported a step."""
+    """Return the new value of `status.settings`: the settings that the trainer chose.
+
+    The old value stays until the round has reported a step.
+    """
     reported = ctx.round.report.progress if ctx.round.report else None
     if reported is None or reported.first_step_at is None:
         return ctx.status.settings

@@ -120,7 +120,7 @@ class Account:
 
     @cached
     def late(self) -> float:
-        """Seconds of this calculation that passed between a failure of the round and the operator's notice of it."""
+        """Seconds of this calculation from a failure of the round until the operator noticed the failure."""
         failures = self.ctx.round.report.failures if self.ctx.round.report else ()
         failed_at = min((failure.at for failure in failures if failure.at is not None), default=self.ctx.now)
         return min(self.elapsed, max(0.0, self.ctx.now - failed_at)) if self.phase is Phase.TRAINING else 0.0
@@ -269,8 +269,9 @@ class Account:
     def _move_waits(self, spent: dict[str, float], source: str, counted: float) -> None:
         """Move waiting time from the class `source`, in which it was counted, to classes of its own.
 
-        Only newly reported waiting time is moved, and at most the seconds of this calculation. Further waiting time
-        belongs to steps that were counted as productive before.
+        Only newly reported waiting time is moved, and at most the `counted` seconds from `source`. Waiting time beyond
+        these seconds belongs to steps that an earlier calculation counted as productive, so it is moved from the
+        productive class.
         """
         old, new = self.ctx.status.internal.round_waits, self.waits
         for name, (bucket, _) in WAITS.items():
