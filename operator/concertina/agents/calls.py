@@ -306,7 +306,7 @@ async def _secured(dialled: socket.socket, identity: ConnectionIdentity) -> Conn
 
 
 async def receive(connection: Connection, identity: ConnectionIdentity, address: str) -> protocol.Message:
-    """Return the next message.
+    """Wait for the next message of the agent, and return it with its values limited.
 
     Raises:
         ClosedError: When the connection ends.

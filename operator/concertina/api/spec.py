@@ -246,7 +246,7 @@ class Elastic(Model):
 class Parallelism(ParallelismConfig):
     """Division of the work over ranks.
 
-    Ranks only work together in blocks, so the job's number of ranks is a multiple of the block's size.
+    Ranks work together in blocks of equal size, so the job's number of ranks is a multiple of that size.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -275,7 +275,7 @@ class Topology(Model):
 
 
 class Gang(enum.StrEnum):
-    """Mechanisms with which either all pods that a job needs get nodes together, or no pod does."""
+    """Mechanisms of gang scheduling: all pods that a job needs get nodes together, or no pod gets a node."""
 
     AUTO = "Auto"
     POD_GROUP = "PodGroup"

@@ -27,7 +27,7 @@ class Distance(enum.StrEnum):
 
 
 class Claim(StatusModel):
-    """The highest round that the operator has begun to form.
+    """Decision of the operator to begin a round. The status shows the newest claim, which has the highest round number.
 
     The claim is written to the status before any part of an older round is stopped.
     """

@@ -95,7 +95,7 @@ def manifest(options: DataJobOptions) -> Raw:
 
 
 def _claim(text: str, index: int) -> tuple[str, str, str]:
-    """Return volume name, claim name and mount path from an option NAME=PATH.
+    """Return volume name, PersistentVolumeClaim and mount path from an option NAME=PATH.
 
     Raises:
         UserError: When the option does not have that form.

@@ -47,7 +47,7 @@ Planner = Callable[[JobObservation, float], Plan]
 
 @dataclass(frozen=True)
 class _Decision:
-    """Plan of a pass, with the observation from which it was made."""
+    """Plan of a planning pass, with the observation from which it was made."""
 
     observed: JobObservation
     plan: Plan

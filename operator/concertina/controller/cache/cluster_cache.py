@@ -264,7 +264,11 @@ class ClusterCache:
     # --- results of passes and writes ------------------------------------------------------------------------------
 
     def planned(self, uid: str, observed: JobObservation) -> None:
-        """Record that the operator has applied the plan that it made from `observed`."""
+        """Record that the operator has applied the plan that it made from `observed`.
+
+        If a pod of this observation was deleted meanwhile, the job is planned again, because the plan did not see the
+        deletion.
+        """
         if job := self._jobs.get(uid):
             job.planned = observed.pods
             if any(pod.uid not in job.pods for pod in observed.pods):

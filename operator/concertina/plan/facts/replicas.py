@@ -33,7 +33,7 @@ class Replicas:
 
     @cached
     def pods(self) -> Mapping[str, PodView]:
-        """Pods of the job's replicas, all of them, keyed by name."""
+        """All pods of the job, keyed by name, whether or not their replicas are alive."""
         return {pod.name: pod for pod in self.observed.pods}
 
     @cached

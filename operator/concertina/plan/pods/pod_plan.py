@@ -77,7 +77,7 @@ def number_at(numbers: Sequence[int], index: int | None) -> int:
 
 
 def packed(numbers: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the numbers as a tuple by index, without trailing zeros."""
+    """Return the numbers as a tuple by index, without trailing zeros, which is how the status stores them."""
     last = max((index for index, number in numbers.items() if number), default=-1)
     return tuple(numbers.get(index, 0) for index in range(last + 1))
 
