@@ -75,7 +75,7 @@ class Lost:
 
     @property
     def refusal(self) -> ConnectionRefusal | None:
-        """Way in which the host refused the connection; None if the host did not refuse it."""
+        """Reason for which the agent's host refused the report stream; None if it did not refuse the stream."""
         return REFUSALS.get(self.end)
 
 

@@ -90,9 +90,9 @@ def in_words(words: Sequence[str]) -> bool:
 
 
 def _leads_on(words: Sequence[str], position: int) -> bool:
-    """Return whether the word at `position` is not the program that the command runs, and a program may still follow.
+    """Return whether the program that the command runs can still follow after the word at `position`.
 
-    Examples are `env` and its options.
+    This is so after a wrapper such as `env`, and after the options of a wrapper.
     """
     word = words[position]
     if _is_one(words[0], ("env",)) and "=" in word:

@@ -80,8 +80,8 @@ class StatusWriter:
         """Write the status of the job.
 
         Raises:
-            PreconditionFailed: When the stored claim is not the observed one: another operator has begun or committed a
-                round. Nothing is written then.
+            PreconditionFailed: When another operator has begun or committed a round since the job was observed (its
+                claim differs). Nothing is written then.
         """
         view, before, new_status = change.view, change.before, change.wanted
         patch = [

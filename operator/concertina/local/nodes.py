@@ -76,7 +76,7 @@ def finish_boot(booting: "subprocess.Popen[str]") -> None:
     """Wait until the nodes have booted.
 
     Raises:
-        LocalClusterError: When the machine does not allow it.
+        LocalClusterError: When the machine does not allow the Linux namespaces of the nodes.
     """
     _, errors = booting.communicate(timeout=_BOOT_TIMEOUT)
     if booting.returncode:

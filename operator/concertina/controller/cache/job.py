@@ -92,7 +92,7 @@ class CachedJob:
 
     @property
     def lane(self) -> tuple[str, bool]:
-        """Key under which the job takes turns with other jobs when it writes.
+        """Key by which jobs take turns when they write: jobs with the same key share a turn.
 
         The key consists of the job's namespace, and of whether the job has had a round.
         """

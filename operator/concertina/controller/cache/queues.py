@@ -155,7 +155,7 @@ class QueueCache:
         return bool(self._queue_of(job))
 
     def view(self, job: CachedJob) -> QuotaView | None:
-        """Return the job's queue with its Workloads; None if the job has no queue."""
+        """Return the job's Kueue queue with its Workloads; None if the job has no queue."""
         queue, view = self._queue_of(job), job.view
         if not queue:
             return None

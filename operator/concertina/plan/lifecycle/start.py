@@ -46,8 +46,8 @@ def first_round(ctx: JobContext) -> Decision | None:
 def _look_again(ctx: JobContext) -> float:
     """Return the seconds until the next planning pass of a job that waits for its first round.
 
-    If pods run but their agents do not answer, the delay is short, because the operator then decides by the time that
-    has passed. Otherwise only the job's message can change, first for a pod that no scheduler has tried to place.
+    If pods run but their agents do not answer, the delay is short, because an agent that stays silent counts as dead
+    after some time. Otherwise only the job's message can change, first for a pod that no scheduler has tried to place.
     """
     live = ctx.replicas.live.values()
     if any(pod.phase is PodPhase.RUNNING and not ctx.agent(pod.name).alive for pod in live):

@@ -85,8 +85,8 @@ def _is_over(ctx: JobContext) -> bool:
 def _is_saved(ctx: JobContext, report: Report) -> bool:
     """Return whether a drained round has saved its state, or can't save it any more.
 
-    A drain that began for another reason, such as growth, does not save. The operator then asks the coordinator to
-    save. Reports that arrive soon after that request may still describe the time before the save.
+    A drain that began for another reason, such as new replicas that join, does not save. The operator then asks the
+    coordinator to save. Reports that arrive soon after that request may still describe the time before the save.
     """
     if not ctx.saves_durably:
         return True

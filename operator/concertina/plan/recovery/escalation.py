@@ -1,10 +1,10 @@
-"""Escalation: choose the recovery action for a failure, and decide which failures count against the budget.
+"""Escalation: choose the recovery action for a failure, and decide which failures count against `maxRestarts`.
 
 ACTIONS lists the recovery actions from the least disruptive to the last resort (decision "The recovery actions are a
 table"). The operator chooses the most disruptive action for which there is a reason. While failures repeat without
-progress, it never chooses a less disruptive action than before. Each action gives its reason in a sentence, and has its
-own budget within `failurePolicy.windowSeconds`. The job fails when the budget is used up, or when the same bug occurs
-again and again.
+progress, it never chooses a less disruptive action than before. Each action gives its reason in a sentence, and can
+have its own limit on its uses within `failurePolicy.windowSeconds`. The job fails when more failures than `maxRestarts`
+are within that window, or when the same bug occurs again and again.
 
 A failure counts if its cause is in the job. The loss of a node does not count (decision "Failures that count against
 maxRestarts").
@@ -103,7 +103,7 @@ def _restart_from_checkpoint(ctx: JobContext, failed: Restart) -> str:
 
 
 def _in_a_row(ctx: JobContext, failed: Restart) -> tuple[Restart, ...]:
-    """Return the earlier failures that count against the budget and since which the job has made no progress."""
+    """Return the earlier failures that count against `maxRestarts` and since which the job has made no progress."""
     return tuple(entry for entry in repeats.since_progress(ctx, failed) if entry.counted)
 
 
@@ -198,7 +198,10 @@ def uses(spec: JobSpec, entries: tuple[Restart, ...]) -> tuple[RecoveryActionUse
 
 
 def _left(action: RecoveryAction, spec: JobSpec, entries: tuple[Restart, ...]) -> int | None:
-    """Return the remaining budget of a recovery action; None for no limit. Only failures that count use the budget."""
+    """Return how often a recovery action may still be used within the failure window; None for no limit.
+
+    Only failures that count against `maxRestarts` use this limit.
+    """
     budget = action.budget(spec)
     spent = sum(entry.action == action.name and entry.counted for entry in entries)
     return None if budget is None else max(0, budget - spent)

@@ -30,8 +30,8 @@ FRAMES, THREADS = 4, 3
 def hung(ctx: JobContext) -> Failure | None:
     """Return a failure for the hang that the coordinator reports; None if `failurePolicy.onHang` is Report.
 
-    The user may change `onHang` while the round hangs (decision "The coordinator finds a hang, the operator acts on
-    it").
+    The user may change `onHang` while the round hangs. Each planning pass therefore decides again (decision "The
+    coordinator finds a hang, the operator acts on it").
     """
     report = ctx.round.report
     if report is None or report.hang is None or ctx.spec.failure_policy.on_hang is Reaction.REPORT:

@@ -204,7 +204,7 @@ def _asked_again(ctx: JobContext) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Collecting:
-    """Result of `tally`: the operator must wait for more answers before it can form the round."""
+    """Result of `tally`, which counts the answers of replicas: the operator must wait for more answers."""
 
     seconds_left: float | None = None
     """Seconds until the wait ends even without an answer; None if only an answer ends it."""
@@ -225,7 +225,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class InvalidClaim:
-    """Result of `tally`: the claim can't lead to a round any more, so the operator must make a new one."""
+    """Result of `tally`, which counts the answers of replicas: they can't lead to a round any more.
+
+    The operator must make a new claim, which is the decision to begin a round.
+    """
 
     reason: str
 
@@ -349,9 +352,9 @@ def _forgotten(ctx: JobContext, replies: Mapping[str, Prepared]) -> bool:
 
 
 def _hopeless(ctx: JobContext, open_claim: Claim) -> bool:
-    """Return whether no more answers can come and the answers so far are not enough for a round.
+    """Return whether the operator must begin again, because no more answers can come and these are too few for a round.
 
-    The operator then makes a new claim, after a delay that increases with each try.
+    The operator waits before that. The delay increases with each try.
     """
     last = ctx.replicas.all_done_at
     if last is None:

@@ -210,8 +210,8 @@ def _ranked(ctx: JobContext, replies: Mapping[str, Prepared], places: Mapping[st
     """Return the names of the members in order of rank.
 
     In jobs with parallel groups of fixed size, the ranks follow the network topology. In other jobs, the ranks are
-    chosen so that copies of snapshots are on other nodes or zones. If the old coordinator is a member, it keeps rank 0,
-    because its store and connections already exist.
+    chosen so that copies of snapshots are on other nodes or zones. If the coordinator of the last round is a member, it
+    keeps rank 0, because its store and connections already exist.
     """
     names = sorted(replies, key=lambda name: ctx.replicas.pods[name].order)
     if ctx.spec.group_sizes:

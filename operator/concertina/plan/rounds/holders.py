@@ -6,10 +6,10 @@ older state although nothing was lost. The operator therefore waits longer for m
 (decision "Waiting for late members that hold newer state").
 
 Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
-copies are lost. They therefore take part in one more round, whose snapshots other members then hold. If a departing
-replica is the only member of the old round, it does not join the new one, whose members fetch the state from it instead
-(decision "Departing members that hold the only copy"). The departing replica may exit once the new round has a snapshot
-of its own.
+copies are lost. They therefore take part in one more round, whose snapshots other members then hold. There is one
+exception: if the old round has only one member and that member departs, it stays outside of the new round, and the new
+members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may exit
+once the new round has a snapshot of its own.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ def seconds_for_late(ctx: JobContext, claim: Claim, answers: Mapping[str, Prepar
 
 
 def is_cut_off(ctx: JobContext, answers: Mapping[str, Prepared], all_answers: Mapping[str, Prepared]) -> bool:
-    """Return whether the replicas hold a newer state than the one from which the round would start.
-
-    If so, the round can't reach all parts of the newer state.
+    """Return whether the round would lose a newer state, because parts of that state are on replicas out of its reach.
 
     Args:
         ctx: Context of this planning pass.

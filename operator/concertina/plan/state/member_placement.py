@@ -47,7 +47,11 @@ def shared(ring: Sequence[str], places: Mapping[str, MemberPlace]) -> tuple[int,
 def _same(ring: Sequence[str], position: int, places: Mapping[str, MemberPlace], level: Level) -> bool:
     """Return whether the member at `position` of the ring shares its zone or its node with the previous member.
 
-    `level` selects zone or node.
+    Args:
+        ring: Names of the members.
+        position: Position in the ring.
+        places: Zone and node of each member.
+        level: Function that returns the zone or the node of a place.
     """
     return level(places[ring[position - 1]]) == level(places[ring[position]])
 

@@ -26,8 +26,8 @@ ANY = ("topology.kubernetes.io/zone", HOSTNAME)
 def chosen(ctx: JobContext, names: Sequence[str]) -> tuple[str, ...]:
     """Return the members of the next round from replicas that can all reach each other; empty if there are too few.
 
-    `names` lists old members first. If there are too many names, later ones are left out first. For a job with parallel
-    groups, replicas of incomplete blocks are left out first.
+    `names` lists members of the last round first. If there are too many names, later ones are left out first. For a job
+    with parallel groups, replicas of incomplete blocks are left out first.
     """
     size = sizes.fitting(len(names), ctx.spec)
     if not ctx.spec.group_sizes or not size:

@@ -210,7 +210,10 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
 
 
 def seconds_left(ctx: JobContext) -> float:
-    """Return the seconds until the operator may write the status if only numbers and explanatory sentences changed."""
+    """Return the seconds until the operator may write the status if only numbers and sentences in it have changed.
+
+    The rate of such writes is limited. Other changes are written at once.
+    """
     written_at = ctx.status.goodput.at or ctx.status.start_time  # the first status write sets the start time
     every = ctx.observed.progress_every if ctx.round.committed else ctx.observed.words_every
     return 0.0 if written_at is None else max(0.0, every - ctx.elapsed(written_at))
@@ -232,7 +235,7 @@ def uncounted_seconds_left(ctx: JobContext, phase: Phase) -> float | None:
 
 @dataclass(frozen=True)
 class SentenceEvent:
-    """Event for a change of an explanatory sentence in the status, with text to put before and after the sentence."""
+    """Event that reports a new sentence in a status field, with text to put before and after the sentence."""
 
     type: str
     reason: str
@@ -261,7 +264,7 @@ UNDER_WAY = (Phase.STARTING, Phase.TRAINING, Phase.DRAINING, Phase.RECOVERING)
 
 
 def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
-    """Return an explanatory sentence from the coordinator's last report.
+    """Return the sentence in a field of the coordinator's last report, such as why workers do not start warm.
 
     The result is None with torchrun, which has no coordinator.
     """
@@ -273,7 +276,10 @@ def coordinator_sentence(ctx: JobContext, field: str) -> str | None:
 
 
 def sentence_events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
-    """Return an event for each explanatory sentence in the status that is new or has changed."""
+    """Return an event for each status field whose sentence is new or has changed.
+
+    An example is the sentence that says why workers do not start warm.
+    """
     events = []
     for field, announced in SENTENCES.items():
         now = getattr(new, field)
@@ -296,7 +302,7 @@ def annotate_world_mismatch(ctx: JobContext, decision: Decision) -> Decision:
 
 
 def _event_message(field: str, now: str) -> str:
-    """Return the message of an event about a change of an explanatory sentence in the status.
+    """Return the message of the event about a status field whose sentence has changed.
 
     Args:
         field: Status field that contains the sentence, for example why workers do not start warm.

@@ -234,10 +234,11 @@ class Account:
         )
 
     def _percent(self, spent: Mapping[str, float]) -> float | None:
-        """Return the goodput in percent of the time for which it is known whether steps were made.
+        """Return the goodput: the time in which new steps were made, in percent of the job's time.
 
-        The result is None while a script's workers run or have run but no step is known. Waiting and recovery alone
-        would otherwise give a goodput of 0.
+        Suspended time is left out, and so is time in which it is unknown whether steps were made. The result is None
+        while a script's workers run or have run but no step is known. Waiting and recovery alone would otherwise give a
+        goodput of 0.
         """
         ran = spent["unknown_seconds"] > 0 or self.decision.phase is Phase.TRAINING
         if ran and self.progress is None and not self.ctx.spec.bundled:
@@ -315,7 +316,7 @@ class Account:
 
     @cached
     def _with_this(self) -> Incident | None:
-        """Present incident (a time without training), with the seconds of this calculation; None if there is none."""
+        """Present incident (a time without training), including the time of this calculation; None if there is none."""
         incident = self._incident_before or self._begun()
         if incident is None:
             return None
