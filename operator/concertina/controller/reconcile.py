@@ -226,7 +226,7 @@ class Reconciler:
     def _say(self, job: CachedJob, plan: Plan) -> None:
         """Start the plan's calls to agents, and record the plan's events, in the order of plan/actions.py.
 
-        Calls and events are sent in the background, so that no pass waits for them.
+        Calls and events are sent in the background, so that no planning pass waits for them.
         """
         uid = job.view.uid
         self.connections.keep(uid, {pod.name for pod in job.pods.values()} | plan.watch.keys())

@@ -112,8 +112,8 @@ class WriteQueue:
     def start(self, job: CachedJob, actions: Iterable[Action]) -> None:
         """Start the writes that this planning pass has planned, as far as the job's limit on new pods allows.
 
-        Writes that are already in progress are not started again. A later pass plans the writes again that exceed the
-        limit. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes follow the
+        Writes that are already in progress are not started again. Writes that exceed the limit are planned again by a
+        later pass. A waiting write is dropped if the next pass does not plan it (decision "Queued pod writes follow the
         latest pass"). Pods that have been created since the observation are left out.
         """
         window = self._windows.setdefault(job.view.uid, _Window())

@@ -307,9 +307,9 @@ class ConnectionRefusal(enum.Enum):
 
 @dataclass(frozen=True)
 class AgentView:
-    """State of the contact between this operator and the agent of one replica.
+    """What this operator knows about its connection to the agent of one replica.
 
-    The state is lost when the operator restarts. It is also lost when a new pod of the replica gets the same name.
+    The data are lost when the operator restarts. They are also lost when a new pod of the replica gets the same name.
     """
 
     connected: bool = False

@@ -43,7 +43,10 @@ class Replicas:
 
     @cached
     def dead(self) -> Mapping[str, str]:
-        """Pods that are lost or given up by the operator, each with the reason as words that follow 'replica x'."""
+        """Pods that are lost or count as lost, each with the reason as words that follow 'replica x'.
+
+        A pod can count as lost because its agent has been silent for a long time.
+        """
         return {pod.name: why for pod in self.observed.pods if (why := self._why_dead(pod))}
 
     def _why_dead(self, pod: PodView) -> str:
@@ -65,7 +68,7 @@ class Replicas:
     def silent(self) -> tuple[str, ...]:
         """Uids of pods whose agent is silent, with no other sign of failure, ordered by silence, the longest first.
 
-        The operator has given up these pods for their silence, or will do so if it continues.
+        The operator treats these pods as lost because of their silence, or will do so if the silence continues.
         """
         ages = {}
         for pod in self.observed.pods:

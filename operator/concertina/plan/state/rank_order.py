@@ -1,9 +1,9 @@
 """Assign ranks to replicas so that ranks which communicate most are close in the network.
 
-The ranks of a tensor group are consecutive. So are the ranks of a context group, of a pipeline and of a block, each of
-which consists of whole groups of the previous kind. The order of the replicas therefore decides which groups span
-several network domains (zones, NVLink domains, hosts). All functions are pure (decision "Ranks keep parallel groups
-within node domains").
+The kinds of groups are, from small to large: tensor group, context group, pipeline and block. A group consists of whole
+groups of the previous kind, and its ranks are consecutive. The order of the replicas therefore decides which groups
+span several network domains (zones, NVLink domains, hosts). All functions are pure (decision "Ranks keep parallel
+groups within node domains").
 """
 
 from __future__ import annotations

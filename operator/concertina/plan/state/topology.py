@@ -150,7 +150,7 @@ def copy_distance(ctx: JobContext, members: Sequence[str], places: Mapping[str, 
 def copy_events(
     ctx: JobContext, members: Sequence[str], places: Mapping[str, MemberPlace], copies: Distance
 ) -> tuple[Event, ...]:
-    """Return an event if the members could be arranged so that copies of snapshots are further from their owners.
+    """Return an event if another arrangement of the members would put copies of snapshots further from their originals.
 
     One failure could otherwise destroy a member and the copy of its snapshots. There is no event if the last round had
     the same distance.

@@ -103,9 +103,9 @@ class Account:
 
     @cached
     def elapsed(self) -> float:
-        """Seconds since the last calculation.
+        """Seconds since the job's time was last counted.
 
-        If this operator made that calculation, the seconds are by its monotonic clock.
+        If this operator made that count, the seconds are by its monotonic clock.
         """
         counted, observed = self.ctx.status.goodput.at, self.ctx.observed
         if counted is not None and observed.counted_for is not None:
