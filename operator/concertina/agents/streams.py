@@ -190,7 +190,7 @@ async def _stream(
 def silence(watch: protocol.Watch, report: protocol.Report | None) -> float:
     """Return the seconds without a line after which a report stream counts as lost.
 
-    The limit is longer for an idle agent, which reports less often.
+    The limit can be longer for an idle agent, which may report less often.
     """
     beat = watch.idle_beat if is_idle(report) else protocol.REPORT_SECONDS
     return protocol.SILENCE_SECONDS / protocol.REPORT_SECONDS * beat

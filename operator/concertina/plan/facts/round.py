@@ -77,7 +77,7 @@ class Round:
         """True if there is no current round, and the operator is not forming one.
 
         Examples are the time before the first round, and the time after the operator has ended a round without a new
-        one. Rounds of torchrun have no members, so they are never current here.
+        one. Rounds of torchrun list no members, so the list of members alone does not show this.
         """
         claim, world = self.claim, self.world
         if world.members:

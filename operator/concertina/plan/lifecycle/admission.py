@@ -74,7 +74,7 @@ def seconds_left(ctx: JobContext) -> float:
 
 
 def next_status(ctx: JobContext, decision: Decision) -> RequeueState:
-    """Return the new value of `status.internal.requeueState`: whose turn it was and is, and whether pods were released.
+    """Return the new value of `status.internal.requeueState`: the job's turn, and whether its pods were released.
 
     The value is reset when the job gets a round with members, and when the job trains.
     """

@@ -326,9 +326,9 @@ def _collect(ctx: JobContext, open_claim: Claim, seconds_left: float | None) -> 
 
 
 def _overtaken(calls: Mapping[str, Call], open_claim: Claim) -> bool:
-    """Return whether an agent refused its Prepare call because it has seen a newer claim.
+    """Return whether an agent refused its Prepare call because it has seen a different claim of this or a higher round.
 
-    A newer claim is one for a higher round, or another claim for the same round. Another operator may have made it.
+    A claim is the decision of an operator to begin a round. Another operator may have made that claim.
     """
     refusals = [call.reply for call in calls.values() if isinstance(call.reply, protocol.Refused)]
     return any(
