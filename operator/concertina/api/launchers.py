@@ -161,7 +161,7 @@ PLACES = str(list(range(MOST_WORDS)))
 
 
 def cel_in_words() -> str:
-    """Return the CEL rule that corresponds to `in_words`. It accepts commands that run no launcher."""
+    """Return the CEL rule that corresponds to `in_words`. The rule accepts commands that run no launcher."""
     only_tells = " || ".join(
         f"has({words}) && {words}.exists(word, word in {list(ONLY_TELLS)})" for words in (COMMAND, ARGS)
     )
@@ -207,7 +207,7 @@ def _cel_is_option() -> str:
 
 
 def cel_in_text(expression: str) -> str:
-    """Return the CEL rule that corresponds to `in_text`. It accepts commands that run no launcher."""
+    """Return the CEL rule that corresponds to `in_text`. The rule accepts commands that run no launcher."""
     second = f"(size({COMMAND}) > 1 ? {COMMAND}[1] : {ARGS}[1 - size({COMMAND})])"
     text = f"(size({COMMAND}) > 2 ? {COMMAND}[2] : {ARGS}[2 - size({COMMAND})])"
     return _cel_rule(

@@ -125,7 +125,7 @@ def kill(record: ClusterRecord, name: str) -> None:
 
 
 def stop(record: ClusterRecord, name: str) -> None:
-    """Stop (SIGSTOP) all processes of the node, so that it does not respond. Its connections stay open."""
+    """Stop (SIGSTOP) all processes of the node, so that it does not respond. The node's connections stay open."""
     processes.signal_tree(running(record, name), signal.SIGSTOP)
 
 

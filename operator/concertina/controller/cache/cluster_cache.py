@@ -103,7 +103,7 @@ class ClusterCache:
         )
 
     def on_server_version(self, version: tuple[int, int]) -> None:
-        """Store the API server's Kubernetes version. It changes when the cluster is upgraded."""
+        """Store the API server's Kubernetes version. The version changes when the cluster is upgraded."""
         if (sentence := template_outdated(version)) != self._template_outdated:
             self._template_outdated = sentence
             for uid in self._jobs:
@@ -192,7 +192,7 @@ class ClusterCache:
         self.release_job(uid)
 
     def release_job(self, uid: str) -> None:
-        """Remove a job that this operator no longer serves. It may serve the job again later."""
+        """Remove a job that this operator no longer serves. The operator may serve the job again later."""
         self._hearing.forget(uid)
         job = self._jobs.pop(uid, None)
         if job is not None:

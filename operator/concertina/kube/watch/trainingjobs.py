@@ -144,7 +144,7 @@ class Follower:
 class TrainingJobs:
     """kopf operator that watches TrainingJobs and calls a follower for each change.
 
-    It begins when `follow` sets the follower.
+    The watch begins when `follow` sets the follower.
     """
 
     def __init__(self, client: Client, identity: str, namespaces: Sequence[str]) -> None:

@@ -49,8 +49,8 @@ def _goes(ctx: JobContext, pod: PodView) -> bool:
 def _filled(ctx: JobContext, index: int) -> bool:
     """Return whether a live replica that will not be terminated has this index.
 
-    Another pod of the same index is then not needed. It can exist if the replica's termination was announced and later
-    withdrawn.
+    Another pod of the same index is then not needed. Such a pod exists if the replica's termination was announced and
+    later withdrawn.
     """
     name = ctx.replicas.pod_by_index.get(index)
     return name is not None and name not in ctx.replicas.notices

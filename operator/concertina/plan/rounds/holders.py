@@ -6,10 +6,10 @@ older state although nothing was lost. The operator therefore waits longer for m
 (decision "Waiting for late members that hold newer state").
 
 Each shard is in the memory of its own member and of the next member. If two such neighbours depart together, both
-copies are lost. They therefore take part in one more round, whose snapshots other members then hold. There is one
-exception: if the old round has only one member and that member departs, it stays outside of the new round, and the new
-members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may exit
-once the new round has a snapshot of its own.
+copies are lost. The two members therefore take part in one more round, whose snapshots other members then hold. There
+is one exception: if the last round has only one member and that member departs, it stays outside of the new round, and
+the new members fetch the state from it (decision "Departing members that hold the only copy"). A departing replica may
+exit once the new round has a snapshot of its own.
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ class Account:
         """Return whether the job's first report proves that the workers made no step before it.
 
         The report proves this if it is about the first step of the run, if the script commits each step, or if
-        optimizer steps are counted. It proves nothing in a later round of the job: workers of earlier rounds may have
-        made steps without a report.
+        optimizer steps are counted. In a later round of the job, a report proves nothing: workers of earlier rounds may
+        have made steps without a report.
         """
         status, reported = self.ctx.status, self._reported
         if reported is None or self._first_step_at is None or status.progress is not None or status.rounds > 1:
