@@ -25,6 +25,16 @@ _SHOWN = 20
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_trainer.cli") -> int:
+    options = parser(prog).parse_args(argv)
+    try:
+        return _run(options)
+    except InvalidInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT_EXIT
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands. The reference of the command line is generated from it."""
     parser = argparse.ArgumentParser(prog=prog, description="Prepare data for the bundled trainer.")
     data = parser.add_subparsers(required=True).add_parser("data", help="token shards").add_subparsers(required=True)
     _build_options(data.add_parser("build", help="write token shards and their manifest"))
@@ -47,12 +57,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m concertina_tr
         "--threads", type=_at_least(1), default=8, help="shards to plan at once (default: %(default)s)"
     )
     packing.set_defaults(run=_pack)
-    options = parser.parse_args(argv)
-    try:
-        return _run(options)
-    except InvalidInput as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT_EXIT
+    return parser
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -111,7 +116,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=_at_least(1),
         default=os.cpu_count() or 1,
-        help="number of processes (default: %(default)s, one per core)",
+        help="number of processes (default: one per core)",
     )
     add(
         "--share",

@@ -117,7 +117,7 @@ def list_(uri: Run) -> None:
 def show(
     uri: Uri,
     step: Annotated[int | None, typer.Option(help="Step of the checkpoint to use.")] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="json: the manifest.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="json: print the manifest as JSON.")] = "",
 ) -> None:
     """Show what went into a checkpoint: samples, code, configuration, rounds, and the previous checkpoint."""
     with sentences():
@@ -293,7 +293,7 @@ def create(
     job: Annotated[str, typer.Argument(help="Name of the TrainingJob.")],
     wait: Annotated[bool, typer.Option(help="Wait until the checkpoint is in storage.")] = True,
     namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="Namespace.")] = None,
-    kubeconfig: Annotated[Path | None, typer.Option("--kubeconfig", help="Path.")] = None,
+    kubeconfig: Annotated[Path | None, typer.Option("--kubeconfig", help="Path of the kubeconfig.")] = None,
     context: Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")] = None,
 ) -> None:
     """Request a durable checkpoint of a running job at its next step. Training continues meanwhile."""

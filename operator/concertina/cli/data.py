@@ -37,6 +37,28 @@ async def _on_cluster(arguments: Sequence[str]) -> int:
     """
     from concertina.cli import data_job
 
+    options, build_arguments = parser().parse_known_args(arguments)
+    if options.pods < 1:
+        raise UserError("--pods must be 1 or more")
+    job_options = data_job.DataJobOptions(
+        tuple(build_arguments),
+        options.pods,
+        options.image,
+        options.secret,
+        tuple(options.claim),
+        options.cpus,
+        options.memory,
+    )
+    if options.dry_run:
+        print(data_job.text(job_options))
+        return 0
+    return await data_job.run(Target(options.kubeconfig, options.context, options.namespace), job_options)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the options of `concertina data build --cluster`."""
+    from concertina.cli import data_job
+
     parser = argparse.ArgumentParser(
         prog="concertina data build --cluster",
         description="All other options are those of `concertina data build`. They apply in the pods: sources and "
@@ -56,19 +78,4 @@ async def _on_cluster(arguments: Sequence[str]) -> int:
     add("--namespace", "-n", default=None)
     add("--kubeconfig", type=Path, default=None)
     add("--context", default=None)
-    options, build_arguments = parser.parse_known_args(arguments)
-    if options.pods < 1:
-        raise UserError("--pods must be 1 or more")
-    job_options = data_job.DataJobOptions(
-        tuple(build_arguments),
-        options.pods,
-        options.image,
-        options.secret,
-        tuple(options.claim),
-        options.cpus,
-        options.memory,
-    )
-    if options.dry_run:
-        print(data_job.text(job_options))
-        return 0
-    return await data_job.run(Target(options.kubeconfig, options.context, options.namespace), job_options)
+    return parser

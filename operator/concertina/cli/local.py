@@ -70,7 +70,7 @@ def up(
         list[str] | None,
         typer.Option(help="NAME=PATH: pods of image NAME run in the virtual environment PATH. May be repeated."),
     ] = None,
-    s3: Annotated[bool, typer.Option("--s3", help="An S3 server (SeaweedFS) beside it.")] = False,
+    s3: Annotated[bool, typer.Option("--s3", help="Also start an S3 server (SeaweedFS).")] = False,
     name: Name = "",
 ) -> None:
     """Start the cluster, which runs until `down`. Parts that already run are left unchanged."""

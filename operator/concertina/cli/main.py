@@ -53,8 +53,10 @@ def run(
 @app.command(rich_help_panel=JOBS)
 def plan(
     file: Annotated[Path, typer.Argument(help="Manifest of one TrainingJob; - reads standard input.")],
-    replicas: Annotated[int | None, typer.Option("--replicas", min=1, help="Default: spec.replicas.")] = None,
-    gpu: Annotated[str, typer.Option("--gpu", help="A100, H100, H200 or B200.")] = "H100",
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=1, help="Number of replicas. Default: spec.replicas.")
+    ] = None,
+    gpu: Annotated[str, typer.Option("--gpu", help="Type of the GPUs: A100, H100, H200 or B200.")] = "H100",
     fabric: Annotated[
         str,
         typer.Option("--fabric", help="Network between nodes, for each GPU: Ethernet-100|400, InfiniBand-200|400|800."),
@@ -63,7 +65,13 @@ def plan(
         float | None, typer.Option("--tokens", help="Tokens of the run. Default: computed from its steps.")
     ] = None,
     search: Annotated[
-        int, typer.Option("--top-layouts", min=0, max=50, help="Number of the fastest layouts to show instead.")
+        int,
+        typer.Option(
+            "--top-layouts",
+            min=0,
+            max=50,
+            help="Show this number of the fastest layouts instead of the layout of the manifest.",
+        ),
     ] = 0,
     memory: Annotated[bool, typer.Option(help="Measure the memory of ranks. This needs torch.")] = True,
     vocab_size: Annotated[
@@ -77,7 +85,7 @@ def plan(
     width: Annotated[
         int | None,
         typer.Option(
-            "--width", min=1, help="Numbers in a frame, for a model of your own whose data can't be read here."
+            "--width", min=1, help="Number of values in a frame, for a model of your own whose data can't be read here."
         ),
     ] = None,
     python: Annotated[
@@ -89,7 +97,7 @@ def plan(
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw the ranks on their nodes into this SVG file.")
     ] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="json: as JSON.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="json: print JSON.")] = "",
 ) -> None:
     """Estimate sizes, memory, traffic, speed and cost of a job before it runs."""
     from concertina.cli.plan import PlanOptions, asked_hardware, run
@@ -107,7 +115,9 @@ def plan(
 @app.command(rich_help_panel=JOBS)
 def status(
     job: Annotated[str | None, typer.Argument(help="Name of one TrainingJob. Default: a table of all jobs.")] = None,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the job to its end.")] = False,
     members: Annotated[
         bool, typer.Option("--members", help="List the members of the round, as the coordinator reports them.")
@@ -130,13 +140,17 @@ def status(
 
 @app.command(rich_help_panel=JOBS)
 def top(
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
+    ] = False,
     by: Annotated[
         str, typer.Option("--group-by", help="Group by: namespace, queue (Kueue's label), or a label's key.")
     ] = "",
-    sort: Annotated[str, typer.Option("--sort", help="attention, goodput, cost or name.")] = "attention",
+    sort: Annotated[
+        str, typer.Option("--sort", help="Order of the jobs: attention, goodput, cost or name.")
+    ] = "attention",
     once: Annotated[bool, typer.Option("--once", help="Print the table and end.")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", help="json: once, as JSON.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="json: print the table once, as JSON.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -149,7 +163,9 @@ def top(
 
 @app.command(rich_help_panel=JOBS)
 def dashboard(
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs of all namespaces.")
+    ] = False,
     by: Annotated[
         str, typer.Option("--group-by", help="Group by: namespace, queue (Kueue's label), or a label's key.")
     ] = "",
@@ -181,7 +197,7 @@ def logs(
         bool, typer.Option("--since-failure", help="Start a few seconds before the last failure.")
     ] = False,
     tail: Annotated[int | None, typer.Option("--tail", min=0, help="Show only the last lines of each replica.")] = None,
-    output: Annotated[str, typer.Option("--output", "-o", help="json: an object a line.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="json: print one JSON object per line.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -197,7 +213,7 @@ def logs(
 @app.command(rich_help_panel=JOBS)
 def trace(
     job: Job,
-    steps: Annotated[int, typer.Option("--steps", help="How many steps.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", help="Number of steps.")] = 3,
     ranks: Annotated[str, typer.Option("--ranks", help="Ranks to record, for example 0,3.")] = "0",
     out: Annotated[
         str, typer.Option("--out", help="File to write, compressed if its name ends in .gz. Default: JOB-trace.json.")
@@ -221,7 +237,7 @@ def diagnose(
             "standard input)."
         ),
     ],
-    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long to look.")] = 15,
+    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="Seconds to observe the job.")] = 15,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, including all evidence.")] = False,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
@@ -239,7 +255,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. Default: JOB.html in the current folder.")
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="How long to look.")] = 15,
+    seconds: Annotated[float, typer.Option("--seconds", min=5, max=3600, help="Seconds to observe the job.")] = 15,
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -269,7 +285,7 @@ def resume(job: Job, namespace: Namespace = None, kubeconfig: Kubeconfig = None,
 @app.command(rich_help_panel=JOBS)
 def scale(
     job: Job,
-    replicas: Annotated[int, typer.Argument(min=1, help="Most replicas wanted.")],
+    replicas: Annotated[int, typer.Argument(min=1, help="Number of replicas, which becomes spec.replicas.")],
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -285,7 +301,7 @@ def drill(
     job: Job,
     scenario: Annotated[str, typer.Option("--scenario", "-s", help="Fault to inject: see docs/drills.md.")],
     yes: Annotated[bool, typer.Option("--yes", help="Allow the drill on a cluster that is not a local one.")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", help="json: the verdict as JSON.")] = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="json: print the verdict as JSON.")] = "",
     namespace: Namespace = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -330,7 +346,9 @@ def reproduce(
             help="Value of an environment variable, as NAME=VALUE. Checkpoints do not contain the values of variables.",
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File. Default: standard output.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: standard output.")
+    ] = None,
 ) -> None:
     """Write the manifest of a job that trains a checkpoint again, and say how closely the result agrees."""
     from concertina.cli.checkpoint import sentences
@@ -358,20 +376,28 @@ def generate(
         bool, typer.Option("--chat", help="The prompt is a message of a user, and the model answers it.")
     ] = False,
     step: Annotated[int | None, typer.Option("--step", help="Step of the checkpoint. Default: the newest.")] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Most tokens to generate.")] = 256,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, help="Maximum number of tokens to generate.")] = 256,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="0 takes the most probable token each time.")
+        float,
+        typer.Option("--temperature", min=0.0, help="Temperature of sampling. 0: use the most probable token."),
     ] = 0.0,
     top_p: Annotated[
         float,
         typer.Option(
-            "--top-p", min=1e-6, max=1.0, help="With a temperature: least probability of the tokens to choose from."
+            "--top-p",
+            min=1e-6,
+            max=1.0,
+            help="With a temperature: sample from the fewest tokens whose probabilities add up to this value.",
         ),
     ] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the choices.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="For example cpu. Default: a GPU if there is one.")] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of sampling.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="Device, such as cpu. Default: a GPU if there is one.")] = "",
     data: Annotated[
-        str, typer.Option("--data", help="Folder of the run's data, which has the tokenizer, if they were moved.")
+        str,
+        typer.Option(
+            "--data",
+            help="Folder of the data with the tokenizer. Default: as in the run.",
+        ),
     ] = "",
 ) -> None:
     """Print what the model of a checkpoint writes after a prompt. This needs torch."""
