@@ -41,28 +41,28 @@ def test_a_run_of_three_completes(folder):
 
 
 def sockets(pid: int) -> int:
-    """Return the number of open sockets of a process. A spare that waits has one."""
+    """Return the number of open sockets of a process. A standby process that waits has one."""
     with contextlib.suppress(FileNotFoundError):
         return sum(os.readlink(file).startswith("socket:") for file in Path(f"/proc/{pid}/fd").iterdir())
     return 0
 
 
-async def waiting_spare(replica: Replica) -> int:
-    """Wait until an agent has a spare, and return its pid."""
+async def standby_pid(replica: Replica) -> int:
+    """Wait until an agent has a standby process, and return its pid."""
     async with asyncio.timeout(GIVE_UP):
         while True:
-            pids = [event["pid"] for event in replica.events() if event["event"] == "spare_ready"]
+            pids = [event["pid"] for event in replica.events() if event["event"] == "standby_ready"]
             if pids and sockets(pids[-1]) == 1:
                 return pids[-1]
             await asyncio.sleep(0.02)
 
 
-def test_spares_become_the_successor_of_a_killed_worker_and_the_store(folder):
+def test_standby_processes_become_the_successor_of_a_killed_worker_and_the_store(folder):
     async def body():
         async with running(folder, 2, TINY, TINY_STEPS="100000") as job:
             await job.begin(1, job[0], job[1])
             await job.until(job[0], trained(10))
-            store, worker = await waiting_spare(job[0]), await waiting_spare(job[1])
+            store, worker = await standby_pid(job[0]), await standby_pid(job[1])
             os.kill(job[1].worker_pids()[1], 9)
             await job.until(job[0], lambda r: len(r.failures) == 2)
             prepared = await job.prepare(2, job[0], job[1])

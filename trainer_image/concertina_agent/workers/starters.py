@@ -11,7 +11,7 @@ from typing import Optional, Protocol
 from concertina_agent.core import events as e
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.child_processes import Reaper
-from concertina_agent.workers.spares import Spares
+from concertina_agent.workers.standby_process import StandbyProcess
 from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol.log import log_event
@@ -41,7 +41,7 @@ class BundledStarter:
 
     def __init__(self, settings: AgentSettings, parent: ForkParent) -> None:
         self._settings, self._parent = settings, parent
-        self.spares = Spares(parent, settings.environment)
+        self.standby = StandbyProcess(parent, settings.environment)
 
     async def until_warm(self) -> None:
         await asyncio.shield(self._parent.warm)
@@ -54,8 +54,8 @@ class BundledStarter:
         return await self._run(target, self._settings.environment, "[store] ")
 
     async def _run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str) -> Process:
-        spare = self.spares.take(target, environment, prefix)
-        return spare if spare is not None else await self._parent.run(target, environment, prefix)
+        standby = self.standby.take(target, environment, prefix)
+        return standby if standby is not None else await self._parent.run(target, environment, prefix)
 
 
 class CommandStarter:

@@ -89,7 +89,7 @@ class WorkersDriver:
             self.parent.start()
         self._report_warm(error := await self.until_warm())
         if self._bundled is not None and not error:
-            self._tasks.start("spare", self._bundled.spares.keep())
+            self._tasks.start("standby", self._bundled.standby.keep())
         if self.parent is not None and not error:
             self._report_warm(await self.parent.given_up)
 

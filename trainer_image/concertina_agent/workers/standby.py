@@ -1,7 +1,7 @@
 """Process that is forked before it is needed, and becomes the next worker or the next store of a round.
 
 The agent sends one packet over a SOCK_SEQPACKET socket. It is a JSON object with the fields "run" and "environment",
-and has the file descriptors that are the arguments of the function. If the agent closes its end instead, the spare
+and has the file descriptors that are the arguments of the function. If the agent closes its end instead, the process
 exits.
 """
 

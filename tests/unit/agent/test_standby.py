@@ -17,8 +17,8 @@ import pytest
 
 from builders.programs import SEARCH_PATH
 from builders.until import until_async
-from concertina_agent.workers import output, spares
-from concertina_agent.workers.spares import Spares
+from concertina_agent.workers import output, standby_process
+from concertina_agent.workers.standby_process import StandbyProcess
 from concertina_agent.workers.workers import ForkTarget, Process, StartError
 from concertina_protocol.worker_channel import ENTERED
 
@@ -31,14 +31,14 @@ def say(*fds):
 
 
 def started(control: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a spare with its end of the socket."""
-    code = f"import sys; from concertina_agent.workers.spare import stand_by; sys.exit(stand_by({control}))"
+    """Start a standby process with its end of the socket."""
+    code = f"import sys; from concertina_agent.workers.standby import stand_by; sys.exit(stand_by({control}))"
     command = [sys.executable, "-c", code]
     return subprocess.Popen(command, pass_fds=(control,), env=dict(environment), stdout=subprocess.PIPE)
 
 
 class Parent:
-    """Starts each spare as an ordinary process."""
+    """Starts each standby process as an ordinary process."""
 
     def __init__(self, folder: Path) -> None:
         (folder / "said.py").write_text(SAYS)
@@ -57,12 +57,12 @@ class Parent:
 
 
 @contextlib.contextmanager
-def kept(parent: Parent) -> Iterator[Spares]:
-    """Keep spares while the block runs."""
-    spare = Spares(parent, {"OF": "a spare"})  # type: ignore[arg-type]
-    keeping = asyncio.ensure_future(spare.keep())
+def kept(parent: Parent) -> Iterator[StandbyProcess]:
+    """Keep standby processes while the block runs."""
+    standby = StandbyProcess(parent, {"OF": "a standby process"})  # type: ignore[arg-type]
+    keeping = asyncio.ensure_future(standby.keep())
     try:
-        yield spare
+        yield standby
     finally:
         keeping.cancel()
         for child in parent.children:
@@ -76,16 +76,16 @@ def play(scenario: object) -> None:
     asyncio.run(scenario)  # type: ignore[arg-type]
 
 
-async def there(parent: Parent, spare: Spares, count: int = 1) -> None:
-    await until_async(lambda: len(parent.children) == count and spare._spare is not None, "a spare")
+async def there(parent: Parent, standby: StandbyProcess, count: int = 1) -> None:
+    await until_async(lambda: len(parent.children) == count and standby._waiting is not None, "a standby process")
 
 
-def test_a_spare_runs_the_target_with_its_variables_and_files_and_nothing_else(tmp_path: Path) -> None:
+def test_a_standby_process_runs_the_target_with_its_variables_and_files_and_nothing_else(tmp_path: Path) -> None:
     async def scenario() -> None:
         parent, (ours, theirs) = Parent(tmp_path), os.pipe()
-        with kept(parent) as spare:
-            await there(parent, spare)
-            process = spare.take(ForkTarget(TARGET.run, ("fd:0",), (ours,)), {"RANK": "1", "PATH": "/bin"}, "")
+        with kept(parent) as standby:
+            await there(parent, standby)
+            process = standby.take(ForkTarget(TARGET.run, ("fd:0",), (ours,)), {"RANK": "1", "PATH": "/bin"}, "")
             os.write(theirs, b"something")
             assert process is parent.processes[0]
             said, _ = await asyncio.to_thread(parent.children[0].communicate)
@@ -98,23 +98,23 @@ def test_a_spare_runs_the_target_with_its_variables_and_files_and_nothing_else(t
     play(scenario())
 
 
-def test_the_next_spare_is_forked_after_one_was_taken_or_has_ended(
+def test_the_next_standby_process_is_forked_after_one_was_taken_or_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spares, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(standby_process, "PAUSE_SECONDS", 0.0)
 
     async def scenario() -> None:
         parent = Parent(tmp_path)
-        with kept(parent) as spare:
-            assert spare.take(TARGET, {}, "") is None, "none is there yet"
-            await there(parent, spare)
-            assert spare.take(TARGET, {}, "") is parent.processes[0]
-            assert spare.take(TARGET, {}, "") is None, "it was taken"
-            await there(parent, spare, 2)
+        with kept(parent) as standby:
+            assert standby.take(TARGET, {}, "") is None, "none is there yet"
+            await there(parent, standby)
+            assert standby.take(TARGET, {}, "") is parent.processes[0]
+            assert standby.take(TARGET, {}, "") is None, "it was taken"
+            await there(parent, standby, 2)
             parent.children[1].kill()
             parent.processes[1].end(-9)
-            await there(parent, spare, 3)
-            assert spare.take(TARGET, {}, "") is parent.processes[2]
+            await there(parent, standby, 3)
+            assert standby.take(TARGET, {}, "") is parent.processes[2]
 
     play(scenario())
 
@@ -122,17 +122,17 @@ def test_the_next_spare_is_forked_after_one_was_taken_or_has_ended(
 def test_one_that_has_just_died_or_cannot_get_its_variables_is_not_used(tmp_path: Path) -> None:
     async def died() -> None:
         parent = Parent(tmp_path)
-        with kept(parent) as spare:
-            await there(parent, spare)
+        with kept(parent) as standby:
+            await there(parent, standby)
             parent.children[0].kill()
             parent.children[0].wait()
-            assert spare.take(TARGET, {}, "") is None
+            assert standby.take(TARGET, {}, "") is None
 
     async def too_large() -> None:
         parent = Parent(tmp_path)
-        with kept(parent) as spare:
-            await there(parent, spare)
-            assert spare.take(TARGET, {"LARGE": "x" * (1 << 24)}, "") is None
+        with kept(parent) as standby:
+            await there(parent, standby)
+            assert standby.take(TARGET, {"LARGE": "x" * (1 << 24)}, "") is None
             await asyncio.to_thread(parent.children[0].wait, 20)
             assert parent.children[0].returncode in (0, -signal.SIGKILL)
 
@@ -140,18 +140,18 @@ def test_one_that_has_just_died_or_cannot_get_its_variables_is_not_used(tmp_path
     play(too_large())
 
 
-def test_without_spares_the_agent_goes_on(tmp_path: Path) -> None:
+def test_without_standby_processes_the_agent_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         parent = Parent(tmp_path)
         parent.error = "no fork"
-        spare = Spares(parent, {})  # type: ignore[arg-type]
-        await spare.keep()
-        assert spare.take(TARGET, {}, "") is None
+        standby = StandbyProcess(parent, {})  # type: ignore[arg-type]
+        await standby.keep()
+        assert standby.take(TARGET, {}, "") is None
 
     play(scenario())
 
 
-def test_a_spare_that_is_not_needed_ends() -> None:
+def test_a_standby_process_that_is_not_needed_ends() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with started(theirs.fileno(), {"PYTHONPATH": SEARCH_PATH}) as child:
         theirs.close()
