@@ -28,6 +28,12 @@ GPU = {"limits": {"nvidia.com/gpu": 1}}
 """Resource limit of one GPU. Each node then runs only one replica, so the loss of a node is the loss of one replica."""
 PARTS = ("detect and decide", "prepare", "assign", "start", "group", "build", "restore", "first_step")
 RECOVERY_LIMIT, GROW_LIMIT = 60.0, 240.0
+QUIET_SECONDS, QUIET_JOIN_SECONDS = 1.5, 8.0
+"""Seconds after a fault in which the benchmark does nothing, so that it takes no processor time from the recovery.
+
+All times come from logs, which are read afterwards. Each `kubectl` takes a core for 50 to 100 ms, and without the pause
+they took a quarter of the two cores during a recovery. A replica needs the second time to come back and join.
+"""
 WARM = ("warm", "script_parent")
 """Events that an agent logs after it has imported modules in advance."""
 STEADY_STEPS = 90
@@ -164,6 +170,7 @@ class Bench:
         """Inject a fault into a job of the bundled trainer, and return the recovery times from the logs."""
         before = self._steady()
         killed_at = self._inject(scenario, before)
+        time.sleep(QUIET_SECONDS)
         at_work = until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         recovery = self._read(killed_at, at_work, before)
         if scenario == OPERATOR_TOO:
@@ -180,8 +187,10 @@ class Bench:
         """
         before = self._steady()
         self._inject("member", before)
+        time.sleep(QUIET_SECONDS)
         until("a new round", RECOVERY_LIMIT, lambda: self._at_work_since(before["world"]["round"]))
         replayed = self._status().get("stepsReplayed", 0)
+        time.sleep(QUIET_JOIN_SECONDS)
         warm, joined_in = self._joined(before)
         at_work = until("its first step", RECOVERY_LIMIT, lambda: self._at_work_since(joined_in - 1))
         replayed = self._status().get("stepsReplayed", 0) - replayed

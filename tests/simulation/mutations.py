@@ -263,15 +263,15 @@ TWICE_UNSAID = ("storage_down", "glitch", "storage_down", "storage_down", "glitc
 then the agent that remembers both is lost."""
 LIES = ("lying_agent", "lying_agent", "kill_worker", "lying_agent", "kill_worker")
 MUTATIONS = (
-    Planted(agent_accepts_lower_rounds, 3),
+    Planted(agent_accepts_lower_rounds, 22),
     Planted(plan_mixes_snapshot_ids, 0),
     Planted(plan_assigns_before_the_commit, 0),
     Planted(latest_has_no_fence, 358),
     Planted(status_is_written_without_testing_the_claim, 0, ("slow_api", "second_operator", "kill_agent")),
     Planted(a_silent_coordinator_is_dead_when_another_answers, 1, ("cut_operator",)),
     Planted(crash_loops_are_not_slowed_down, 18),
-    Planted(rounds_are_made_of_whoever_answers, 1, ("cut_from_peers",)),
-    Planted(late_members_are_left_out, 0, ("starve", "kill_agent", "kill_worker", "kill_worker")),
+    Planted(rounds_are_made_of_whoever_answers, 3, ("cut_from_peers",)),
+    Planted(late_members_are_left_out, 25, ("starve", "kill_agent", "kill_worker", "kill_worker")),
     Planted(growing_is_tried_at_once_again, 3, ("cut_from_peers",)),
     Planted(reaching_one_way_is_enough, 1, ("closed_node", "kill_worker")),
     Planted(hangs_are_not_looked_for, 0, ("hang_worker",)),
@@ -284,7 +284,7 @@ MUTATIONS = (
     Planted(a_rollback_is_forgotten, 1, ("glitch",)),
     Planted(bits_flip_where_the_coordinator_is, 0, ("flip_bits",)),
     Planted(latest_is_not_told_what_was_undone, 1, ("bad_samples",)),
-    Planted(latest_takes_what_it_says_was_undone, 16, ("storage_down", "bad_samples", "api_down")),
+    Planted(latest_takes_what_it_says_was_undone, 41, ("storage_down", "bad_samples", "api_down")),
     Planted(losses_are_somebodys_fault, 1, ("bad_samples",)),
     Planted(nodes_where_bits_flip_are_used_again, 0, ("flip_bits",)),
     Planted(times_ahead_are_waited_for, 36, ("refused_pods", "delete_pod", "set_clock")),

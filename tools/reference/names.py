@@ -101,6 +101,7 @@ WORKER = {
     "CONCERTINA_SNAPSHOTS": "Folder of this round's snapshots.",
     "CONCERTINA_HEARTBEAT": "File in which the worker shows that it is alive.",
     "CONCERTINA_STEP_FILE": "File in which optimizer steps are counted.",
+    "CONCERTINA_ENTERED": "Internal: the time at which a process that was forked in advance became a worker.",
     "CONCERTINA_WARM_PARENT": "Internal: connects the worker with the process that has imported its modules.",
     "CONCERTINA_WARM_SOCKET": "Internal: the socket at which an interpreter describes itself to the agent.",
 }

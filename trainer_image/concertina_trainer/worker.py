@@ -25,6 +25,7 @@ from concertina_protocol.heartbeat import HeartbeatWriter, WorkerPhase
 from concertina_protocol.messages.ranges import united
 from concertina_protocol.worker_channel import (
     BAD_INPUT_EXIT,
+    ENTERED,
     ChannelClosed,
     Done,
     Fault,
@@ -96,8 +97,8 @@ def main() -> NoReturn:
     connections = process_groups.Connections()
     channel = RoundChannel(WorkerEnd(os.environ["CONCERTINA_SOCKET"]), connections.abort)
     heartbeat = HeartbeatWriter()
-    entered = None
-    while isinstance(end := one_round(channel, heartbeat, entered), Left):
+    entered, stayed = float(os.environ[ENTERED]) if ENTERED in os.environ else None, False
+    while isinstance(end := one_round(channel, heartbeat, entered, stayed), Left):
         channel.say_left(end)
         gc.collect()  # frees the old model while the agents prepare the next round
         if torch.cuda.is_initialized():
@@ -105,7 +106,7 @@ def main() -> NoReturn:
         entry = channel.next_round()
         connections.release()
         os.environ.update(entry.environment)
-        entered = time.perf_counter()
+        entered, stayed = time.perf_counter(), True
     channel.finish()
     # Exit at once. A regular exit would wait for the group's threads, and for a peer that may be gone.
     sys.stdout.flush()
@@ -113,17 +114,17 @@ def main() -> NoReturn:
     os._exit(end)
 
 
-def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None) -> Left | int:
+def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float | None, stayed: bool) -> Left | int:
     """Run one round. Return Left if this process stays for the next round, and otherwise the exit status.
 
     The process stays after a drain, after the loss of the connection to another rank, and when the agent ends the
     round. After any other end, the process exits, because a new process is a safer start for another round (decision "A
     survivor keeps its process"). `entered` is the time (time.perf_counter) at which this process entered the round, or
-    None if the process was started for this round.
+    None if the process was started for this round. `stayed` is whether the process has taken part in an earlier round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
     offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay())
-    stays, code, output = entered is not None, 1, ""
+    stays, code, output = stayed, 1, ""
     try:
         channel.enter(round, offer)
         start = channel.receive(Start)

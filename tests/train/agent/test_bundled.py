@@ -1,6 +1,7 @@
 """Agents with the forkserver, snapshots, copies and uploads, and a trainer without torch (`tiny`)."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import concertina_protocol as p
 from builders.programs import FAULTS, SEARCH_PATH
-from builders.train.replicas import GIVE_UP, UID, Job, gone, newest_complete, running, trained
+from builders.train.replicas import GIVE_UP, UID, Job, Replica, gone, newest_complete, running, trained
 
 TINY = ["--bundled", "--package", "tiny"]
 
@@ -35,6 +36,46 @@ def test_a_run_of_three_completes(folder):
             assert report.progress.step == 12
             assert not report.failures
             await job.until(job[1], lambda r: r.state == "succeeded")
+
+    run(body)
+
+
+def sockets(pid: int) -> int:
+    """Return the number of open sockets of a process. A standby process that waits has one."""
+    with contextlib.suppress(FileNotFoundError):
+        return sum(os.readlink(file).startswith("socket:") for file in Path(f"/proc/{pid}/fd").iterdir())
+    return 0
+
+
+async def standby_pid(replica: Replica) -> int:
+    """Wait until an agent has a standby process, and return its pid."""
+    async with asyncio.timeout(GIVE_UP):
+        while True:
+            pids = [event["pid"] for event in replica.events() if event["event"] == "standby_ready"]
+            if pids and sockets(pids[-1]) == 1:
+                return pids[-1]
+            await asyncio.sleep(0.02)
+
+
+def test_standby_processes_become_the_successor_of_a_killed_worker_and_the_store(folder):
+    async def body():
+        async with running(folder, 2, TINY, TINY_STEPS="100000") as job:
+            await job.begin(1, job[0], job[1])
+            await job.until(job[0], trained(10))
+            store, worker = await standby_pid(job[0]), await standby_pid(job[1])
+            os.kill(job[1].worker_pids()[1], 9)
+            await job.until(job[0], lambda r: len(r.failures) == 2)
+            prepared = await job.prepare(2, job[0], job[1])
+            restore = newest_complete(prepared)
+            await job.assign(job.assignment(prepared, restore))
+            await job.until(job[0], lambda r: r.round == 2 and trained(restore.step + 5)(r))
+            assert job[1].worker_pids()[1] == worker
+            assert sockets(store) > 2, "it serves the workers"
+            for replica in job.replicas.values():
+                replica.kill()
+            async with asyncio.timeout(GIVE_UP):
+                while not all(gone(pid) for pid in (store, worker)):
+                    await asyncio.sleep(0.02)
 
     run(body)
 

@@ -288,6 +288,28 @@ def test_no_line_waits_until_the_other_end_has_told_of_the_one_before(tmp_path, 
     run(body)
 
 
+def test_no_answer_waits_until_the_operator_has_acknowledged_the_report_before(tmp_path, identity):
+    watched = asyncio.Event()
+
+    async def body():
+        holder = Holder(tmp_path / "holder", identity)
+
+        async def watch(message, wire):
+            accepted = wire.writer.get_extra_info("socket")
+            holder.at_once = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            watched.set()
+
+        holder.watch = watch
+        connector = Connector(tls.client_context(identity), UID)
+        with contextlib.closing(await connector.connect(holder.address)) as wire:
+            await wire.send(p.Watch(UID))
+            await asyncio.wait_for(watched.wait(), GIVE_UP)
+        assert holder.at_once
+        await holder.server.close()
+
+    run(body)
+
+
 def test_who_waits_for_a_line_keeps_no_thread_from_who_has_something_to_carry(tmp_path, identity):
     async def body():
         holder = Holder(tmp_path / "holder", identity)

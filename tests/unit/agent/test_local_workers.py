@@ -25,7 +25,7 @@ from concertina_agent.workers import local_workers, output
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.family import ends
 from concertina_agent.workers.local_workers import LocalWorker, LocalWorkers
-from concertina_agent.workers.workers import Process
+from concertina_agent.workers.workers import Process, StartError
 from concertina_protocol import worker_channel as w
 from concertina_protocol.worker_channel.agent_end import AgentEnd
 
@@ -102,9 +102,9 @@ def play(tmp_path: Path, command: tuple[str, ...], scenario: Callable[[LocalWork
     asyncio.run(played())
 
 
-def begin(local: LocalWorkers, round: int) -> None:
+def begin(local: LocalWorkers, round: int, store: socket.socket | None = None) -> None:
     member = p.Member("r0", "i", "127.0.0.1:1", 0, 1)
-    local.start(p.Assign("uid", round, "claim", (member,), "127.0.0.1:2", p.Restore("Fresh")), 0, None, {})
+    local.start(p.Assign("uid", round, "claim", (member,), "127.0.0.1:2", p.Restore("Fresh")), 0, store, {})
 
 
 async def begun(local: LocalWorkers, count: int, starter: Starter) -> None:
@@ -236,6 +236,22 @@ def test_one_that_leaves_in_time_enters_the_next_round(tmp_path: Path) -> None:
         assert [(each.round, each.rank, each.code, each.last_error) for each in told] == [
             (2, 0, 1, "RuntimeError: Connection closed by peer")
         ]
+
+    play(tmp_path, (), scenario)
+
+
+def test_one_that_stays_enters_before_the_store_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(local: LocalWorkers, starter: Starter, told: list[e.Event]) -> None:
+        _, channel = await between_rounds(local, starter)
+
+        async def serve_store(listening: socket.socket) -> Process:
+            raise StartError(f"{[type(message) for message in channel.sent]}")
+
+        monkeypatch.setattr(starter, "serve_store", serve_store)
+        with socket.socket() as store:
+            begin(local, 2, store)
+            failed = e.StartFailed(2, f"Workers could not be started: {[w.Enter]}")
+            await until_async(lambda: told[-1] == failed, "the error of the store", lambda: told)
 
     play(tmp_path, (), scenario)
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import resource
+import socket
 import ssl
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -322,5 +323,17 @@ def test_one_that_was_to_pass_something_on_and_babbles_holds_nobody_up(
         identity = ConnectionIdentity(UID, Authority(MASTER, UID, CREATED).client_context())
         async with agent(babble, tmp_path) as address, asyncio.timeout(LIMIT):
             assert [each async for each in calls_module.relay(identity, address, "{}", {"r1": address})] == []
+
+    asyncio.run(scenario())
+
+
+def test_no_line_to_an_agent_waits_for_the_acknowledgement_of_the_one_before(tmp_path: Path) -> None:
+    watch = protocol.Watch(UID)
+
+    async def scenario() -> None:
+        identity = ConnectionIdentity(UID, Authority(MASTER, UID, CREATED).client_context())
+        async with agent(forever, tmp_path) as address, calls_module.connection(identity, address, watch) as opened:
+            dialled = opened.writer.get_extra_info("socket")
+            assert dialled.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     asyncio.run(scenario())

@@ -18,7 +18,7 @@ from concertina_agent.net import tls
 from concertina_agent.net.link import MemberStreams, follow_coordinator
 from concertina_agent.net.server import AgentServer, Answered
 from concertina_agent.net.shard_wire import ShardWire
-from concertina_agent.net.state_stream import CHANGES, MIN_GAP_SECONDS, WHOLE, often, stream
+from concertina_agent.net.state_stream import CHANGES, WHOLE, often, stream
 from concertina_agent.net.wire import Connector, KeptConnections
 from concertina_agent.runtime.notifier import Notifier
 from concertina_agent.runtime.nursery import TaskGroup
@@ -41,6 +41,8 @@ RELAY_SECONDS = 5.0
 """Timeout in seconds of a request that is passed on for the operator. The operator itself waits no longer."""
 LONGEST_SECONDS = 60.0
 """Maximum seconds between two lines of a stream, even if the operator requests a longer time."""
+WHOLE_SECONDS = 0.02
+"""Minimum seconds between two whole Reports that differ only in numbers."""
 RELAYS = 128
 """Maximum number of agents to which one request is passed on."""
 
@@ -198,7 +200,7 @@ class NetworkDriver:
 
             await stream(wire, report, news, CHANGES, pace, beat)
         else:
-            await stream(wire, report, news, WHOLE, MIN_GAP_SECONDS, often)
+            await stream(wire, report, news, WHOLE, WHOLE_SECONDS, often)
 
     async def learn(self, message: p.Learn, wire: Connection) -> None:
         await wire.send(self._learning.answer())

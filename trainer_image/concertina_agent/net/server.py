@@ -101,6 +101,9 @@ class AgentServer:
         Raises OSError if the address is not available.
         """
         self._listening = socket.create_server((host, port), family=family(host), backlog=512)
+        # Accepted connections inherit TCP_NODELAY. asyncio does not set it, because the protocol of this socket is 0.
+        # Without it, an answer after a report waits until the operator acknowledges the report, for up to 40 ms.
+        self._listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._listening.setblocking(False)
         self._accepting = self._tasks.start("accept connections", self._accept_all(self._listening))
 

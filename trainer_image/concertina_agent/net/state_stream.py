@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import math
+import time
 from collections.abc import Callable
 from typing import Generic, Optional, TypeVar
 
@@ -16,8 +17,16 @@ import concertina_protocol as p
 from concertina_agent.runtime.notifier import Notifier
 from concertina_protocol.connection import Connection
 
-MIN_GAP_SECONDS = 0.02
-"""Minimum seconds between two lines of a stream, however often the state changes."""
+MIN_GAP_SECONDS = 0.004
+"""Minimum seconds between two lines of a stream, however often the state changes.
+
+A failure often changes the state several times within milliseconds, and the last change has the cause.
+"""
+GAP_RATIO = 10
+"""Minimum ratio of the time between two lines to the processor time that a line takes.
+
+A line about a thousand members takes milliseconds.
+"""
 S = TypeVar("S", p.MemberState, p.Report)
 
 
@@ -65,15 +74,16 @@ async def stream(
     change. Without any change, a line is sent `beat(state)` seconds after the previous one. Such a line has the same
     bytes each time, so the receiver need not decode it again.
     """
-    loop, count = asyncio.get_running_loop(), changes.count
+    loop, count, spent_seconds = asyncio.get_running_loop(), changes.count, 0.0
     unchanged_line: Optional[bytes] = None
     with contextlib.suppress(OSError):
         sent = state()
         await wire.send(sent)
         news_at = sent_at = loop.time()
         while True:
-            await asyncio.sleep(MIN_GAP_SECONDS)
+            await asyncio.sleep(max(MIN_GAP_SECONDS, GAP_RATIO * spent_seconds))
             while True:
+                begun = time.thread_time()
                 now = state()
                 wait = math.inf if now == sent else pace if lines.only_numbers(sent, now) else 0.0
                 if (remaining_seconds := min(news_at + wait, sent_at + beat(sent)) - loop.time()) <= 0:
@@ -81,8 +91,9 @@ async def stream(
                 count = await changes.wait(count, remaining_seconds)
             sent_at = loop.time()
             if sent_at >= news_at + wait:
-                await wire.send(lines.line(sent, now))
+                line = p.encode(lines.line(sent, now))
                 sent, news_at, unchanged_line = now, sent_at, None
             else:
-                unchanged_line = unchanged_line or p.encode(lines.line(sent, sent))
-                await wire.send_line(unchanged_line)
+                line = unchanged_line = unchanged_line or p.encode(lines.line(sent, sent))
+            spent_seconds = time.thread_time() - begun
+            await wire.send_line(line)

@@ -136,17 +136,21 @@ class LocalWorkers:
     async def _start(
         self, assign: Assign, me: int, store: Optional[socket.socket], environment: dict[str, str]
     ) -> None:
+        first_rank, ranks = assign.members[me].first_rank, range(assign.members[me].workers)
         try:
+            # A worker that stays waits by itself for the store, which is a fork that takes longer than most parts of a
+            # recovery.
+            entered = [rank for rank in ranks if self._enter_if_staying(assign, me, rank, environment)]
             await self._until_reaped()
             if not await self._until_warm():
                 return
             if store is not None:
                 self._store_processes.append(await self._starter.serve_store(store))
-            first_rank = assign.members[me].first_rank
-            for local_rank in range(assign.members[me].workers):
+            for local_rank in ranks:
+                if local_rank in entered:
+                    continue
                 is_first_client = first_rank + local_rank == max(first_rank, 1)
-                # A worker that stays waits for the store by itself.
-                if is_first_client and local_rank not in self._staying and not await self._store_may_serve():
+                if is_first_client and not await self._store_may_serve():
                     return
                 while not await self._start_one(assign, me, local_rank, environment):
                     if not await self._until_warm():
@@ -208,17 +212,13 @@ class LocalWorkers:
         return not self._over.is_set()
 
     async def _start_one(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
-        """Start a worker, or make a worker process that has stayed from the last round enter this round.
+        """Start a worker.
 
         Return False if the worker cannot be started yet. The caller then calls this method again.
         """
         member = assign.members[me]
         rank = member.first_rank + local_rank
         base = {**self._settings.environment, **extra}
-        staying = self._staying.pop(local_rank, None)
-        if staying is not None and staying.running:
-            self._enter(staying, assign, me, base)
-            return True
         heartbeat = self._heartbeat(assign.round, rank)
         base[VARIABLE] = heartbeat.path
         steps = StepFile(rank, heartbeat.path + step_file.SUFFIX)
@@ -240,9 +240,12 @@ class LocalWorkers:
             process.send_signal(self._signal)
         return True
 
-    def _enter(self, worker: LocalWorker, assign: Assign, me: int, base: dict[str, str]) -> None:
-        """Make a worker process that has stayed from the last round enter this round."""
-        member = assign.members[me]
+    def _enter_if_staying(self, assign: Assign, me: int, local_rank: int, extra: dict[str, str]) -> bool:
+        """Make the worker process that has stayed from the last round enter this round. Return False if none has."""
+        worker = self._staying.pop(local_rank, None)
+        if worker is None or not worker.running:
+            return False
+        member, base = assign.members[me], {**self._settings.environment, **extra}
         rank = member.first_rank + worker.local_rank
         base[VARIABLE] = worker.heartbeat.path
         with contextlib.suppress(OSError):
@@ -260,6 +263,7 @@ class LocalWorkers:
         environment = worker_environment(base, assign, me, worker.local_rank, self._settings.bundled)
         assert worker.channel is not None  # it has said Left
         worker.channel.send(w.Enter({name: environment[name] for name in VARYING if name in environment}))
+        return True
 
     async def _watch(self, worker: LocalWorker) -> None:
         code = await worker.process.ended

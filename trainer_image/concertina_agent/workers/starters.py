@@ -11,6 +11,7 @@ from typing import Optional, Protocol
 from concertina_agent.core import events as e
 from concertina_agent.settings import AgentSettings
 from concertina_agent.workers.child_processes import Reaper
+from concertina_agent.workers.standby_process import StandbyProcess
 from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, StartError, start_command
 from concertina_protocol.log import log_event
@@ -40,16 +41,21 @@ class BundledStarter:
 
     def __init__(self, settings: AgentSettings, parent: ForkParent) -> None:
         self._settings, self._parent = settings, parent
+        self.standby = StandbyProcess(parent, settings.environment)
 
     async def until_warm(self) -> None:
         await asyncio.shield(self._parent.warm)
 
     async def start(self, environment: Mapping[str, str], local_rank: int, prefix: str) -> Optional[Process]:
-        return await self._parent.run(ForkTarget(f"{self._settings.package}.worker:main"), environment, prefix)
+        return await self._run(ForkTarget(f"{self._settings.package}.worker:main"), environment, prefix)
 
     async def serve_store(self, listening: socket.socket) -> Process:
         target = ForkTarget(f"{self._settings.package}.store:serve", ("fd:0",), (listening.fileno(),))
-        return await self._parent.run(target, self._settings.environment, "[store] ")
+        return await self._run(target, self._settings.environment, "[store] ")
+
+    async def _run(self, target: ForkTarget, environment: Mapping[str, str], prefix: str) -> Process:
+        standby = self.standby.take(target, environment, prefix)
+        return standby if standby is not None else await self._parent.run(target, environment, prefix)
 
 
 class CommandStarter:

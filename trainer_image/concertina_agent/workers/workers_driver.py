@@ -42,6 +42,7 @@ class WorkersDriver:
         self._reaper = Reaper()
         self.parent: Optional[ForkParent] = None
         """Parent of the bundled trainer's processes."""
+        self._bundled: Optional[BundledStarter] = None
         self._command: Optional[CommandStarter] = None
         self.local = LocalWorkers(settings, self._reaper, self._starter(), emit, TaskGroup(tasks.failed))
         self._store: Optional[socket.socket] = None
@@ -51,7 +52,8 @@ class WorkersDriver:
         settings = self._settings
         if settings.bundled:
             self.parent = ForkParent(f"{settings.package}.preload", settings.environment, self._reaper)
-            return BundledStarter(settings, self.parent)
+            self._bundled = BundledStarter(settings, self.parent)
+            return self._bundled
         self._command = CommandStarter(settings, self._reaper, self._emit)
         return self._command
 
@@ -86,6 +88,8 @@ class WorkersDriver:
         if self.parent is not None:
             self.parent.start()
         self._report_warm(error := await self.until_warm())
+        if self._bundled is not None and not error:
+            self._tasks.start("standby", self._bundled.standby.keep())
         if self.parent is not None and not error:
             self._report_warm(await self.parent.given_up)
 

@@ -23,6 +23,7 @@ from concertina_protocol.worker_channel.uploader_messages import (
 from concertina_protocol.worker_channel.worker_end import ChannelClosed, WorkerEnd
 from concertina_protocol.worker_channel.worker_messages import (
     BAD_INPUT_EXIT,
+    ENTERED,
     Beat,
     CallCount,
     Committed,
@@ -52,6 +53,7 @@ from concertina_protocol.worker_channel.worker_messages import (
 
 __all__ = [
     "BAD_INPUT_EXIT",
+    "ENTERED",
     "KINDS",
     "Beat",
     "CallCount",

@@ -46,6 +46,8 @@ from typing import Any, Dict, Optional, Tuple, Type, Union
 from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Restore, Rollback, SnapshotId
 from concertina_protocol.codec.typed_json import OpenEnum
 
+ENTERED = "CONCERTINA_ENTERED"
+"""Environment variable with the time (time.perf_counter) at which an existing process became a worker."""
 BAD_INPUT_EXIT = 78
 """Exit code EX_CONFIG, with which a worker says that a retry cannot help."""
 

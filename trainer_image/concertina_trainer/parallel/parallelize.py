@@ -10,7 +10,7 @@ from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.lora import set_frozen_dtype
 from concertina_trainer.model.own import OwnModel, OwnSpec
 from concertina_trainer.model.stages import Stages, divided
-from concertina_trainer.parallel import expert, tensor
+from concertina_trainer.parallel import detached, expert, tensor
 from concertina_trainer.parallel.context_parallel import ContextParallel
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.shard import compute_dtype, shard
@@ -21,6 +21,7 @@ def parallelized(config: TrainerConfig, world: DistContext, own: OwnSpec | None 
 
     `own` is a custom model, or None for the bundled decoder.
     """
+    detached.skip_propagation()
     if own is not None:
         return Stages((), _own(own, world))
     meshes, degrees = world.meshes, world.degrees

@@ -45,6 +45,11 @@ RETRY = 0.5
 """Seconds before a failed call is repeated."""
 ACKNOWLEDGE = 3.0
 """Seconds for an agent to answer an Assign call."""
+BRIEF_START = 2.0
+"""Seconds after a commit in which the status does not report how far the round's start has come.
+
+Most rounds train within this time, and a status write costs the API server 15 ms of processor time.
+"""
 DRAIN = 30.0
 """Seconds for a round to stop after a step."""
 DRAIN_DURABLE = 300.0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
 from concertina.api.loss_history import unpacked
+from concertina.api.status import rfc3339
 from concertina.plan.actions import Plan
 from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.plan import plan
@@ -79,6 +82,19 @@ def test_a_job_that_starts_as_asked_has_three_statuses_written_and_no_event() ->
     assert statuses[1].world.claim is not None
     assert statuses[1].world.claim.claim_id == statuses[0].internal.first_claim
     assert events == []
+
+
+def test_a_start_is_reported_only_if_it_takes_longer_than_most() -> None:
+    seen = jobs.running(jobs.spec())
+    world = seen.job.status.world.model_copy(update={"since": rfc3339(T0 + 10)})
+    seen = replace(seen, job=replace(seen.job, status=seen.job.status.model_copy(update={"world": world})))
+    starting = protocol.Progress(44, 100, 0.0, 0.0, 0.0, 0, "restoring", T0 + 11)
+    seen = with_coordinator(seen, progress=starting)
+    soon, later = (plan(seen, T0 + seconds) for seconds in (11.9, 12.1))
+    assert soon.status.conditions == seen.job.status.conditions
+    assert soon.recheck_after == pytest.approx(0.1, abs=0.01)
+    assert later.status.condition("Running").reason == "RoundStarting"
+    assert later.status.condition("Running").message == "round 1 with 3 replicas is restoring"
 
 
 def test_what_only_counts_is_written_when_progress_is_due() -> None:
