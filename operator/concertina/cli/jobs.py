@@ -116,8 +116,10 @@ async def set_suspend(target: Target, name: str, suspend: bool) -> None:
             return
         await client.patch(TRAINING_JOBS, namespace, name, {"spec": {"suspend": suspend}})
     if suspend:
+        stored = (current_job["spec"].get("checkpoint") or {}).get("uri")
+        state = "saves its state" if stored else "loses its state (spec.checkpoint.uri is not set)"
         console.print(
-            f"{name} stops after its current step, saves its state and releases its pods. To continue: "
+            f"{name} stops after its current step, {state} and releases its pods. To continue: "
             f"`concertina resume {name}`."
         )
     else:

@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -17,6 +18,11 @@ from concertina_protocol.waiting import within
 KEEP_LINES = 50
 MAX_KEPT = 2000
 """Maximum number of characters of a line that are kept."""
+NOISE = re.compile(rb"nanobind: | - leaked (instance|type|function) | - \.\.\. skipped remainder|See https://nanobind\.")
+"""Lines that nanobind, a library of triton, prints when a Python process ends after an error.
+
+There are more of them than lines that are kept, so they would replace the error itself.
+"""
 MAX_WAITING = 1 << 20
 """Number of bytes that may wait if the reader of the agent's output is slow. Then the printing process has to wait."""
 
@@ -116,8 +122,9 @@ class Tail:
         self._handle_lines(fd, lines)
 
     def _handle_lines(self, fd: int, lines: list[bytes]) -> None:
-        self._lines.extend(lines)
-        if self._streams[fd] == 2 and (not_blank := [line for line in lines if line.strip()]):
+        meaningful = [line for line in lines if not NOISE.match(line)]
+        self._lines.extend(meaningful)
+        if self._streams[fd] == 2 and (not_blank := [line for line in meaningful if line.strip()]):
             self.last_error = not_blank[-1][:MAX_KEPT].decode(errors="replace")
         if lines:
             _sink(self._streams[fd]).write(b"".join(self._prefix + line + b"\n" for line in lines), self)

@@ -144,7 +144,9 @@ def _overdue(ctx: JobContext) -> bool:
 def _suspended(ctx: JobContext) -> Decision:
     pod_count, job = len(ctx.observed.pods), ctx.observed.job
     phase = Phase.SUSPENDING if pod_count else Phase.SUSPENDED
-    message = f"{ctx.why_stopped}: the pods are removed, and the state is saved"
+    checkpoint = ctx.status.last_checkpoint
+    state = f"checkpoint {checkpoint.step} is in storage" if checkpoint else "no checkpoint is in storage"
+    message = f"{ctx.why_stopped}: the pods are removed, and {state}"
     if pod_count:
         message = f"{amount(pod_count, 'pod')} {are(pod_count)} being deleted"
     if held_by(job):
