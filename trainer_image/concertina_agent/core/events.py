@@ -307,6 +307,8 @@ class StacksCollected:
 
     round: int
     stacks: Mapping[int, tuple[str, ...]]
+    calls: Mapping[int, tuple[p.GroupCalls, ...]] = dataclasses.field(default_factory=dict)
+    """Collectives of those workers whose flight recorder has answered, keyed by rank."""
 
 
 Event = Union[
@@ -468,7 +470,7 @@ class Undo:
 
 @dataclasses.dataclass(frozen=True)
 class CollectStacks:
-    """Effect: write the complete stacks of this agent's workers to the log, then emit StacksCollected."""
+    """Effect: write the stacks and collectives of this agent's workers to the log, then emit StacksCollected."""
 
     round: int
 
