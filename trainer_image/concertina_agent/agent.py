@@ -83,7 +83,7 @@ class Agent:
         copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks, settings.even)
         learning = ModuleLearning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
-        self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)
+        self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping, emit)
         self._tracking: Optional[TrackingDriver] = None
         if settings.track_every:
             folder = spool.folder(settings.volume)

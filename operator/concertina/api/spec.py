@@ -438,6 +438,12 @@ class FailurePolicy(Model):
         description="Response when a worker takes twice as long for each step as the other workers. Report names "
         "the worker in the status. Replace also moves its pod to another node, without losing a step.",
     )
+    on_hardware_fault: Reaction = Field(
+        default=Reaction.REPLACE,
+        description="Response when the driver of a GPU reports a hardware error, or a node has a condition for a fault "
+        "(see the chart's faultConditions). Report names the replica in the status. Replace also moves its pod to "
+        "another node, without losing a step if the workers still run.",
+    )
     avoid_node_seconds: int = Field(
         default=900,
         ge=0,

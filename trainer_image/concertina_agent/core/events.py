@@ -302,6 +302,18 @@ class Tick:
 
 
 @dataclasses.dataclass(frozen=True)
+class GpuFaultSeen:
+    """Event: a GPU of this replica is faulty, by an error of its driver or by the preflight."""
+
+    clause: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PreflightDone:
+    """Event: the preflight has ended or was skipped, so this replica may become ready."""
+
+
+@dataclasses.dataclass(frozen=True)
 class StacksCollected:
     """Event after CollectStacks: the stacks of this agent's workers, keyed by rank, as a limited number of lines."""
 
@@ -315,6 +327,7 @@ Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
     MemberGone, CoordinatorJoined, CoordinatorMessage, CoordinatorGone, PeerCopied, CopyHeld, PartShipped, PublishDone,
     StorageSeen, TrackingSeen, Warm, Learning, WarmStartKnown, WorldsSeen, TerminationNotice, Tick, StacksCollected,
+    GpuFaultSeen, PreflightDone,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------

@@ -352,6 +352,8 @@ class MemberState:
 
     This happens if the command starts a launcher such as torchrun.
     """
+    gpu_fault: str = ""
+    """Clause about a GPU of this member that is faulty, or ""."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -413,3 +415,5 @@ class Report:
 
     The requests are Prepare, Assign, Release, Drain and Save. The agent answers them between the lines of the stream.
     """
+    gpu_fault: str = ""
+    """Clause about a GPU of this replica that is faulty, or "". If the preflight found the fault, `ready` is False."""

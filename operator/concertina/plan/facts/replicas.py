@@ -101,6 +101,20 @@ class Replicas:
         views = ((name, self.observed.agent(name)) for name in self.live)
         return frozenset(name for name, view in views if view.connected and view.report and view.report.ready)
 
+    @cached
+    def hardware_faults(self) -> Mapping[str, str]:
+        """Live replicas with faulty hardware, keyed by pod name, each with the fault as a clause."""
+        members = self.round.members
+        report = self.observed.agent(self.round.coordinator.replica).report if members else None
+        member_states = report.members if report and report.round == self.round.world.round else {}
+        faults = {}
+        for name, pod in self.live.items():
+            own, member_state = self.observed.agent(name).report, member_states.get(name)
+            by_agent = (member_state.gpu_fault if member_state else "") or (own.gpu_fault if own else "")
+            if fault := by_agent or self.observed.node(pod).fault:
+                faults[name] = fault
+        return faults
+
     # --- replicas that leave
 
     @cached

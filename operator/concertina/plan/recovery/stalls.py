@@ -196,7 +196,7 @@ def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark
     the node (decision "Stragglers are found by their own work time").
     """
     pod = ctx.replicas.pods.get(mark.replica)
-    if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
+    if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting or decision.restart:
         return decision
     entries = [entry for entry in ctx.recent if entry.reason == Reason.STRAGGLER]
     earlier_entries = [entry for entry in entries if same_replica(entry.replica, mark.replica)]
