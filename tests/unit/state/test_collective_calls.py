@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builders.programs import SEARCH_PATH
+from builders import hung_collective
 from concertina_protocol import GroupCalls
 from concertina_protocol.messages.collectives import MOST_GROUPS, MOST_OPERATIONS
 from concertina_state.collective_calls import group_calls
-
-HANG = """
-import json, os, sys, threading, torch, torch.distributed as dist
-from concertina_protocol.codec.typed_json import to_json
-from concertina_state import collective_calls
-
-rank, one = int(sys.argv[1]), torch.ones(1)
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-pair = dist.new_group([0, 1], group_desc="pair")
-for _ in range(3):
-    dist.all_reduce(one)
-dist.broadcast(one, 0, group=pair)
-dist.barrier()
-
-def told(message):
-    print(json.dumps([rank, to_json(message.groups)]), flush=True)
-    os._exit(0)
-
-threading.Timer(1.0, collective_calls.answer, [told]).start()
-if rank == 0:
-    dist.all_reduce(one, group=pair)  # rank 1 never calls it
-threading.Event().wait()
-"""
 
 
 def entry(number: int, *, group: str = "7", title: str = "undefined", pending: bool = False, **more: Any) -> Any:
@@ -54,17 +27,7 @@ def entry(number: int, *, group: str = "7", title: str = "undefined", pending: b
 
 
 def test_a_thread_lists_the_collectives_while_the_main_thread_waits_in_one(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(SEARCH_PATH)}
-    commands = ([sys.executable, "-c", HANG, rank, str(tmp_path / "store")] for rank in "01")
-    ranks = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for command in commands]
-    lists = dict(json.loads(process.communicate(timeout=120)[0].splitlines()[-1]) for process in ranks)
-    waiting, other = ({calls["title"]: calls for calls in lists[rank]} for rank in (0, 1))
-    assert (waiting["pair"]["called"], waiting["pair"]["waits_for"]) == (2, 2)
-    assert waiting["pair"]["operations"] == {"1": "broadcast", "2": "all_reduce"}
-    assert waiting["pair"]["ranks"] == [0, 1, 1]
-    assert (other["pair"]["called"], other["pair"]["waits_for"]) == (1, 0), "0 stands for None"
-    assert waiting["pair"]["group"] == other["pair"]["group"]
-    assert waiting["default_pg"] == other["default_pg"]
+    hung_collective.check(*hung_collective.listed("gloo", tmp_path / "store", lambda rank: {}))
 
 
 def test_the_oldest_collective_that_is_not_complete_is_named_beside_the_newest_ones() -> None:
