@@ -63,7 +63,7 @@ class MetricsDriver:
         shipping: Shipping,
         emit: Callable[[e.Event], None],
     ) -> None:
-        """Prepare to collect metrics. They are served after `start`.
+        """Prepare to collect metrics. The HTTP server begins in `start`.
 
         Args:
             settings: Settings of the agent.
