@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from concertina.drill.target import DrillTarget, Injection
 from concertina.kube.errors import ApiError
 from concertina.kube.resources import NODES, PODS, Raw
+from concertina.terminal.cluster_connection import UserError
 
 SIGNAL = "import os, sys; os.kill(int(sys.argv[1]), int(sys.argv[2]))"
 KILL, STOP, CONTINUE = "9", "19", "18"
@@ -65,8 +66,15 @@ async def report_faulty_node(target: DrillTarget) -> AsyncIterator[Injection]:
     """Give the node of a member a condition that says that it is faulty, as node-problem-detector does.
 
     The condition is removed on exit.
+
+    Raises:
+        UserError: When the cluster has no other node for the replica.
     """
     member = await target.victim()
+    used = {each.node for each in (await target.status()).world.members}
+    nodes, _ = await target.client.list_all(NODES, None)
+    if all(node["metadata"]["name"] in used or node["spec"].get("unschedulable") for node in nodes):
+        raise UserError(f"{target.name} uses all nodes, so its replica would stay. Add a node to run this drill.")
     at = time.time()
     condition = {"type": FAULT, "status": "True", "reason": REASON, "message": f"played for {target.name}"}
     patch: list[Raw] = [{"op": "add", "path": "/status/conditions/-", "value": condition}]

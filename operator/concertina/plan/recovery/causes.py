@@ -92,14 +92,14 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
     if report is None or report.state == protocol.State.SUCCEEDED:
         return None
     reported = first_failure(report)
-    if reported and (fault := ctx.replicas.hardware_faults.get(reported.replica)):
+    if reported and hardware.failed_because_of_gpu(ctx, reported.replica):
         return Failure(
             Reason.HARDWARE_FAULT,
             f"{hardware.sentence(ctx, reported.replica)}; {reported.message}",
             reported.replica,
             exit_code=reported.exit_code if reported.rank is not None else None,
             last_lines=reported.last_lines,
-            error=repeats.normalised(fault),
+            error=repeats.normalised(ctx.replicas.gpu_faults[reported.replica]),
             step=reported.step,
         )
     if reported:

@@ -23,9 +23,24 @@ SHOWN, LONGEST = 3, 250
 """Number of faults that a message names, and maximum length of a fault in it."""
 
 
-def fault(ctx: JobContext, pod: PodView) -> str:
-    """Return a clause about faulty hardware of a replica, or an empty text."""
-    return ctx.replicas.hardware_faults.get(pod.name, "")
+def keeps_out(ctx: JobContext, pod: PodView) -> str:
+    """Return a clause about faulty hardware because of which a replica outside of the round must be replaced, or "".
+
+    If the spec only asks for a report, this is a fault that the preflight found, since the replica never becomes ready.
+    """
+    if ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE:
+        return ctx.replicas.hardware_faults.get(pod.name, "")
+    return "" if pod.name in ctx.replicas.ready else ctx.replicas.gpu_faults.get(pod.name, "")
+
+
+def failed_because_of_gpu(ctx: JobContext, replica: str) -> bool:
+    """Return whether the failure of a replica's worker is probably due to a GPU.
+
+    This applies to the first failure only. If the replica fails again, for example because no other node is there, the
+    failure counts as any other, so that a bug of the script still ends the job.
+    """
+    replaces = ctx.spec.failure_policy.on_hardware_fault is Reaction.REPLACE
+    return replaces and replica in ctx.replicas.gpu_faults and not _entry(ctx, replica)
 
 
 def sentence(ctx: JobContext, replica: str) -> str:

@@ -152,7 +152,7 @@ def _partitioned(ctx: JobContext, pod: PodView) -> str:
 
 
 SYMPTOMS = (
-    Symptom(Reason.HARDWARE_FAULT, hardware.fault, elsewhere=True, of_node=True),
+    Symptom(Reason.HARDWARE_FAULT, hardware.keeps_out, elsewhere=True, of_node=True),
     Symptom(Reason.IMAGE_UNAVAILABLE, _image, elsewhere=True),
     Symptom(Reason.AGENT_NEVER_STARTED, _never_started, elsewhere=False),
     Symptom(Reason.AGENT_CANNOT_START, _cannot_start, elsewhere=True),
@@ -212,7 +212,7 @@ def missing(ctx: JobContext) -> tuple[str, ...]:
         f"{name} does not start{f' on node {pod.node}' if pod.node else ''}: {why[:300]}"
         for name, pod in outside
         if (
-            why := hardware.fault(ctx, pod)
+            why := ctx.replicas.gpu_faults.get(name)
             or _cannot_start(ctx, pod)
             or (f"{pod.waiting} ({pod.waiting_message})" if pod.waiting else "")
         )

@@ -10,6 +10,8 @@ import pytest
 import concertina_protocol as protocol
 from builders import jobs
 from builders.jobs import T0
+from concertina.api.restarts import Restart
+from concertina.api.status import rfc3339
 from concertina.plan.actions import CreatePod, DeletePod, Plan
 from concertina.plan.observed import JobObservation, NodeView
 from concertina.plan.plan import plan
@@ -18,6 +20,7 @@ XID = "GPU 3 (NVIDIA H100, GPU-7) reports XID 79 (the GPU has fallen off the bus
 SAID = f"replica demo-2-0 on node node-2 has faulty hardware: {XID}"
 CONDITION = "the node has the condition GPUMissing=True (7 of 8 GPUs)"
 RUNNING = protocol.State.RUNNING
+FAILED = protocol.Failure("demo-2-0", "WorkerFailed", "CUDA error: unspecified launch failure", rank=2)
 
 
 def trains(by: str = "agent", nodes: int = 6, **report: Any) -> JobObservation:
@@ -83,13 +86,35 @@ def test_it_stays_and_is_named_once_where_it_must_not_or_can_not_be_replaced(fie
 
 
 def test_a_worker_that_fails_on_a_faulty_gpu_is_no_failure_of_the_job_and_moves() -> None:
-    failure = protocol.Failure("demo-2-0", "WorkerFailed", "CUDA error: unspecified launch failure", rank=2)
-    made = plan(trains(failures=(failure,), state="failed"), T0 + 100)
+    made = plan(trains(failures=(FAILED,), state="failed"), T0 + 100)
     (entry,) = made.status.restarts.recent
     assert (entry.reason, entry.counted, entry.action) == ("HardwareFault", False, "RecreatePod")
     assert made.status.last_failure is not None
     assert made.status.last_failure.message == f"{SAID}; CUDA error: unspecified launch failure"
     assert [avoided.node for avoided in made.status.avoided_nodes] == ["node-2"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"policy": {"onHardwareFault": "Report"}}, {"by": "node"}],
+    ids=["the spec asks for a report only", "a node says nothing about a worker"],
+)
+def test_a_failure_counts_as_any_other_where_no_gpu_explains_it(fields: dict[str, Any]) -> None:
+    """Otherwise a bug of the script would never end the job."""
+    made = plan(trains(failures=(FAILED,), state="failed", **fields), T0 + 100)
+    (entry,) = made.status.restarts.recent
+    assert (entry.reason, entry.counted) == ("WorkerFailed", True)
+
+
+def test_a_replica_that_fails_again_counts_as_any_other() -> None:
+    seen = trains(failures=(FAILED,), state="failed")
+    entry = Restart(at=rfc3339(T0 + 50), replica="demo-2-0", node="node-2", reason="HardwareFault", counted=False)
+    restarts = seen.job.status.restarts.model_copy(update={"recent": (entry,)})
+    status = seen.job.status.model_copy(update={"restarts": restarts})
+    made = plan(replace(seen, job=replace(seen.job, status=status)), T0 + 100)
+    running = made.status.condition("Running")
+    assert running is not None
+    assert running.reason == "WorkerFailed"
 
 
 def unready(nodes: int) -> JobObservation:
