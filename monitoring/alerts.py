@@ -17,7 +17,7 @@ SPENT = f"namespace_trainingjob_class:concertina_trainingjob_time_seconds:grown{
 STALLED = "concertina_trainingjob_stalled"
 STALLS = (
     *("StorageUnavailable", "DataUnavailable", "AgentsUnreachable", "DataChanged", "Damaged", "SilentCorruption"),
-    *("LossNotFinite", "LossSpike"),
+    *("LossNotFinite", "LossSpike", "Hang"),
 )
 """Reasons of the condition Stalled or Degraded that have problems of their own."""
 PHASE = "concertina_trainingjob_phase"
@@ -190,6 +190,15 @@ ALERTS = (
         f"{_share(LOST, f'{TRAINING}|{UNKNOWN}|{LOST}')} > {problems.FREQUENT_FAILURES:g} {NOT_AT_REST}",
         f"{JOB}: {PERCENT} of the time is spent on recovery and repeated steps",
         "Failures or changes of members are too frequent.",
+    ),
+    Alert(
+        Problem.HANG,
+        Severity.CRITICAL,
+        "0m",
+        _failed("Hang", "CollectiveHang"),
+        f"{JOB}: training hung",
+        "No rank finished a step for failurePolicy.hangTimeoutSeconds. The event Hang names the rank that the others "
+        "wait for, and the collective.",
     ),
     Alert(
         Problem.RESTARTS_NEARLY_USED,

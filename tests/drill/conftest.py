@@ -33,7 +33,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     def step(text: str) -> Iterator[Callable[[str], None]]:
         yield print
 
-    with stages.standing(name, 3, step) as standing:
+    with stages.standing(name, getattr(request.module, "NODES", 3), step) as standing:
         drills.build_data(DATA, standing.storage.environment())
         yield standing
     if not request.session.testsfailed:

@@ -46,7 +46,7 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> str:
-    lines = [f"### `{name}`", "", *([parser.description, ""] if parser.description else [])]
+    lines = [f"### `{name}`", "", *([markdown.paragraph(parser.description), ""] if parser.description else [])]
     for action in parser._actions:
         if action.dest == "help":
             continue
@@ -56,8 +56,12 @@ def _command(name: str, parser: argparse.ArgumentParser) -> str:
         required = " [required]" if action.required else ""
         help_text = parser._get_formatter()._expand_help(action) if action.help else ""
         help_text = help_text.replace("*", r"\*")
-        lines.append(f"* `{signature}`: {help_text}{required}" if help_text or required else f"* `{signature}`")
+        lines.append(_wrapped(f"* `{signature}`: {help_text}{required}" if help_text or required else f"* `{signature}`"))
     return "\n".join(lines)
+
+
+def _wrapped(line: str) -> str:
+    return "* " + markdown.paragraph(line[2:], "  ").lstrip()
 
 
 def _section(application: typer.Typer, name: str) -> str:
@@ -65,5 +69,6 @@ def _section(application: typer.Typer, name: str) -> str:
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name=name)
     # Help ends at a form feed. What follows it, such as the section Raises, is for developers.
     text = re.sub(r"\f.*?(?=\*\*Usage)", "", text, flags=re.DOTALL)
+    text = re.sub(r"^\* .{158,}$", lambda line: _wrapped(line[0]), text, flags=re.MULTILINE)
     # The usage line is not a command to run, and a page may have only one top-level heading.
     return text.replace("```console", "```text").replace("# `concertina", "## `concertina").strip()

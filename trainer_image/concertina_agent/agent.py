@@ -31,6 +31,7 @@ from concertina_agent.transfers.copies import Peers
 from concertina_agent.transfers.learning import ModuleLearning
 from concertina_agent.transfers.tracking_process import SHIP_ALL_SECONDS, TrackingDriver
 from concertina_agent.transfers.uploads import UploadDriver
+from concertina_agent.workers.preflight import skipped_because
 from concertina_agent.workers.workers_driver import WorkersDriver
 from concertina_protocol import addresses, log
 from concertina_protocol import worker_channel as w
@@ -73,6 +74,7 @@ class Agent:
             storage_named=settings.checkpoints,
             seen=files.seen,
             held=files.snapshots.scan(),
+            preflight=not skipped_because(settings.environment),
         )
         connector, channel = (
             Connector(tls.client_context(settings.identity), settings.uid),
@@ -83,7 +85,7 @@ class Agent:
         copies = Peers(settings.uid, settings.replica, connector, files.snapshots, emit, tasks, settings.even)
         learning = ModuleLearning(settings.uid, workers.warm_start, connector, emit, tasks)
         self._network = network = NetworkDriver(settings, self._core, connector, copies, learning, emit, tasks)
-        self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping)
+        self._metrics = MetricsDriver(settings, self._core, workers.local.running, uploads.shipping, emit)
         self._tracking: Optional[TrackingDriver] = None
         if settings.track_every:
             folder = spool.folder(settings.volume)

@@ -42,6 +42,7 @@ from typing import Any, Union
 
 from concertina_protocol.codec.lines import JsonLines
 from concertina_protocol.codec.typed_json import ProtocolError
+from concertina_protocol.messages.collectives import GroupCalls, HungCollective
 from concertina_protocol.messages.operator_calls import (
     Accepted,
     Assign,
@@ -134,9 +135,11 @@ __all__ = [
     "Evaluated",
     "Failure",
     "FailureReason",
+    "GroupCalls",
     "Hang",
     "Heartbeat",
     "HeldSnapshot",
+    "HungCollective",
     "Index",
     "JobHistory",
     "Join",

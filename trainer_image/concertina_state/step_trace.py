@@ -7,12 +7,14 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from concertina_protocol import step_traces
 from concertina_protocol.stderr import write_line
-from concertina_protocol.worker_channel import TraceSteps
+from concertina_protocol.worker_channel import Message, TraceSteps
+from concertina_state import collective_calls
 
 
 class Traces:
@@ -26,6 +28,10 @@ class Traces:
     def ask(self, request: TraceSteps) -> None:
         """Request a trace. Any thread may call this. During another trace, the request waits until that trace ends."""
         self._request = request
+
+    def list_calls(self, send: Callable[[Message], None]) -> None:
+        """Send the collectives that this process has called. Any thread may call this."""
+        collective_calls.answer(send)
 
     def after(self, step: int) -> None:
         """Record that a step has ended. The training thread calls this after each step."""
@@ -97,7 +103,7 @@ class StepTrace:
             self._profiler.export_chrome_trace(str(raw))
             trace = json.loads(raw.read_bytes())
             raw.unlink()
-            content = {"rank": self._rank, "trace": trace, "flightRecorder": flight_record()}
+            content = {"rank": self._rank, "trace": trace, "flightRecorder": collective_calls.flight_record()}
             packed = gzip.compress(json.dumps(content).encode(), 6)
             if len(packed) <= step_traces.MOST_BYTES:
                 self._put(self._path, packed)
@@ -123,17 +129,3 @@ class StepTrace:
                 os.replace(part, path)
         except OSError as error:
             write_line(f"the trace can't be written: {error}")
-
-
-def flight_record() -> dict[str, Any]:
-    """Return the collectives in torch's flight recorder, or {} if it is off (TORCH_FR_BUFFER_SIZE is 0)."""
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized():
-        return {}
-    from torch._C import _distributed_c10d as c10d
-
-    backend = "nccl" if "nccl" in dist.get_backend() else "gloo"
-    dump = getattr(c10d, "_dump_nccl_trace_json" if backend == "nccl" else "_dump_fr_trace_json", None)
-    record = json.loads(dump()) if dump else {}
-    return record if isinstance(record, dict) else {}

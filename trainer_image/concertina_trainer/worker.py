@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -31,12 +32,14 @@ from concertina_protocol.worker_channel import (
     Fault,
     Hello,
     Left,
+    ListCalls,
+    Message,
     Outcome,
     Start,
     WorkerEnd,
 )
 from concertina_protocol.worker_channel.rounds import RoundChannel, RoundLeft
-from concertina_state import process_groups
+from concertina_state import collective_calls, process_groups
 from concertina_state.checkpoints.catalogue import instead_of
 from concertina_state.errors import DamagedInput, DataChanged, InvalidInput, RestoreFailed
 from concertina_state.format.shardfile import ShardMetadata
@@ -123,10 +126,10 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
     None if the process was started for this round. `stayed` is whether the process has taken part in an earlier round.
     """
     round = int(os.environ["CONCERTINA_ROUND"])
-    offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay())
+    offer = Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=process_groups.can_stay(), lists_calls=True)
     stays, code, output = stayed, 1, ""
     try:
-        channel.enter(round, offer)
+        channel.enter(round, offer, functools.partial(_handled_at_once, channel))
         start = channel.receive(Start)
         stays = offer.stays and start.stays
         done = run(channel, start, Reporter(configuration()[0], offer.rank, channel, heartbeat, entered))
@@ -159,6 +162,14 @@ def one_round(channel: RoundChannel, heartbeat: HeartbeatWriter, entered: float 
     channel.end_round()
     process_groups.leave()
     return Left(round, code, tuple(output.splitlines()[-KEPT_LINES:]))
+
+
+def _handled_at_once(channel: RoundChannel, message: Message) -> bool:
+    """Answer a message that can't wait until the main thread reads it. Return False for any other message."""
+    if not isinstance(message, ListCalls):
+        return False
+    collective_calls.answer(channel.send)
+    return True
 
 
 def _fault(

@@ -47,6 +47,10 @@ class Tracer(Protocol):
         """Request a trace of the steps that `wish` names."""
         ...
 
+    def list_calls(self, send: Callable[[w.Message], None]) -> None:
+        """Send the collectives that this process has called."""
+        ...
+
     def after(self, step: int) -> None:
         """Record that the step with this number has finished."""
         ...
@@ -112,7 +116,8 @@ class Channel:
         self._snapshots: Tuple[Optional[int], float] = (None, 0.0)
         """Step of the newest snapshot that is complete on peers, and the seconds that all snapshots have taken."""
         with contextlib.suppress(w.ChannelClosed):
-            rounds.enter(world().round, w.Hello(rank, self._pid, traces=True, stays=stays), self._on_message)
+            hello = w.Hello(rank, self._pid, traces=True, stays=stays, lists_calls=True)
+            rounds.enter(world().round, hello, self._on_message)
 
     @property
     def in_own_process(self) -> bool:
@@ -356,19 +361,22 @@ class Channel:
         elif isinstance(message, w.StopAtCall):
             self._must_wait, self._stop_at = False, message.call
         elif isinstance(message, w.TraceSteps):
-            self._trace(message)
+            request = message
+            self._use_tracer(lambda tracer: tracer.ask(request))
+        elif isinstance(message, w.ListCalls):
+            self._use_tracer(lambda tracer: tracer.list_calls(self._rounds.send))
         elif isinstance(message, w.Start):
             self._start = message
         else:
             return False
         return True
 
-    def _trace(self, request: w.TraceSteps) -> None:
+    def _use_tracer(self, use: Callable[[Tracer], None]) -> None:
         try:
             self._tracer = self._tracer or self._make_tracer(self._rank)
-            self._tracer.ask(request)
-        except Exception as error:  # training continues without a trace
-            write_line(f"trainingjob: no trace was written: {type(error).__name__}: {error}")
+            use(self._tracer)
+        except Exception as error:  # training continues without it
+            write_line(f"trainingjob: nothing could be traced: {type(error).__name__}: {error}")
 
 
 threads_of_earlier_rounds: weakref.WeakSet[threading.Thread] = weakref.WeakSet()

@@ -26,6 +26,10 @@
 - name: CONCERTINA_NOTICE_TAINTS
   value: {{ join "," .Values.noticeTaints | quote }}
 {{- end }}
+{{- if not (kindIs "invalid" .Values.faultConditions) }}
+- name: CONCERTINA_FAULT_CONDITIONS
+  value: {{ join "," .Values.faultConditions | quote }}
+{{- end }}
 - name: CONCERTINA_HEALTH
   value: $(POD_IP):8080
 - name: CONCERTINA_METRICS

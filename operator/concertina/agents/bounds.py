@@ -60,7 +60,7 @@ TEXT = 1024
 NAME, WORD = 253, 63
 LENGTHS = {
     **dict.fromkeys(("replica", "instance", "claim", "node", "layout"), NAME),
-    **dict.fromkeys(("reason", "phase", "others", "state"), WORD),
+    **dict.fromkeys(("reason", "phase", "others", "state", "operation", "instead"), WORD),
     "uri": 2048,
     "line": MAX_LINE,  # an encoded message, whose values are limited too
 }
@@ -77,6 +77,8 @@ COUNTS = {
     "failures": MOST_MEMBERS,
     "members": MOST_MEMBERS,
     "stragglers": MOST_MEMBERS,
+    "missing": LINES,
+    "silent": LINES,
 }
 """Largest number of entries of a list, by field. Other lists have the limit MOST."""
 

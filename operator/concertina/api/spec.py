@@ -438,6 +438,17 @@ class FailurePolicy(Model):
         description="Response when a worker takes twice as long for each step as the other workers. Report names "
         "the worker in the status. Replace also moves its pod to another node, without losing a step.",
     )
+    on_hardware_fault: Reaction = Field(
+        default=Reaction.REPLACE,
+        description="Response when the driver of a GPU reports a hardware error, or a node has a condition for a fault "
+        "(see the chart's faultConditions). Report names the replica in the status. Replace also moves its pod to "
+        "another node, without losing a step if the workers still run.",
+    )
+    gpu_preflight: bool = Field(
+        default=True,
+        description="Whether each pod with GPUs tests them before its replica becomes ready. The test takes at most "
+        "10 s. A replica whose GPUs are wrong or slow is replaced on another node.",
+    )
     avoid_node_seconds: int = Field(
         default=900,
         ge=0,

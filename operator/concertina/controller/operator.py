@@ -216,7 +216,9 @@ class Operator:
             namespace: Reflector(client, PODS, pod_view, self._cache.on_pod, namespace, SELECTOR)
             for namespace in namespaces
         }
-        as_node = functools.partial(node_view, notice_taints=settings.notice_taints)
+        as_node = functools.partial(
+            node_view, notice_taints=settings.notice_taints, fault_conditions=settings.fault_conditions
+        )
         self._nodes: Reflector[NodeView] | None = None
         if settings.watch_nodes:
             self._nodes = Reflector(client, NODES, as_node, self._cache.on_node)

@@ -15,11 +15,12 @@ from urllib.parse import urlsplit
 from concertina.controller.operator_log import LogLevel
 from concertina.kube.manifests.agent_container import AgentMetrics, PodSettings, PullPolicy
 from concertina.kube.parse import notice_taints
+from concertina.kube.parse.fault_conditions import FAULT_CONDITIONS
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina_protocol import PORT, addresses
 from concertina_protocol.log import LogFormat
 
-TAINTS = "CONCERTINA_NOTICE_TAINTS"
+TAINTS, CONDITIONS = "CONCERTINA_NOTICE_TAINTS", "CONCERTINA_FAULT_CONDITIONS"
 """Variable with a comma-separated list of notice taints. Unset: well-known taints. Empty: none."""
 
 
@@ -95,6 +96,8 @@ class OperatorSettings:
     log_format: LogFormat = LogFormat.JSON
     notice_taints: tuple[str, ...] = NOTICE_TAINTS
     """Taints, as key or key=value, that announce the termination of a node."""
+    fault_conditions: tuple[str, ...] = FAULT_CONDITIONS
+    """Node conditions, as type or type=status, which say that a node is faulty."""
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSettings:
@@ -129,8 +132,15 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> OperatorSet
         tracing=_tracing(environment),
         log_level=_one_of(LogLevel, environment, "CONCERTINA_LOG_LEVEL", LogLevel.INFO),
         log_format=_one_of(LogFormat, environment, "CONCERTINA_LOG_FORMAT", LogFormat.JSON),
-        notice_taints=notice_taints.parse(taints) if (taints := environment.get(TAINTS)) is not None else NOTICE_TAINTS,
+        notice_taints=_names(environment, TAINTS, NOTICE_TAINTS),
+        fault_conditions=_names(environment, CONDITIONS, FAULT_CONDITIONS),
     )
+
+
+def _names(environment: Mapping[str, str], name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the entries of a comma-separated list, or the default if the environment variable is not set."""
+    text = environment.get(name)
+    return default if text is None else notice_taints.parse(text)
 
 
 def _required(environment: Mapping[str, str], name: str, meaning: str) -> str:

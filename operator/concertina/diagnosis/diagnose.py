@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     failure_checks.stalled,
     failure_checks.operator_down,
     failure_checks.world_below_minimum,
+    state.hang,
     failure_checks.restarts_nearly_used,
     failure_checks.frequent,
     state.loss_nan,

@@ -34,6 +34,9 @@ ADVICE = {
     Problem.MEMORY_GROWS: "find out what the script accumulates from step to step (losses with their graphs, lists of "
     "batches, unbounded caches), for example with tracemalloc or torch.cuda.memory_summary(). Until you fix it, a "
     "larger resources.limits.memory delays the failure",
+    Problem.HANG: "if a rank did not call a collective, find out why: its stack is in the message, and the log of its "
+    "pod has all stacks and collectives. If all ranks called the collective, check the network between the nodes. "
+    "Search the script for collectives that only some ranks call, for example in an `if rank == 0`",
     Problem.LOSS_NAN: "lower optimizer.learningRate or set optimizer.maxGradNorm, and look at the named samples. Or "
     "set trainer.anomalies.nonFinite: Skip to skip them",
     Problem.LOSS_SPIKE: "look at the samples of that step. To skip such samples, set trainer.anomalies.spike to Skip "

@@ -27,6 +27,8 @@ class Problem(enum.StrEnum):
     """Durable storage does not accept checkpoints: it is full, denies access or does not exist."""
     FREQUENT_FAILURES = "FrequentFailures"
     """Recovery and repeated steps take a significant share of the time."""
+    HANG = "Hang"
+    """Ranks wait for a rank, or in a collective that does not complete."""
     RESTARTS_NEARLY_USED = "RestartsNearlyUsed"
     WORLD_BELOW_MINIMUM = "WorldBelowMinimum"
     LOSS_NAN = "LossNan"

@@ -81,6 +81,11 @@ def corrupt(evidence: JobEvidence) -> Finding | None:
     return _by_last_failure(evidence, Problem.CORRUPT_STATE)
 
 
+def hang(evidence: JobEvidence) -> Finding | None:
+    """Check whether a hang ended a round within the last hour. A hang that lasts is found by the condition Stalled."""
+    return _by_last_failure(evidence, Problem.HANG)
+
+
 def data_mismatch(evidence: JobEvidence) -> Finding | None:
     return _by_last_failure(evidence, Problem.DATA_DIGEST_MISMATCH)
 

@@ -20,6 +20,8 @@ REASONS: dict[str, Problem] = {
     FailureReason.DAMAGED: Problem.CORRUPT_STATE,
     FailureReason.SILENT_CORRUPTION: Problem.CORRUPT_STATE,
     FailureReason.OUT_OF_MEMORY: Problem.MEMORY_GROWS,
+    "Hang": Problem.HANG,
+    "CollectiveHang": Problem.HANG,
 }
 """Problem for each reason of a failure. Alerts use the same reasons."""
 _SIGNS = (

@@ -71,6 +71,11 @@ SCENARIOS: dict[str, Scenario] = {
         "a pod is evicted, as by `kubectl drain`; no step is lost",
         api_server.evict, api_server.evict, Expect(seconds=60.0, replayed=0, counted=False),
     ),
+    "faulty-node": Scenario(
+        "a node gets a condition for a fault, as node-problem-detector sets it; the replica moves, and no step is lost",
+        api_server.report_faulty_node, api_server.report_faulty_node,
+        Expect(seconds=60.0, replayed=0, counted=False, reasons=("HardwareFault", "ReplicaLeaving")),
+    ),
     "oom": Scenario(
         "a worker's container runs out of memory, and the kernel kills the worker",
         "The containers of the local cluster have no memory limit, and a SIGKILL alone is not an out-of-memory "

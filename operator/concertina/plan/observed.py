@@ -226,6 +226,8 @@ class NodeView:
     notice: str = ""
     """Taint that announces the node's termination, as key or key=value; empty if there is none."""
     cordoned: bool = False
+    fault: str = ""
+    """Condition that says that the node is faulty, with its message; empty if there is none."""
     zone: str = ""
     """Zone of the node; empty if the node has no zone label."""
     allocatable: Mapping[str, Decimal] = field(default_factory=dict)

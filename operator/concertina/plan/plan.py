@@ -34,7 +34,7 @@ from concertina.plan.pods import bad_nodes, pod_backoff, pod_groups
 from concertina.plan.pods.planner import plan_pods
 from concertina.plan.pods.pod_plan import PodPlan
 from concertina.plan.quota.lending import lend
-from concertina.plan.recovery import causes, escalation, stalls, startup
+from concertina.plan.recovery import causes, escalation, hardware, stalls, startup
 from concertina.plan.rounds import claims, drains, growth, holders
 from concertina.plan.state import restore, snapshot_memory
 from concertina.plan.status import conditions, progress
@@ -87,6 +87,7 @@ Remark = Callable[[JobContext, Decision, PodPlan], Decision]
 REMARKS: tuple[Remark, ...] = (
     lambda ctx, decision, pods: queued.annotate_queue(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_hang(ctx, decision),
+    lambda ctx, decision, pods: hardware.annotate(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_stragglers(ctx, decision),
     lambda ctx, decision, pods: start.annotate_master_key(ctx, decision),
     lambda ctx, decision, pods: stalls.annotate_unreachable(ctx, decision),

@@ -69,6 +69,12 @@ CHECKS = (
         limit_seconds=150,
     ),
     _tests(
+        "health",
+        "the preflight passes healthy GPUs and notices planted faults; ranks that hang in NCCL name the collective",
+        "tests/gpu/test_health.py",
+        limit_seconds=120,
+    ),
+    _tests(
         "compiled",
         "compiled blocks have the gradients of eager ones, and are not compiled again across a round",
         "tests/gpu/test_compiled.py",

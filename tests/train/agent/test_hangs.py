@@ -60,8 +60,9 @@ def test_a_worker_that_hangs_in_its_data_loader_is_the_suspect_and_its_stack_is_
     asyncio.run(body())
 
 
-@pytest.mark.long(law=TOLD)
-def test_a_rank_that_hangs_in_its_forward_pass_is_told_by_its_stack(folder, trainer, data):
+def test_a_rank_that_hangs_in_its_forward_pass_is_told_with_the_collective_that_it_has_not_called(
+    folder, trainer, data
+):
     """All ranks compute: those that wait for another's weights do so in a collective."""
     fault = folder / "fault"
 
@@ -72,6 +73,11 @@ def test_a_rank_that_hangs_in_its_forward_pass_is_told_by_its_stack(folder, trai
             hang = (await job.until(job[0], lambda r: r.hang, "no hang was found")).hang
             assert (hang.replica, hang.rank, hang.phase) == (job[0].name, 0, "computing")
             assert "compute_forever" in "\n".join(hang.stack[:4])
+            collective = hang.collective
+            assert collective is not None, "the flight recorders show for what rank 1 waits"
+            assert (collective.missing, collective.missing_count, collective.waiting) == ((0,), 1, 1)
+            assert collective.instead == ""
+            assert f"[rank 1] process group {collective.group}: it waits in {collective.operation}" in job[1].log()
 
     asyncio.run(body())
 

@@ -58,7 +58,7 @@ class Agent:
     def begin(self) -> None:
         """Hear the first message of a round, and answer it."""
         hello = self.hear()
-        assert hello == w.Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=True)
+        assert hello == w.Hello(int(os.environ["RANK"]), os.getpid(), traces=True, stays=True, lists_calls=True)
         self.say(START)
 
     def say(self, *messages: w.Message) -> None:
@@ -116,7 +116,7 @@ def test_main_is_called_again_with_the_variables_of_the_next_round(agent: Agent)
     agent.say(w.Leave(1))
     assert agent.hear() == w.Left(1, 1)
     agent.say(next_round(rank=3))
-    assert agent.hear() == w.Hello(3, os.getpid(), traces=True, stays=True)
+    assert agent.hear() == w.Hello(3, os.getpid(), traces=True, stays=True, lists_calls=True)
     assert agent.result.result(60) == 2
     assert worlds == [(1, 0), (2, 3)]
 

@@ -136,7 +136,7 @@ class Agent:
 
 def test_what_a_script_says_is_what_the_agent_understands(tmp_path):
     agent = Agent(tmp_path, 0)
-    assert agent.hears() == w.Hello(0, os.getpid(), traces=True)
+    assert agent.hears() == w.Hello(0, os.getpid(), traces=True, lists_calls=True)
     agent.script.report(StepReport(41, 100, None, 9.0, 320, "training"))
     agent.script.report(StepReport(43, 100, 0.5, 9.0, 328, "evaluating"))
     first, second = agent.hears(), agent.hears()
@@ -151,7 +151,7 @@ def test_what_a_script_says_is_what_the_agent_understands(tmp_path):
 
 def test_the_other_ranks_give_signs_of_life(tmp_path):
     agent = Agent(tmp_path, 3)
-    assert agent.hears() == w.Hello(3, os.getpid(), traces=True)
+    assert agent.hears() == w.Hello(3, os.getpid(), traces=True, lists_calls=True)
     agent.script.report(StepReport(41, 100, 0.1, 9.0, 320, "training"))
     assert agent.hears() == w.Beat(3, 41, "training")
 
@@ -187,7 +187,7 @@ def test_all_calls_are_false_but_the_one_that_was_agreed_on_and_the_next_ends_th
     call = agent.script.should_checkpoint
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(call)
-        assert (agent.hears(), agent.hears()) == (w.Hello(0, os.getpid(), traces=True), w.Register(0))
+        assert (agent.hears(), agent.hears()) == (w.Hello(0, os.getpid(), traces=True, lists_calls=True), w.Register(0))
         assert not first.done(), "the first call did not wait for its answer"
         agent.says(w.Registered())
         assert [first.result(10), call(), call()] == [False, False, False]

@@ -234,6 +234,16 @@ CASES: dict[str, tuple[Problem, JobEvidence, JobEvidence]] = {
         evidence(status(last_failure=failure("Damaged", "/d/a.bin is not what it was"))),
         evidence(status(last_failure=failure("WorkerFailed", "exited with code 1"))),
     ),
+    "a hang that ended a round": (
+        Problem.HANG,
+        evidence(status(last_failure=failure("CollectiveHang", "no rank has moved for 62 s"))),
+        evidence(status(last_failure=failure("WorkerFailed", "exited with code 1"))),
+    ),
+    "a hang, for a person": (
+        Problem.HANG,
+        evidence(status("Stalled", condition("Stalled", "Hang"))),
+        evidence(status("Stalled", condition("Stalled", "PodRefused"))),
+    ),
     "other data, for a person": (
         Problem.DATA_DIGEST_MISMATCH,
         evidence(status("Stalled", condition("Stalled", "DataChanged"))),

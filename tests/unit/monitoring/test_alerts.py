@@ -108,6 +108,12 @@ CASES = {
         "n/j: 25% of the time is spent on recovery and repeated steps",
         (spent(recovery=2, replayed=3), spent(waiting=30), spent(unknown=58, recovery=2)),
     ),
+    Problem.HANG: Case(
+        {f'{FAILURES}{{reason="Hang"}}': "1x300"},
+        "n/j: training hung",
+        ({f'{FAILURES}{{reason="WorkerFailed"}}': "1x300"},),
+        fires_too=({'stalled{reason="Hang"}': "1x300"}, {f'{FAILURES}{{reason="CollectiveHang"}}': "1x300"}),
+    ),
     Problem.RESTARTS_NEARLY_USED: Case(
         {"restarts_remaining": "10x100 1x200", f'{FAILURES}{{reason="OutOfMemory"}}': "9x300"},
         "n/j: the job fails after 1 more failures",

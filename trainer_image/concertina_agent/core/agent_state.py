@@ -34,6 +34,7 @@ class AgentState:
         storage_named: bool = False,
         seen: tuple[int, str] = (0, ""),
         held: Iterable[p.HeldSnapshot] = (),
+        preflight: bool = False,
     ) -> None:
         """Initialize the state of an agent that has just started.
 
@@ -47,6 +48,7 @@ class AgentState:
             storage_named: Whether the job specifies storage that a user's own command may start to use.
             seen: Highest round and claim that the volume contains.
             held: Snapshots that the volume contains.
+            preflight: Whether a preflight of the GPUs is about to begin.
         """
         self.replica, self.uid, self.instance = replica, uid, instance
         self.workers_here, self.bundled = workers, bundled
@@ -55,6 +57,10 @@ class AgentState:
         self.snapshots, self.uploads = SnapshotIndex(held), UploadState(storage, is_named=storage_named)
         self.ready, self.learning, self.startup_error = False, False, ""
         self.warm_start = e.WarmStartKnown()
+        self.gpu_fault = ""
+        """Clause about the first fault of a GPU that was seen, or ""."""
+        self.preflight = preflight
+        """True until the preflight has ended without a fault. The agent is not ready before that."""
         self.tracking = ""
         """Reason why the tracking tool does not accept records, or ""."""
         self.preparation: Optional[Preparation] = None
@@ -155,6 +161,7 @@ class AgentState:
             saved=r.saved_by_all() if not self.bundled and r.workers.all_complete() else None,
             ends_at=r.ends_at if r.coordinator is not None else None,
             world_mismatch=bool(r.world_mismatch),
+            gpu_fault=self.gpu_fault,
         )
 
     def beat(self) -> p.MemberState:
@@ -175,7 +182,7 @@ class AgentState:
         return p.Report(
             replica=self.replica,
             instance=self.instance,
-            ready=self.ready and not self.learning,
+            ready=self.ready and not self.learning and not self.preflight,
             round=self.seen[0],
             claim=self.seen[1],
             state=reported.on_wire,
@@ -192,6 +199,7 @@ class AgentState:
             notice=self.notice.grace if self.notice else None,
             busy=coordinator.watchdog.busy if coordinator else None,
             takes_calls=True,
+            gpu_fault=self.gpu_fault,
             tracking=self.tracking,
             keeps_state=r is not None and r.workers.keep_state,
             world_mismatch=r.world_mismatch

@@ -312,6 +312,18 @@ class Tick:
 
 
 @dataclasses.dataclass(frozen=True)
+class GpuFaultSeen:
+    """Event: a GPU of this replica is faulty, by an error of its driver or by the preflight."""
+
+    clause: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PreflightDone:
+    """Event: the preflight has ended or was skipped, so this replica may become ready."""
+
+
+@dataclasses.dataclass(frozen=True)
 class StacksCollected:
     """Event after CollectStacks: the call stacks of this agent's workers, keyed by rank.
 
@@ -320,12 +332,15 @@ class StacksCollected:
 
     round: int
     stacks: Mapping[int, tuple[str, ...]]
+    calls: Mapping[int, tuple[p.GroupCalls, ...]] = dataclasses.field(default_factory=dict)
+    """Collectives of those workers whose flight recorder has answered, keyed by rank."""
 
 
 Event = Union[
     RequestReceived, WorkersGone, StoreBound, Reached, StartFailed, WorkerMessage, WorkerExited, MemberMessage,
     MemberGone, CoordinatorJoined, CoordinatorMessage, CoordinatorGone, PeerCopied, CopyHeld, PartShipped, PublishDone,
     StorageSeen, TrackingSeen, Warm, Learning, WarmStartKnown, WorldsSeen, TerminationNotice, Tick, StacksCollected,
+    GpuFaultSeen, PreflightDone,
 ]  # fmt: skip
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -482,7 +497,7 @@ class Undo:
 
 @dataclasses.dataclass(frozen=True)
 class CollectStacks:
-    """Effect: write the complete stacks of this agent's workers to the log, then emit StacksCollected."""
+    """Effect: write the stacks and collectives of this agent's workers to the log, then emit StacksCollected."""
 
     round: int
 

@@ -59,7 +59,7 @@ import concertina_protocol as p
 from concertina_agent.core import events as e
 from concertina_agent.core import states
 from concertina_agent.core.agent_state import AgentState
-from concertina_agent.core.steps import draining, members, preparing, storage, worker_steps
+from concertina_agent.core.steps import draining, members, own_state, preparing, storage, worker_steps
 
 LINGER_SECONDS = 5.0
 """Seconds from the success of a round until the agent exits with 0.
@@ -134,6 +134,16 @@ def on_warm(agent: AgentState, event: e.Warm, t: e.Moment) -> list[e.Effect]:
     return [e.ReportChanged()]
 
 
+def on_gpu_fault_seen(agent: AgentState, event: e.GpuFaultSeen, t: e.Moment) -> list[e.Effect]:
+    agent.gpu_fault = agent.gpu_fault or event.clause
+    return own_state.changed(agent, t)
+
+
+def on_preflight_done(agent: AgentState, event: e.PreflightDone, t: e.Moment) -> list[e.Effect]:
+    agent.preflight = False
+    return [e.ReportChanged()]
+
+
 def on_learning(agent: AgentState, event: e.Learning, t: e.Moment) -> list[e.Effect]:
     agent.learning = event.under_way
     return [e.ReportChanged()]
@@ -167,6 +177,8 @@ HANDLERS: Mapping[type, Callable[[AgentState, Any, e.Moment], list[e.Effect]]] =
     e.TrackingSeen: on_tracking_seen,
     e.Warm: on_warm,
     e.Learning: on_learning,
+    e.GpuFaultSeen: on_gpu_fault_seen,
+    e.PreflightDone: on_preflight_done,
     e.WarmStartKnown: on_warm_start_known,
     e.WorldsSeen: worker_steps.on_worlds_seen,
     e.Tick: on_tick,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Optional
 
 from concertina_agent.metrics import families as f
+from concertina_agent.metrics import gpu_faults
 from concertina_agent.metrics.exposition import MetricSample
 from concertina_agent.metrics.nvml import LIBRARY, GpuIdentity, Nvml, NvmlError, Reading
 from concertina_protocol.log import log_event
@@ -23,8 +25,19 @@ OTHER = "other"
 class Gpus:
     """Readings of this pod's GPUs."""
 
-    def __init__(self, node: str, library: str = LIBRARY) -> None:
-        self._node, self._library = node, library
+    def __init__(
+        self, node: str, library: str = LIBRARY, on_fault: Callable[[str], None] = lambda clause: None
+    ) -> None:
+        """Prepare to read the GPUs. Nothing is read before `start`.
+
+        Args:
+            node: Name of the node, for the metrics.
+            library: Path of NVML.
+            on_fault: Function that is called, in the thread that reads, with a clause about each fault of a GPU.
+        """
+        self._node, self._library, self._on_fault = node, library, on_fault
+        self._errors: dict[GpuIdentity, Optional[int]] = {}
+        """Uncorrected memory errors of each GPU at the first reading, or at the last fault that was reported."""
         self._looked: tuple[float, tuple[tuple[GpuIdentity, Reading], ...]] = (float("-inf"), ())
         """Time of the last reading in monotonic seconds, and the values.
 
@@ -41,7 +54,9 @@ class Gpus:
         except NvmlError as error:
             return log_event("no_nvml", why=str(error))
         while nvml.gpus:
-            self._looked = time.monotonic(), tuple(nvml.read())
+            readings = tuple(nvml.read())
+            self._looked = time.monotonic(), readings
+            self._look_for_errors(readings)
             self._wait(nvml, time.monotonic() + LOOK_SECONDS)
         return None
 
@@ -52,12 +67,21 @@ class Gpus:
             elif gpu_and_xid := nvml.wait_for_xid(remaining_seconds):
                 self._count(*gpu_and_xid)
 
+    def _look_for_errors(self, readings: tuple[tuple[GpuIdentity, Reading], ...]) -> None:
+        for gpu, reading in readings:
+            before = self._errors.setdefault(gpu, reading.uncorrected)
+            if clause := gpu_faults.of_errors(gpu, before, reading.uncorrected):
+                self._errors[gpu] = reading.uncorrected
+                self._on_fault(clause)
+
     def _count(self, gpu: GpuIdentity, xid: int) -> None:
         key = gpu, str(xid)
         if key not in self._xids and sum(counted_gpu == gpu for counted_gpu, _ in self._xids) >= MOST_XIDS:
             key = gpu, OTHER
         self._xids = {**self._xids, key: self._xids.get(key, 0) + 1}
         log_event("xid", gpu=gpu.uuid, xid=xid)
+        if clause := gpu_faults.of_xid(gpu, xid):
+            self._on_fault(clause)
 
     def samples(self, now: float) -> Iterator[MetricSample]:
         """Yield the metrics of the GPUs. Without GPUs, there are none.

@@ -61,6 +61,7 @@ class MetricsDriver:
         agent: AgentState,
         running: Callable[[], Mapping[int, tuple[int, ...]]],
         shipping: Shipping,
+        emit: Callable[[e.Event], None],
     ) -> None:
         """Prepare to collect metrics. The HTTP server begins in `start`.
 
@@ -69,6 +70,7 @@ class MetricsDriver:
             agent: State of the agent, which is only read.
             running: Function that returns the process ids of each running worker, keyed by the worker's rank.
             shipping: Counters of the uploads.
+            emit: Function that passes events to the state machine.
         """
         self._settings, self._agent, self._running, self._shipping = settings, agent, running, shipping
         self._training = Training()
@@ -76,24 +78,30 @@ class MetricsDriver:
         """Last recorded progress of a script whose optimizer steps are counted, or None."""
         self._workers = worker_processes.WorkerProcesses()
         self._replaced = collections.Counter({why.value: 0 for why in p.Replaced})
-        self._gpus = Gpus(settings.metrics.node if settings.metrics else "")
+        self._gpus = Gpus(settings.metrics.node if settings.metrics else "", on_fault=self._on_gpu_fault)
+        self._emit, self._main_loop = emit, asyncio.get_running_loop()
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._cached_text, self._cached_at = b"", float("-inf")
 
     def start(self) -> None:
-        """Start to serve the metrics. Call this on the agent's event loop.
+        """Start to read the GPUs and to serve the metrics. Call this on the agent's event loop.
 
         If the metrics cannot be served, the agent continues without them.
         """
+        self._gpus.start()
         settings = self._settings.metrics
         if settings is None:
-            return None
+            return
         self._loop = asyncio.get_running_loop()
         try:
             Endpoint(self._settings.pod_ip, settings.port, settings.token, self._text).start()
         except OSError as error:
-            return log_event("metrics_not_served", port=settings.port, error=str(error))
-        return self._gpus.start()
+            log_event("metrics_not_served", port=settings.port, error=str(error))
+
+    def _on_gpu_fault(self, clause: str) -> None:
+        """Emit GpuFaultSeen. The thread that reads the GPUs calls this."""
+        log_event("gpu_fault", what=clause)
+        self._main_loop.call_soon_threadsafe(self._emit, e.GpuFaultSeen(clause))
 
     def on_event(self, event: e.Event) -> None:
         """Record the facts for the metrics from an event that the agent has handled."""

@@ -120,7 +120,7 @@ class ChannelServer:
         world = sum(member.workers for member in worker.assign.members)
         assign, latest = worker.assign, self._latest()
         end.send(w.Start(assign.restore, world, assign.uid, latest, assign.history, assign.images, hello.stays))
-        self._local.attach(worker, end, hello.stays)
+        self._local.attach(worker, end, hello.stays, hello.lists_calls)
         self._emit(e.WorkerMessage(worker.round, worker.rank, hello))
 
     async def _handle(self, worker: LocalWorker, message: w.Message, end: AgentEnd) -> None:
@@ -131,6 +131,9 @@ class ChannelServer:
             self._local.left(worker, message)
         elif not worker.in_round:
             log_event("worker_message_dropped", rank=worker.rank, kind=type(message).__name__)
+        elif isinstance(message, w.CallList):
+            if worker.calls is not None and not worker.calls.done():
+                worker.calls.set_result(message.groups)
         elif isinstance(message, w.Fetch):
             try:
                 end.send(w.Fetched(path=str(await self._peers.fetch(message.id, message.shard))))

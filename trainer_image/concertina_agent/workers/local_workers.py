@@ -24,7 +24,7 @@ from concertina_agent.workers.starters import Starter
 from concertina_agent.workers.step_file import StepFile
 from concertina_agent.workers.worker_memory import oom_kills
 from concertina_agent.workers.workers import Process, StartError
-from concertina_protocol import Assign, Replaced
+from concertina_protocol import Assign, GroupCalls, Replaced
 from concertina_protocol import worker_channel as w
 from concertina_protocol.heartbeat import VARIABLE, HeartbeatFile
 from concertina_protocol.log import log_event
@@ -64,6 +64,10 @@ class LocalWorker:
     waiting: list[w.Message] = dataclasses.field(default_factory=list)
     """Messages to the worker, until it has opened its channel."""
     channel_closed: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    lists_calls: bool = False
+    """True if the worker supports ListCalls."""
+    calls: Optional[asyncio.Future[tuple[GroupCalls, ...]]] = None
+    """The worker's answer to ListCalls, or None if none is expected."""
     alone: str = ""
     """Clause that says how the worker trains in a world of its own (see `worlds`)."""
     stays: bool = False
@@ -289,12 +293,13 @@ class LocalWorkers:
         workers = self._workers.values()
         return next((worker for worker in workers if not pids.isdisjoint(worker.process.pids)), None)
 
-    def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool) -> None:
+    def attach(self, worker: LocalWorker, channel: AgentEnd, stays: bool, lists_calls: bool = False) -> None:
         """Record the connection between a worker and the agent.
 
         This happens at the beginning of each round in which the worker takes part.
         """
         worker.channel, worker.stays, worker.in_round = channel, stays, True
+        worker.lists_calls = lists_calls
         for message in worker.waiting:
             channel.send(message)
         worker.waiting.clear()
@@ -373,17 +378,20 @@ class LocalWorkers:
         self._collecting.start("collect stacks", self._collect_stacks(round, running))
 
     async def _collect_stacks(self, round: int, workers: list[LocalWorker]) -> None:
+        calls_by_worker = asyncio.gather(*map(_list_calls, workers))
         stacks_by_worker = await asyncio.gather(
             *(stacks.collect(w.process.pids, w.heartbeat.path, self._reaper) for w in workers)
         )
+        calls = {worker.rank: groups for worker, groups in zip(workers, await calls_by_worker) if groups is not None}
+        bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, stacks_by_worker)}
         for worker, lines in zip(workers, stacks_by_worker):
+            lines += map(_calls_line, calls.get(worker.rank, ()))
             text = "\n".join(f"[rank {worker.rank}] {line}" for line in lines)
             sys.stderr.write(
                 f"[rank {worker.rank}] the round makes no progress. Stacks, innermost frame first:⏎{text}⏎"
             )
         sys.stderr.flush()
-        bounded = {worker.rank: stacks.bounded(lines) for worker, lines in zip(workers, stacks_by_worker)}
-        self._emit(e.StacksCollected(round, bounded))
+        self._emit(e.StacksCollected(round, bounded, calls))
 
     def _path(self, round: int, rank: int) -> str:
         """Return the path of a worker's heartbeat."""
@@ -502,6 +510,28 @@ class LocalWorkers:
 def _remove_heartbeat(path: str) -> None:
     for suffix in ("", stacks.SUFFIX, step_file.SUFFIX):
         _remove(path + suffix)
+
+
+async def _list_calls(worker: LocalWorker) -> Optional[tuple[GroupCalls, ...]]:
+    """Return the collectives that a worker has called, or None if its flight recorder does not answer in time."""
+    if worker.channel is None or not worker.lists_calls:
+        return None
+    worker.calls = asyncio.get_running_loop().create_future()
+    worker.channel.send(w.ListCalls())
+    try:
+        return await within(stacks.ANSWER_SECONDS, worker.calls)
+    except asyncio.TimeoutError:
+        return None
+    finally:
+        worker.calls = None
+
+
+def _calls_line(calls: GroupCalls) -> str:
+    """Return a line of the log about the collectives of one process group."""
+    number = calls.called if calls.waits_for is None else calls.waits_for
+    does = "has called" if calls.waits_for is None else "waits in"
+    operation = calls.operations.get(str(number), "collective")
+    return f"process group {calls.title or calls.group}: it {does} {operation} number {number}, newest {calls.called}"
 
 
 def _remove(path: str) -> None:

@@ -23,9 +23,12 @@ from concertina_protocol.waiting import within
 
 SIGNAL = signal.SIGUSR2
 SUFFIX = ".stacks"
-ANSWER_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
+"""Seconds to wait for the stacks of a worker, and for its list of collectives. A busy machine needs the time."""
 QUIET_SECONDS = 0.06
 """Seconds without growth of the file after which faulthandler's output counts as complete."""
+CURRENT = "Current thread"
+"""Beginning of the line before the stack of the thread that handled the signal, which faulthandler writes last."""
 KEEP_LINES, KEEP_CHARACTERS = 40, 240
 FAMILY = 8
 """Maximum number of processes of one worker to inspect."""
@@ -65,13 +68,13 @@ def bounded(lines: list[str]) -> tuple[str, ...]:
     """
     threads: list[list[str]] = [[]]
     for line in lines:
-        if line.startswith(("Current thread", "Thread ")):
+        if line.startswith((CURRENT, "Thread ")):
             threads.append([])
         if line.strip() and len(threads[-1]) <= FRAMES:
             threads[-1].append(line[:KEEP_CHARACTERS])
     head, *rest = threads
     rest = [thread for thread in rest if not (len(thread) > 1 and any(name in thread[1] for name in IDLE))]
-    rest.sort(key=lambda thread: not (thread[0].startswith("Current thread") or "MainThread" in thread[0]))
+    rest.sort(key=lambda thread: not (thread[0].startswith(CURRENT) or "MainThread" in thread[0]))
     return tuple(line for thread in (head, *rest) for line in thread)[:KEEP_LINES]
 
 
@@ -110,11 +113,12 @@ async def _by_signal(pid: int, path: str) -> list[str]:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, SIGNAL)
     clock = asyncio.get_running_loop().time
-    give_up, size, grew = clock() + ANSWER_SECONDS, start, 0.0
-    while clock() < give_up and (size == start or clock() < grew + QUIET_SECONDS):
+    give_up, size, grew, has_main = clock() + ANSWER_SECONDS, start, 0.0, False
+    while clock() < give_up and (not has_main or clock() < grew + QUIET_SECONDS):
         await asyncio.sleep(0.02)
         if (grown := _size(path)) != size:
             size, grew = grown, clock()
+            has_main = CURRENT in _read(path)[start:]
     if size == start:
         return ["it does not respond to the signal for its stacks"]
     return _read(path)[start:].splitlines()

@@ -17,6 +17,7 @@ from concertina_agent.settings import STORAGE_API, AgentSettings
 from concertina_agent.workers import rendezvous_store
 from concertina_agent.workers.child_processes import Reaper
 from concertina_agent.workers.local_workers import LocalWorkers
+from concertina_agent.workers.preflight import preflight, skipped_because
 from concertina_agent.workers.starters import BundledStarter, CommandStarter, Starter
 from concertina_agent.workers.warm_start import WarmStart
 from concertina_agent.workers.workers import ForkParent, ForkTarget, Process, start_command
@@ -66,6 +67,7 @@ class WorkersDriver:
         self._reaper.start()
         self._tasks.start("tick", self._tick())
         self._tasks.start("warm up", self._warm_up())
+        self._tasks.start("preflight", self._preflight())
 
     async def stop(self) -> None:
         await self.local.kill()
@@ -92,6 +94,14 @@ class WorkersDriver:
             self._tasks.start("standby", self._bundled.standby.keep())
         if self.parent is not None and not error:
             self._report_warm(await self.parent.given_up)
+
+    async def _preflight(self) -> None:
+        environment = self._settings.environment
+        if why := skipped_because(environment):
+            log_event("preflight_skipped", why=why)
+            return
+        outcome = await preflight(environment, self._settings.volume, self._reaper)
+        self._emit(e.GpuFaultSeen(outcome.fault) if outcome.fault else e.PreflightDone())
 
     def _report_warm(self, error: str) -> None:
         log_event("warm", error=error)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Optional
 
 from concertina_protocol.codec.typed_json import Absent, OpenEnum
+from concertina_protocol.messages.collectives import GroupCalls, HungCollective
 from concertina_protocol.messages.records import Rollback, SnapshotId, State, Storage
 
 OUT_OF_MEMORY = "the container ran out of memory: raise resources.limits.memory of the container trainer"
@@ -243,6 +244,8 @@ class Heartbeat:
     """Seconds in which the worker did not wait for other ranks, in this round's finished steps except the first."""
     stack: Optional[tuple[str, ...]] = None
     """Stack of the worker, or None. It is collected when the coordinator reports that the round hangs."""
+    calls: Optional[tuple[GroupCalls, ...]] = None
+    """Collectives of the worker, which are collected with the stack, or None if its flight recorder did not answer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,6 +268,8 @@ class Hang:
     """Number of ranks that have made as little progress as rank `rank`."""
     stack: tuple[str, ...] = ()
     """Stack of the worker of rank `rank`, innermost frames first, truncated. The pod's log has the whole stack."""
+    collective: Optional[HungCollective] = None
+    """Collective that does not complete, or None if no flight recorder shows one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,6 +352,8 @@ class MemberState:
 
     This happens if the command starts a launcher such as torchrun.
     """
+    gpu_fault: str = ""
+    """Clause about a GPU of this member that is faulty, or ""."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -408,3 +415,5 @@ class Report:
 
     The requests are Prepare, Assign, Release, Drain and Save. The agent answers them between the lines of the stream.
     """
+    gpu_fault: str = ""
+    """Clause about a GPU of this replica that is faulty, or "". If the preflight found the fault, `ready` is False."""

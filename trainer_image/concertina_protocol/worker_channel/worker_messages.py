@@ -7,6 +7,7 @@ The bundled trainer's worker:
     (FetchHeader -> FetchedHeader, Fetch -> Fetched)*      only if Restore.source is Memory; one at a time
     (Beat | Progress | Committed | WantDurable)*           in every step
            <-  CopiedUpTo*, SaveNow*, TraceSteps*, DrainRequest    at any time
+           <-  ListCalls                        when the round hangs; a thread of the worker answers with CallList
     Done -> and exit 0,  or  Fault -> and a non-zero exit (InvalidInput: 78), each after `WorkerEnd.finish`
 
 If Hello and Start have `stays` set, the worker's process continues in the next round. It exits only when the run is
@@ -43,7 +44,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Dict, Optional, Tuple, Type, Union
 
-from concertina_protocol import Durable, FailureReason, JobHistory, Progress, Restore, Rollback, SnapshotId
+from concertina_protocol import Durable, FailureReason, GroupCalls, JobHistory, Progress, Restore, Rollback, SnapshotId
 from concertina_protocol.codec.typed_json import OpenEnum
 
 ENTERED = "CONCERTINA_ENTERED"
@@ -64,6 +65,15 @@ class Hello:
     """True if the worker supports the message TraceSteps. A worker of an earlier version would fail on it."""
     stays: bool = False
     """True if the worker's process can continue in the next round. If so, it supports Leave and Enter."""
+    lists_calls: bool = False
+    """True if the worker supports the message ListCalls. A worker of an earlier version would fail on it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CallList:
+    """Answer to ListCalls: the collectives of the worker's process groups, from torch's flight recorder."""
+
+    groups: Tuple[GroupCalls, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,6 +296,11 @@ class TraceSteps:
 
 
 @dataclasses.dataclass(frozen=True)
+class ListCalls:
+    """Question to a worker of a round that hangs: which collectives has it called? The answer is CallList."""
+
+
+@dataclasses.dataclass(frozen=True)
 class CopiedUpTo:
     """Message that this rank's shards of snapshots up to a step are copied to another replica.
 
@@ -321,7 +336,7 @@ class StopAtCall:
 Message = Union[
     Hello, Progress, Beat, Committed, WantDurable, FetchHeader, Fetch, Done, Fault,
     Register, KeepsState, CallCount, Start, FetchedHeader, Fetched, DrainRequest, SaveNow, TraceSteps, CopiedUpTo,
-    Registered, QueryCalls, StopAtCall, Left, Leave, Enter,
+    Registered, QueryCalls, StopAtCall, Left, Leave, Enter, ListCalls, CallList,
 ]  # fmt: skip
 KINDS: Dict[str, Type[Any]] = {
     "Hello": Hello, "Progress": Progress, "Beat": Beat, "Committed": Committed, "WantDurable": WantDurable,
@@ -330,6 +345,6 @@ KINDS: Dict[str, Type[Any]] = {
     "Passed": CallCount, "Start": Start, "FetchedHeader": FetchedHeader, "Fetched": Fetched,
     "DrainRequest": DrainRequest, "SaveNow": SaveNow, "TraceSteps": TraceSteps, "CopiedUpTo": CopiedUpTo,
     "Attended": Registered, "AskPassed": QueryCalls, "StopAt": StopAtCall,
-    "Left": Left, "Leave": Leave, "Enter": Enter,
+    "Left": Left, "Leave": Leave, "Enter": Enter, "ListCalls": ListCalls, "CallList": CallList,
 }  # fmt: skip
 """Class of each message, by the name in its lines. A name never changes, even if the class is renamed."""

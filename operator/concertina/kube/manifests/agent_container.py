@@ -216,6 +216,8 @@ def _values(job: JobView, spec: JobSpec, port: int) -> dict[str, str]:
         optional_values["CONCERTINA_LEAST_RANKS"] = str(spec.least_replicas * spec.workers)
     if not spec.bundled and not spec.step_detection.enabled:
         optional_values["CONCERTINA_STEP_DETECTION"] = "false"
+    if not spec.failure_policy.gpu_preflight:
+        optional_values["CONCERTINA_PREFLIGHT"] = "false"
     return {
         **optional_values,
         "CONCERTINA_JOB": f"{job.namespace}/{job.name}",

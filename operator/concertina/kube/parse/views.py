@@ -20,6 +20,7 @@ from concertina.kube.deep_json import DEEPEST
 from concertina.kube.manifests.names import AVOIDS, PORT_NAME, ROUND, TEMPLATE_HASH
 from concertina.kube.manifests.pod import END_POD, template_hash
 from concertina.kube.manifests.workload import POD_SET, PREBUILT_WORKLOAD, PRIORITY_CLASS, QUEUE_NAME, request_hash
+from concertina.kube.parse.fault_conditions import FAULT_CONDITIONS
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 from concertina.kube.parse.room import amounts, excluded
 from concertina.kube.resources import Raw
@@ -122,12 +123,17 @@ def pod_view(obj: Raw) -> OwnedPod:
     return OwnedPod(owner, metadata["namespace"], view)
 
 
-def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeView:
+def node_view(
+    obj: Raw,
+    notice_taints: Collection[str] = NOTICE_TAINTS,
+    fault_conditions: Collection[str] = FAULT_CONDITIONS,
+) -> NodeView:
     """Return the data of a node that plan() needs.
 
     Args:
         obj: Manifest of the node.
         notice_taints: Taints that announce the termination of a node, as key or key=value.
+        fault_conditions: Conditions which say that a node is faulty, as type or type=status.
     """
     spec, labels = obj.get("spec") or {}, obj["metadata"].get("labels") or {}
     taints = spec.get("taints") or ()
@@ -141,11 +147,21 @@ def node_view(obj: Raw, notice_taints: Collection[str] = NOTICE_TAINTS) -> NodeV
         out_of_service=any(taint["key"] == _OUT_OF_SERVICE for taint in taints),
         notice=next((name for taint in taints for name in _names(taint) if name in notice_taints), ""),
         cordoned=bool(spec.get("unschedulable")),
+        fault=next((text for condition in conditions if (text := _fault(condition, fault_conditions))), ""),
         zone=labels.get(_ZONE, ""),
         labels=labels,
         spot=any(labels.get(key) == value for key, value in _SPOT),
         allocatable=amounts(status.get("allocatable") or {}),
     )
+
+
+def _fault(condition: Raw, fault_conditions: Collection[str]) -> str:
+    """Return a node's condition with its message if it says that the node is faulty, or an empty text."""
+    kind, status = condition["type"], condition.get("status")
+    if f"{kind}={status}" not in fault_conditions and not (status == "True" and kind in fault_conditions):
+        return ""
+    message = condition.get("message") or condition.get("reason") or "no message"
+    return f"the node has the condition {kind}={status} ({message})"[:SENTENCE]
 
 
 def job_view(obj: Raw, before: JobView | None = None) -> JobView:

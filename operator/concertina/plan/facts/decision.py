@@ -37,6 +37,8 @@ class Reason(enum.StrEnum):
     COLLECTIVE_HANG = "CollectiveHang"
     """All workers wait in the same way, so only a new round can help."""
     STRAGGLER = "Straggler"
+    HARDWARE_FAULT = "HardwareFault"
+    """A GPU or a node of the replica is faulty."""
     IMAGE_UNAVAILABLE = "ImageUnavailable"
     AGENT_NEVER_STARTED = "AgentNeverStarted"
     AGENT_CANNOT_START = "AgentCannotStart"

@@ -104,6 +104,25 @@ class Replicas:
         views = ((name, self.observed.agent(name)) for name in self.live)
         return frozenset(name for name, view in views if view.connected and view.report and view.report.ready)
 
+    @cached
+    def gpu_faults(self) -> Mapping[str, str]:
+        """Live replicas whose agent reports a faulty GPU, keyed by pod name, each with the fault as a clause."""
+        members = self.round.members
+        report = self.observed.agent(self.round.coordinator.replica).report if members else None
+        member_states = report.members if report and report.round == self.round.world.round else {}
+        faults = {}
+        for name in self.live:
+            own, member_state = self.observed.agent(name).report, member_states.get(name)
+            if fault := (member_state.gpu_fault if member_state else "") or (own.gpu_fault if own else ""):
+                faults[name] = fault
+        return faults
+
+    @cached
+    def hardware_faults(self) -> Mapping[str, str]:
+        """Live replicas with a faulty GPU or on a faulty node, keyed by pod name, each with the fault as a clause."""
+        by_node = {name: fault for name, pod in self.live.items() if (fault := self.observed.node(pod).fault)}
+        return {**by_node, **self.gpu_faults}
+
     # --- replicas that leave
 
     @cached

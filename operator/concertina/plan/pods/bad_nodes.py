@@ -21,6 +21,7 @@ VERDICTS: Mapping[str, int] = {
     Reason.NODE_LOST: 1,
     Reason.HANG: 2,
     Reason.STRAGGLER: 2,
+    Reason.HARDWARE_FAULT: 2,
     FailureReason.SILENT_CORRUPTION: 2,
     Reason.IMAGE_UNAVAILABLE: 2,
     Reason.AGENT_NEVER_STARTED: 2,

@@ -259,6 +259,8 @@ def shortage(ctx: JobContext) -> str:
 def why_waiting(ctx: JobContext, pod: PodView) -> str:
     """Return why a pod is not ready, as words for the job's status."""
     view = ctx.agent(pod.name)
+    if fault := ctx.replicas.gpu_faults.get(pod.name):
+        return fault
     if view.report and view.report.startup_error:
         return view.report.startup_error
     if pod.waiting:

@@ -14,7 +14,7 @@ from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Failure, Phase, Pods, Reason, RoundTrigger, as_before
 from concertina.plan.facts.health import Life
 from concertina.plan.pods import pod_backoff
-from concertina.plan.recovery import escalation, repeats, stalls, startup
+from concertina.plan.recovery import escalation, hardware, repeats, stalls, startup
 from concertina.plan.recovery.escalation import RecoveryDecision
 from concertina.plan.rounds import claims, growth
 from concertina_protocol import BAD_INPUTS, FailureReason
@@ -93,6 +93,16 @@ def _failure_reported(ctx: JobContext) -> Failure | None:
     if report is None or report.state == protocol.State.SUCCEEDED:
         return None
     reported = first_failure(report)
+    if reported and hardware.failed_because_of_gpu(ctx, reported.replica):
+        return Failure(
+            Reason.HARDWARE_FAULT,
+            f"{hardware.sentence(ctx, reported.replica)}; {reported.message}",
+            reported.replica,
+            exit_code=reported.exit_code if reported.rank is not None else None,
+            last_lines=reported.last_lines,
+            error=repeats.normalised(ctx.replicas.gpu_faults[reported.replica]),
+            step=reported.step,
+        )
     if reported:
         return Failure(
             reported.reason,

@@ -71,6 +71,8 @@ def _exclude_replica(ctx: JobContext, failed: Restart) -> str:
 
 
 def _recreate_pod(ctx: JobContext, failed: Restart) -> str:
+    if failed.reason == Reason.HARDWARE_FAULT:
+        return "" if _would_lose_state(ctx) else f"Replica {failed.replica} has faulty hardware"
     if not _is_mendable(ctx, failed) or not failed.replica or _would_lose_state(ctx):
         return ""
     if failed.reason in REPLACE_AT_ONCE:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import concertina_protocol as protocol
+from concertina.amounts import amount
 from concertina.api.restarts import LONGEST_MESSAGE, Restart
 from concertina.api.spec import Reaction
 from concertina.api.status import ConditionType, StragglerMark, rfc3339
@@ -60,17 +61,38 @@ def hang_sentence(ctx: JobContext, hang: protocol.Hang) -> str:
     """Describe a hang in one sentence, which does not change while the hang lasts."""
     since = f"no rank has moved for {hang.seconds:.0f} s after step {hang.step}"
     if not hang.replica:
-        return (
-            f"{since}: all {hang.suspects} workers wait in the same way ({hang.phase or 'at the same place'})"
-            + _stack(hang)
-        )
+        how = f"all {hang.suspects} workers wait in the same way ({hang.phase or 'at the same place'})"
+        return f"{since}: {how}{_collective(hang.collective)}{_stack(hang)}"
     node = f" on node {name}" if (name := ctx.node_of(hang.replica)) else ""
     does = f" is {hang.phase}" if hang.phase else " is behind"
     description_of_others = f" while the others are {hang.others}" if hang.others and hang.others != hang.phase else ""
     suffix = f" (and {hang.suspects - 1} more like it)" if hang.suspects > 1 else ""
-    return f"{since}: rank {hang.rank} (replica {hang.replica}{node}){does}{description_of_others}{suffix}" + _stack(
-        hang
-    )
+    who = f"rank {hang.rank} (replica {hang.replica}{node})"
+    return f"{since}: {who}{does}{description_of_others}{suffix}{_collective(hang.collective)}{_stack(hang)}"
+
+
+def _collective(hung: protocol.HungCollective | None) -> str:
+    """Return a clause that names the collective that does not complete, and the ranks that have not called it."""
+    if hung is None:
+        return ""
+    operation = f"{hung.operation} (number {hung.number} in process group {hung.group})"
+    more = f" and {hung.missing_count - len(hung.missing)} more" if hung.missing_count > len(hung.missing) else ""
+    missing = f"{_ranks(hung.missing)}{more}"
+    if hung.instead:
+        return f"; {missing} called {hung.instead} instead of {operation}, for which {_waiting(hung.waiting)}"
+    if hung.missing:
+        return f"; {missing} did not call {operation}, for which {_waiting(hung.waiting)}"
+    if hung.silent:
+        return f"; {operation} does not complete, and the flight recorder of {_ranks(hung.silent)} does not answer"
+    return f"; all its ranks called {operation}, but it does not complete"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def _waiting(count: int) -> str:
+    return f"{amount(count, 'rank')} {'waits' if count == 1 else 'wait'}"
 
 
 def _stack(hang: protocol.Hang) -> str:
@@ -174,7 +196,7 @@ def _straggler_replaced(ctx: JobContext, decision: Decision, mark: StragglerMark
     the node (decision "Stragglers are found by their own work time").
     """
     pod = ctx.replicas.pods.get(mark.replica)
-    if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting:
+    if ctx.spec.failure_policy.on_straggler is Reaction.REPORT or pod is None or pod.deleting or decision.restart:
         return decision
     entries = [entry for entry in ctx.recent if entry.reason == Reason.STRAGGLER]
     earlier_entries = [entry for entry in entries if same_replica(entry.replica, mark.replica)]

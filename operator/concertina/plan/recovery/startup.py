@@ -27,7 +27,7 @@ from concertina.plan.observed import PodPhase, PodView
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_backoff import OUTSIDE, shortage
 from concertina.plan.pods.pod_plan import number_at, packed
-from concertina.plan.recovery import escalation, repeats
+from concertina.plan.recovery import escalation, hardware, repeats
 from concertina_protocol import EXIT_OLD_PYTHON, FailureReason
 from concertina_protocol.messages.reports import OUT_OF_MEMORY
 
@@ -106,6 +106,8 @@ class Symptom:
     """Function that describes what has been wrong with a pod for long enough to act; empty if nothing is wrong."""
     elsewhere: bool
     """True if only another node can help. If no other node is available, the operator leaves the pod as it is."""
+    of_node: bool = False
+    """True if the cause is the node even if no replica of the job has started yet."""
 
 
 def _image(ctx: JobContext, pod: PodView) -> str:
@@ -150,6 +152,7 @@ def _partitioned(ctx: JobContext, pod: PodView) -> str:
 
 
 SYMPTOMS = (
+    Symptom(Reason.HARDWARE_FAULT, hardware.keeps_out, elsewhere=True, of_node=True),
     Symptom(Reason.IMAGE_UNAVAILABLE, _image, elsewhere=True),
     Symptom(Reason.AGENT_NEVER_STARTED, _never_started, elsewhere=False),
     Symptom(Reason.AGENT_CANNOT_START, _cannot_start, elsewhere=True),
@@ -160,15 +163,14 @@ SYMPTOMS = (
 def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     """Return entries for `status.restarts` of replicas that can't start, so that their pods are replaced.
 
-    If no replica has started yet, the result is empty: the cause is then the job rather than a replica (decision
-    "Replicas that fail to start").
+    If no replica has started yet, only faulty hardware counts: the cause of anything else is then the job rather than a
+    replica (decision "Replicas that fail to start").
     """
     members = ctx.round.members.keys() if ctx.round.committed else ()
     outside = [pod for name, pod in ctx.replicas.live.items() if name not in members and pod.node]
-    if not outside or not (ctx.replicas.ready or ctx.round.members):
-        return ()
+    some_started = bool(ctx.replicas.ready or ctx.round.members)
     has_spare_node = len(bad_nodes.avoided(ctx)) < bad_nodes.spare(ctx)
-    symptoms = ((pod, _symptom(ctx, pod, has_spare_node)) for pod in outside)
+    symptoms = ((pod, _symptom(ctx, pod, has_spare_node, some_started)) for pod in outside)
     return tuple(
         Restart(
             at=rfc3339(ctx.now),
@@ -186,12 +188,14 @@ def stuck(ctx: JobContext) -> tuple[Restart, ...]:
     )
 
 
-def _symptom(ctx: JobContext, pod: PodView, has_spare_node: bool) -> tuple[str, str] | None:
+def _symptom(ctx: JobContext, pod: PodView, has_spare_node: bool, some_started: bool) -> tuple[str, str] | None:
     return next(
         (
             (symptom.reason, why)
             for symptom in SYMPTOMS
-            if (has_spare_node or not symptom.elsewhere) and (why := symptom.detect(ctx, pod))
+            if (has_spare_node or not symptom.elsewhere)
+            and (some_started or symptom.of_node)
+            and (why := symptom.detect(ctx, pod))
         ),
         None,
     )
@@ -207,7 +211,11 @@ def missing(ctx: JobContext) -> tuple[str, ...]:
     return tuple(
         f"{name} does not start{f' on node {pod.node}' if pod.node else ''}: {why[:300]}"
         for name, pod in outside
-        if (why := _cannot_start(ctx, pod) or (f"{pod.waiting} ({pod.waiting_message})" if pod.waiting else ""))
+        if (
+            why := ctx.replicas.gpu_faults.get(name)
+            or _cannot_start(ctx, pod)
+            or (f"{pod.waiting} ({pod.waiting_message})" if pod.waiting else "")
+        )
     )
 
 

@@ -38,6 +38,19 @@ def test_batches_too_small(jobs: Jobs, data: Path, shell: Mapping[str, str], ale
     jobs.delete("tiny")
 
 
+def test_a_rank_that_does_not_call_a_collective(
+    jobs: Jobs, data: Path, shell: Mapping[str, str], alerts: Alerts, tmp_path: Path
+) -> None:
+    file, policy = tmp_path / "fault", {"hangTimeoutSeconds": 5, "onHang": "Report"}
+    bundled(jobs, data, "hangs", file, pace="0.1", replicas=2, failurePolicy=policy)
+    past(jobs, "hangs", 20)
+    file.write_text("1 compute_forever")
+    follow(shell, "A hang", "hangs")
+    alerts.wait("hangs", Problem.HANG)
+    file.unlink()
+    jobs.delete("hangs")
+
+
 def test_a_rank_that_gets_little_processor_time(
     jobs: Jobs, data: Path, shell: Mapping[str, str], alerts: Alerts
 ) -> None:

@@ -14,9 +14,11 @@ import pytest
 from builders.programs import SEARCH_PATH
 from builders.until import until
 from concertina_agent.metrics import families as f
+from concertina_agent.metrics import gpu_faults
 from concertina_agent.metrics.gpus import Gpus
-from concertina_agent.metrics.nvml import Nvml, NvmlError
+from concertina_agent.metrics.nvml import GpuIdentity, Nvml, NvmlError
 
+GPU = GpuIdentity(0, "GPU-0", "nvidia0", "H100")
 SOURCE = Path(__file__).with_name("nvml.c")
 COMPILER = shutil.which("cc")
 FIRST, SECOND = (
@@ -44,7 +46,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_gpu_is_told_of_with_dcgms_labels(library: Path) -> None:
-    gpus = Gpus("node-7", str(library))
+    faults: list[str] = []
+    gpus = Gpus("node-7", str(library), faults.append)
     gpus.start()
 
     def seen() -> dict[tuple[object, ...], float]:
@@ -70,6 +73,7 @@ def test_each_gpu_is_told_of_with_dcgms_labels(library: Path) -> None:
         **{(f.GPU_ECC, *gpu, "corrected"): 5 for gpu in (FIRST, SECOND)},
         **{(f.GPU_ECC, *gpu, "uncorrected"): 1 for gpu in (FIRST, SECOND)},
     }
+    assert faults == ['GPU 0 (H100 "80", GPU-0) reports XID 79 (the GPU has fallen off the bus)']
 
 
 def test_what_was_seen_long_ago_is_not_told_of_but_its_age_is(library: Path) -> None:
@@ -94,3 +98,22 @@ def test_no_library_and_one_without_a_driver_are_said(library: Path, monkeypatch
     monkeypatch.setenv("NVML_BROKEN", "1")
     with pytest.raises(NvmlError, match="nvmlInit_v2 returned the error code 9"):
         Nvml(str(library))
+
+
+@pytest.mark.parametrize("xid", [13, 31, 43, 45])
+def test_an_xid_that_a_program_causes_is_none(xid: int) -> None:
+    assert gpu_faults.of_xid(GPU, xid) == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (1, 3, "GPU 0 (H100, GPU-0) has had 2 uncorrected memory errors since the replica started"),
+        (1, 1, ""),
+        (None, 1, ""),
+        (1, None, ""),
+    ],
+)
+def test_new_uncorrected_errors_are_a_fault(before: int | None, now: int | None, said: str) -> None:
+    """Errors from before the replica started may be of memory that the driver has replaced since."""
+    assert gpu_faults.of_errors(GPU, before, now) == said

@@ -1,10 +1,11 @@
-"""Operator's list of notice taints, from its environment."""
+"""Operator's lists of notice taints and of conditions of faulty nodes, from its environment."""
 
 from __future__ import annotations
 
 import pytest
 
-from concertina.controller.settings import TAINTS, from_environment
+from concertina.controller.settings import CONDITIONS, TAINTS, from_environment
+from concertina.kube.parse.fault_conditions import FAULT_CONDITIONS
 from concertina.kube.parse.notice_taints import NOTICE_TAINTS
 
 
@@ -23,3 +24,5 @@ def test_absent_is_the_well_known_empty_is_none(value: str | None, taints: tuple
         "CONCERTINA_IMAGE_AGENT": "agent:1",
     }
     assert from_environment(environment | ({} if value is None else {TAINTS: value})).notice_taints == taints
+    conditions = from_environment(environment | ({} if value is None else {CONDITIONS: value})).fault_conditions
+    assert conditions == (FAULT_CONDITIONS if value is None else taints)

@@ -145,6 +145,32 @@ def test_a_list_of_ones_own_takes_the_place_of_the_well_known_taints() -> None:
     assert node_view(tainted(NOTICE_TAINTS[0]), ("mine/going",)).notice == ""
 
 
+def conditioned(kind: str, status: str) -> dict[str, Any]:
+    condition = {"type": kind, "status": status, "reason": "Why", "message": "7 of 8 GPUs"}
+    return {"metadata": {"name": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}, condition]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "is_fault"),
+    [
+        ("GPUMissing", "True", True),
+        ("GPUMissing", "False", False),
+        ("GPUMissing", "Unknown", False),
+        ("AcceleratedHardwareReady", "False", True),
+        ("AcceleratedHardwareReady", "True", False),
+        ("MemoryPressure", "True", False),
+    ],
+)
+def test_conditions_that_say_that_a_node_is_faulty(kind: str, status: str, is_fault: bool) -> None:
+    said = f"the node has the condition {kind}={status} (7 of 8 GPUs)" if is_fault else ""
+    assert node_view(conditioned(kind, status)).fault == said
+
+
+def test_a_list_of_ones_own_takes_the_place_of_the_well_known_conditions() -> None:
+    assert node_view(conditioned("Mine", "True"), fault_conditions=("Mine",)).fault
+    assert not node_view(conditioned("GPUMissing", "True"), fault_conditions=("Mine",)).fault
+
+
 def test_the_zone_of_a_node() -> None:
     labels = {"topology.kubernetes.io/zone": "eu-1a"}
     assert node_view({"metadata": {"name": "n", "labels": labels}}).zone == "eu-1a"

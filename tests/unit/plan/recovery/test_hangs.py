@@ -54,6 +54,42 @@ def test_a_hang_of_all_blames_nobody() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("hung", "said"),
+    [
+        (
+            protocol.HungCollective("all_reduce", 12, "mesh_shard", 3, (1,), 1),
+            "; rank 1 did not call all_reduce (number 12 in process group mesh_shard), for which 3 ranks wait; stack",
+        ),
+        (
+            protocol.HungCollective("all_reduce", 12, "mesh_shard", 1, (1, 2), 9),
+            "; ranks 1, 2 and 7 more did not call all_reduce (number 12 in process group mesh_shard), for which 1 rank "
+            "waits; stack",
+        ),
+        (
+            protocol.HungCollective("all_reduce", 12, "mesh_shard", 3, (1,), 1, "broadcast"),
+            "; rank 1 called broadcast instead of all_reduce (number 12 in process group mesh_shard), for which 3 "
+            "ranks wait; stack",
+        ),
+        (
+            protocol.HungCollective("all_reduce", 12, "mesh_shard", 3, silent=(1,)),
+            "; all_reduce (number 12 in process group mesh_shard) does not complete, and the flight recorder of rank 1 "
+            "does not answer; stack",
+        ),
+        (
+            protocol.HungCollective("all_reduce", 12, "mesh_shard", 4),
+            "; all its ranks called all_reduce (number 12 in process group mesh_shard), but it does not complete; ",
+        ),
+    ],
+)
+def test_a_hang_names_the_collective_and_the_rank_that_did_not_come(hung: protocol.HungCollective, said: str) -> None:
+    made = plan(hanging(replace(HANG, collective=hung)), jobs.T0 + 100)
+    (event,) = [event for event in made.events if event.reason == "Hang"]
+    assert said in event.message
+    assert made.status.last_failure is not None
+    assert said in made.status.last_failure.message
+
+
 def test_report_lets_the_round_be_and_says_it_once() -> None:
     seen = hanging(onHang="Report")
     made = plan(seen, jobs.T0 + 100)

@@ -194,7 +194,12 @@ class Coordinator:
         before, reported = self.members[state.replica], self.told[state.replica]
         self.members[state.replica] = state
         failure = state.failure and dataclasses.replace(failures.brief(state.failure, len(self.members)), rollback=None)
-        if (reported.state, reported.failure, reported.notice) != (state.state, failure, state.notice):
+        if (reported.state, reported.failure, reported.notice, reported.gpu_fault) != (
+            state.state,
+            failure,
+            state.notice,
+            state.gpu_fault,
+        ):
             report = dataclasses.replace(
                 state, failure=failure, durable_parts=(), next_call=None, saved=None, world_mismatch=False
             )

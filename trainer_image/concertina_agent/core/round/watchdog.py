@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import Deque, Optional
 
 from concertina_agent.core.events import StepCount
+from concertina_agent.core.round.collectives import hung_collective
 from concertina_agent.core.round.stragglers import Stragglers, busy
-from concertina_protocol import Busy, Hang, Heartbeat, Limits
+from concertina_protocol import Busy, GroupCalls, Hang, Heartbeat, HungCollective, Limits
 from concertina_protocol.heartbeat import WorkerPhase
 
 STEP_PHASES = tuple(
@@ -44,7 +45,7 @@ LEAST, TIMES = 60.0, 20.0
 """Default limit for a step: LEAST seconds, or TIMES times the usual duration of a step if that is longer."""
 STOPPED_SECONDS = 0.5
 """Seconds without progress before a worker that is stopped (SIGSTOP) is reported. Only for workers with heartbeats."""
-STACKS_SECONDS = 3.0
+STACKS_SECONDS = 4.0
 """Seconds to wait for the stacks of all workers before the hang is reported."""
 COLLECTIVE = ("torch/distributed/", "torch/_ops.py", "deepspeed/comm", "megatron/core/parallel_state")
 """Parts of file paths which show that a stack frame is in a collective."""
@@ -62,6 +63,7 @@ class Heartbeats:
         self._beats: dict[int, tuple[int, str, float]] = {}
         self._stopped: frozenset[tuple[int, int]] = frozenset()
         self._stacks: dict[int, tuple[str, ...]] = {}
+        self._calls: dict[int, tuple[GroupCalls, ...]] = {}
         self.collecting = False
         """True if stacks have been requested or collected for the present hang of the round."""
 
@@ -97,7 +99,9 @@ class Heartbeats:
             by_rank.setdefault(count.rank, heartbeat)
         unknown = (Heartbeat(rank, -1, "", 0.0) for rank in running if rank not in by_rank)
         heartbeats = [*(by_rank[rank] for rank in running if rank in by_rank), *unknown]
-        self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank)) for p in heartbeats)
+        self.heartbeats = tuple(
+            dataclasses.replace(p, stack=self._stacks.get(p.rank), calls=self._calls.get(p.rank)) for p in heartbeats
+        )
 
     def stopped(self, ranks: Iterable[tuple[int, int]]) -> frozenset[int]:
         """Return the ranks that are stopped (SIGSTOP), were stopped at the last call, and have not run in between.
@@ -119,13 +123,18 @@ class Heartbeats:
         """
         begin, self.collecting = hung and not self.collecting, hung
         if not hung:
-            self._stacks = {}
+            self._stacks, self._calls = {}, {}
         return begin
 
-    def collected(self, stacks: Mapping[int, tuple[str, ...]]) -> None:
+    def collected(
+        self, stacks: Mapping[int, tuple[str, ...]], calls: Optional[Mapping[int, tuple[GroupCalls, ...]]] = None
+    ) -> None:
         if self.collecting:
-            self._stacks = dict(stacks)
-            self.heartbeats = tuple(dataclasses.replace(p, stack=self._stacks.get(p.rank, ())) for p in self.heartbeats)
+            self._stacks, self._calls = dict(stacks), dict(calls or {})
+            self.heartbeats = tuple(
+                dataclasses.replace(p, stack=self._stacks.get(p.rank, ()), calls=self._calls.get(p.rank))
+                for p in self.heartbeats
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +215,11 @@ class Watchdog:
         return all(rank_heartbeat.heartbeat.stack is not None for rank_heartbeat in self._rank_heartbeats.values())
 
     def _named(self, still: float) -> Hang:
-        suspected = suspects([rank_heartbeat.heartbeat for rank_heartbeat in self._rank_heartbeats.values()])
+        collective = hung_collective(
+            {rank: rank_heartbeat.heartbeat.calls for rank, rank_heartbeat in self._rank_heartbeats.items()}
+        )
+        heartbeats = [rank_heartbeat.heartbeat for rank_heartbeat in self._rank_heartbeats.values()]
+        suspected = suspects(heartbeats, collective)
         other_heartbeats = [
             rank_heartbeat.heartbeat
             for rank_heartbeat in self._rank_heartbeats.values()
@@ -222,6 +235,7 @@ class Watchdog:
                 round(still, 1),
                 len(suspected),
                 _stack(suspected[0]),
+                collective,
             )
         first = suspected[0]
         replica = self._rank_heartbeats[first.rank].replica
@@ -234,6 +248,7 @@ class Watchdog:
             round(still, 1),
             len(suspected),
             _stack(first),
+            collective,
         )
 
 
@@ -259,11 +274,12 @@ def position(heartbeat: Heartbeat) -> tuple[int, int]:
     return heartbeat.step, STEP_PHASES.index(phase)
 
 
-def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
+def suspects(heartbeats: Iterable[Heartbeat], collective: Optional[HungCollective] = None) -> list[Heartbeat]:
     """Return the heartbeats of the ranks that are behind, so that the other ranks wait for them.
 
     These are the ranks with the least progress, without those that wait in a collective operation themselves. If all of
-    these ranks seem to wait, all are returned (decision "A heartbeat file instead of messages").
+    these ranks seem to wait, those are returned that are missing from the hung `collective`. If none is missing, all
+    are returned (decision "A heartbeat file instead of messages").
     """
     everyone = sorted(heartbeats, key=lambda heartbeat: heartbeat.rank)
     reporting = [heartbeat for heartbeat in everyone if heartbeat.phase]
@@ -272,7 +288,8 @@ def suspects(heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
     if len(behind) == len(reporting):
         behind = everyone
     awake = [heartbeat for heartbeat in behind if heartbeat.stack and not waits(heartbeat.stack)]
-    return awake or behind
+    missing = [heartbeat for heartbeat in behind if collective and heartbeat.rank in collective.missing]
+    return awake or missing or behind
 
 
 def waits(stack: Iterable[str]) -> bool:

@@ -120,7 +120,7 @@ def on_stacks_collected(agent: AgentState, event: e.StacksCollected, t: e.Moment
     r = agent.current(event.round)
     if r is None:
         return []
-    r.hearts.collected(event.stacks)
+    r.hearts.collected(event.stacks, event.calls)
     return own_state.changed(agent, t)
 
 

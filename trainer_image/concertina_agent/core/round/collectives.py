@@ -1,0 +1,90 @@
+"""Collective of which a round hangs, found in the flight recorders of its ranks. The module has no side effects.
+
+Each rank counts the collectives that it calls in each process group, and all ranks of a group call the same collectives
+in the same order. So a rank whose count is lower than the number of a collective has not called that collective.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping
+from typing import Optional
+
+from concertina_protocol import GroupCalls, HungCollective
+from concertina_protocol.messages.collectives import MOST_MISSING
+
+CallsByRank = Mapping[int, Optional[tuple[GroupCalls, ...]]]
+
+
+def hung_collective(calls_by_rank: CallsByRank) -> Optional[HungCollective]:
+    """Return the collective for which the ranks wait, or None if no rank waits in one.
+
+    If ranks wait in several process groups, the result is a collective that a rank has not called although it does not
+    wait in any other collective, because that rank makes all others wait.
+
+    Args:
+        calls_by_rank: For each rank of the round, the collectives that it has called, or None if its flight recorder
+            did not answer.
+    """
+    found = [
+        collective
+        for calls in _by_group(calls_by_rank)
+        if (collective := _hung(calls, [rank for rank, groups in calls_by_rank.items() if groups is None]))
+    ]
+    waiting = {
+        rank for rank, groups in calls_by_rank.items() if any(calls.waits_for is not None for calls in groups or ())
+    }
+    return min(found, key=lambda collective: _order(collective, waiting), default=None)
+
+
+def _order(collective: HungCollective, waiting: set[int]) -> tuple[bool, bool, bool]:
+    """Return a key by which the collective that is the most probable cause comes first."""
+    missing = set(collective.missing)
+    return not missing - waiting, bool(missing & waiting), not collective.silent
+
+
+def _by_group(calls_by_rank: CallsByRank) -> Iterable[Mapping[int, GroupCalls]]:
+    """Return the calls of each process group, keyed by rank."""
+    by_group: dict[tuple[str, tuple[int, ...]], dict[int, GroupCalls]] = {}
+    for rank, groups in sorted(calls_by_rank.items()):
+        for calls in groups or ():
+            by_group.setdefault((calls.group, calls.ranks), {})[rank] = calls
+    return by_group.values()
+
+
+def _hung(calls: Mapping[int, GroupCalls], silent: Iterable[int]) -> Optional[HungCollective]:
+    """Return the collective of one process group for which some of its ranks wait, or None.
+
+    Args:
+        calls: Calls of the group's ranks whose flight recorder has answered.
+        silent: Ranks of the round whose flight recorder has not answered.
+    """
+    number = min((entry.waits_for for entry in calls.values() if entry.waits_for is not None), default=None)
+    if number is None:
+        return None
+    first = next(iter(calls.values()))
+    members = range(first.ranks[0], first.ranks[1] + 1, first.ranks[2]) if first.ranks else calls.keys()
+    silent = sorted(set(silent).intersection(members))
+    missing = [rank for rank in members if rank not in silent and (rank not in calls or calls[rank].called < number)]
+    names = {rank: entry.operations.get(str(number), "") for rank, entry in calls.items() if rank not in missing}
+    operation, instead = _names(names.values())
+    if not missing and instead:
+        missing = [rank for rank, name in names.items() if name == instead]
+    waiting = [rank for rank, entry in calls.items() if entry.waits_for == number and rank not in missing]
+    return HungCollective(
+        operation,
+        number,
+        first.title or first.group,
+        len(waiting),
+        tuple(missing[:MOST_MISSING]),
+        len(missing),
+        instead,
+        tuple(silent[:MOST_MISSING]),
+    )
+
+
+def _names(names: Iterable[str]) -> tuple[str, str]:
+    """Return the operation that most ranks have called under a number, and another one that some ranks have called."""
+    counts = collections.Counter(filter(None, names)).most_common(2)
+    operation = counts[0][0] if counts else "a collective"
+    return operation, counts[1][0] if len(counts) > 1 else ""

@@ -1,0 +1,88 @@
+"""Preflight of this pod's GPUs, in a child process that ends before the replica becomes ready.
+
+The agent has no torch, and the process from which workers are forked must not open a GPU. So the child process imports
+torch itself, while that other process imports it too. The child writes its report into a file of the volume. If the
+container is restarted, the report of the first preflight still counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from concertina_agent.workers.child_processes import Reaper
+from concertina_agent.workers.workers import StartError, start_command
+from concertina_protocol.log import log_event
+from concertina_protocol.waiting import within
+
+VARIABLE = "CONCERTINA_PREFLIGHT"
+"""Variable that turns the preflight off with the value false. Any other value is the devices to test."""
+DEVICES = "cuda"
+LIMIT_SECONDS = 120.0
+"""Seconds after which the child is killed. Its own deadline is shorter, but begins after the import of torch."""
+MOST_BYTES, MOST_CHARACTERS = 1 << 16, 800
+REPORT = "preflight.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class PreflightOutcome:
+    """Outcome of a preflight."""
+
+    fault: str = ""
+    """Clause that names the GPUs that are wrong or slow, or ""."""
+    skipped: str = ""
+    """Reason why nothing or not everything was tested, or ""."""
+    seconds: float = 0.0
+    """Seconds from the start of the child process to its end."""
+
+
+def skipped_because(environment: Mapping[str, str], device_files: Path = Path("/dev")) -> str:
+    """Return the reason why this pod needs no preflight, or "" if it needs one."""
+    devices = environment.get(VARIABLE) or DEVICES
+    if devices == "false":
+        return "failurePolicy.gpuPreflight is false"
+    if devices == DEVICES and not any(device_files.glob("nvidia[0-9]*")) and not (device_files / "kfd").exists():
+        return "this pod has no GPU"
+    return ""
+
+
+async def preflight(environment: Mapping[str, str], volume: Path, reaper: Reaper) -> PreflightOutcome:
+    """Test this pod's GPUs, or return the outcome of the test that an earlier container of the pod has made.
+
+    A child process that can't be started, or dies, is no evidence against the GPUs.
+    """
+    path, begin = volume / REPORT, time.monotonic()
+    if (earlier := _read(path)) is not None:
+        return earlier
+    line = [sys.executable, "-m", "concertina_state.preflight", str(path), environment.get(VARIABLE) or DEVICES]
+    try:
+        process = start_command(line, environment, reaper, "[preflight] ")
+    except StartError as error:
+        return PreflightOutcome(skipped=str(error))
+    try:
+        code = await within(LIMIT_SECONDS, asyncio.shield(process.ended))
+    except asyncio.TimeoutError:
+        process.send_signal(signal.SIGKILL)
+        return PreflightOutcome(skipped=f"it did not end within {LIMIT_SECONDS:g} s")
+    outcome = _read(path) or PreflightOutcome(skipped=f"its process ended with code {code} and without a report")
+    outcome = dataclasses.replace(outcome, seconds=round(time.monotonic() - begin, 2))
+    log_event("preflight", **dataclasses.asdict(outcome))
+    return outcome
+
+
+def _read(path: Path) -> Optional[PreflightOutcome]:
+    """Return the outcome that a report says, or None if there is no valid report."""
+    try:
+        with path.open("rb") as file:
+            report: Mapping[str, Any] = json.loads(file.read(MOST_BYTES))
+        faults = "; ".join(str(fault) for fault in report["faults"])
+        return PreflightOutcome(faults[:MOST_CHARACTERS], str(report["skipped"])[:MOST_CHARACTERS])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
