@@ -316,6 +316,16 @@ RULES: tuple[SpecRule, ...] = (
         holds=lambda spec: spec.trainer is None or _no_dots(*(source.uri for source in spec.trainer.data.sources)),
     ),
     SpecRule(
+        at=".spec.trainer.evaluation",
+        cel=f"!has(self.sets) || self.sets.all(s, !s.uri.matches('{DOTS}'))",
+        message=f"a uri {NO_DOTS}",
+        holds=lambda spec: (
+            spec.trainer is None
+            or spec.trainer.evaluation is None
+            or _no_dots(*(one.uri for one in spec.trainer.evaluation.sets))
+        ),
+    ),
+    SpecRule(
         at=".spec.template.spec.initContainers",
         cel=f"self.all(c, c.name != '{INIT_CONTAINER}')",
         message=f"{INIT_CONTAINER} is the operator's own init container: give yours another name",

@@ -71,11 +71,26 @@ def unix_seconds(timestamp: str) -> float:
     return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
+class EvaluationSetMark(StatusModel):
+    """Loss of one set of the last evaluation."""
+
+    name: Annotated[str, Field(max_length=32)] = Field(description="Name of the set in trainer.evaluation.sets.")
+    loss: float | None = Field(default=None, description="Mean loss of its tokens. Absent: it is not finite.")
+
+
 class EvaluationMark(StatusModel):
     """Loss of the last evaluation, on documents that are not used for training."""
 
     step: Count = Field(description="Steps after which it was measured.")
-    loss: float | None = Field(default=None, description="Mean loss of its tokens.")
+    loss: float | None = Field(
+        default=None, description="Mean loss of its tokens; with several sets, of those of the first one."
+    )
+    perplexity: float | None = Field(
+        default=None, description="exp(loss). Absent: the loss of a model of your own is not a loss of tokens."
+    )
+    sets: tuple[EvaluationSetMark, ...] = Field(
+        default=(), max_length=8, description="Loss of each set in trainer.evaluation.sets."
+    )
 
 
 class JobProgress(StatusModel):

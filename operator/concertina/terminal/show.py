@@ -324,8 +324,13 @@ def mfu(progress: JobProgress) -> str:
 
 
 def _evaluation(progress: JobProgress) -> str:
+    """Return the figures of the last evaluation as text; empty if there are none."""
     mark = progress.evaluation
-    return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
+    if mark is None or mark.loss is None:
+        return ""
+    perplexity = f" (perplexity {mark.perplexity:.4g})" if mark.perplexity is not None else ""
+    others = "".join(f"; {one.name} {one.loss:.4g}" for one in mark.sets[1:] if one.loss is not None)
+    return f"{mark.loss:.4g}{perplexity} at step {mark.step}{others}"
 
 
 def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:

@@ -194,6 +194,18 @@ ALL_REFUSED = [
         [("spec.trainer.evaluation", {"everySteps": 0})],
         "spec.trainer.evaluation.everySteps in body should be greater than or equal to 1",
     ),
+    (
+        "two evaluation sets of one name",
+        JOB,
+        [("spec.trainer.evaluation", {"sets": [{"name": "a", "uri": "/a"}, {"name": "a", "uri": "/b"}]})],
+        "each of evaluation.sets needs a name of its own",
+    ),
+    (
+        "an evaluation set beside its folder",
+        JOB,
+        [("spec.trainer.evaluation", {"sets": [{"name": "a", "uri": "s3://bucket/a/../b"}]})],
+        "a uri ",
+    ),
     ("tensor and heads", JOB, [("spec.parallelism", {"tensor": 3})], "tensor must divide trainer.model.heads"),
     ("size and layers", JOB, [sized("8B", layers=31)], "size sets the other fields of the decoder"),
     ("size and kvHeads", JOB, [sized("8B", kvHeads=2)], "size sets the other fields of the decoder"),

@@ -115,10 +115,15 @@ class SnapshotInterval:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Result of an evaluation on the validation documents."""
+    """Result of an evaluation on documents that are not used for training."""
 
     step: int
     loss: float
+    """Mean loss of the first set, in nats per token."""
+    perplexity: Optional[float] = None
+    """exp(`loss`), or None if the loss is not a cross-entropy of tokens, or the result is not finite."""
+    sets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Mean loss of each named set, or empty if the job names no sets."""
 
 
 class StepPart(OpenEnum):

@@ -14,6 +14,9 @@ DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Location of data: a regular expression of RE2 and of Python."""
 
 
+SET_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""Name of an evaluation set: a regular expression of RE2 and of Python."""
+
 SIZE = r"^[0-9]{1,18}([.][0-9]{1,3})?([kMGT]|[KMGT]i)?$"
 """Quantity of bytes: a regular expression of RE2 and of Python."""
 
@@ -108,11 +111,22 @@ class DataConfig(Section):
     )
 
 
-class EvaluationConfig(Section):
-    """Evaluation of the loss on validation documents.
+class EvaluationSet(Section):
+    """A named set of documents on which the loss is measured apart from other sets."""
 
-    `concertina data build --validation` sets these documents aside.
-    """
+    name: str = Field(
+        min_length=1, max_length=32, pattern=SET_NAME, description="Name of the set in the status and in metrics."
+    )
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=DATA_URI,
+        description="Folder that `concertina data build` wrote, with the tokenizer of the training data.",
+    )
+
+
+class EvaluationConfig(Section):
+    """Evaluation of the loss on documents that are not used for training."""
 
     every_steps: int = Field(
         default=500,
@@ -124,9 +138,23 @@ class EvaluationConfig(Section):
         default=512,
         ge=1,
         le=16777216,
-        description="Number of validation sequences that each evaluation reads. It always reads the same ones.",
+        description="Number of sequences of each set that an evaluation reads. It always reads the same ones.",
+    )
+    sets: Annotated[list[EvaluationSet], Field(max_length=8)] = Field(
+        default=[],
+        description="Sets to evaluate, each with a loss of its own. The loss of the first set is the run's evaluation "
+        "loss. Absent: one set of the documents that `concertina data build --validation` set aside.",
     )
     ema: bool = Field(
         default=False,
         description="Evaluates the average of weights that optimizer.emaDecay keeps, not the weights.",
+    )
+
+    RULES = (
+        SectionRule(
+            "sets",
+            "!has(self.sets) || self.sets.all(a, self.sets.exists_one(b, b.name == a.name))",
+            lambda evaluation: len({one.name for one in evaluation.sets}) == len(evaluation.sets),
+            "each of evaluation.sets needs a name of its own",
+        ),
     )

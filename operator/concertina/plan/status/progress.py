@@ -21,6 +21,7 @@ from concertina.api.status import (
     CheckpointMark,
     ConditionType,
     EvaluationMark,
+    EvaluationSetMark,
     JobProgress,
     JobStatus,
     SettingMark,
@@ -36,6 +37,7 @@ from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import restore
 
 MOST_SHARES = 16
+MOST_SETS = 8
 
 
 def progress(ctx: JobContext) -> JobProgress | None:
@@ -61,7 +63,7 @@ def progress(ctx: JobContext) -> JobProgress | None:
         steps=steps,
         percent=percent,
         eta_seconds=round(steps_left * reported.step_seconds, 1) if steps and reported.step_seconds else None,
-        loss=round(reported.loss, 6) if math.isfinite(reported.loss) else None,
+        loss=_finite(reported.loss),
         step_seconds=round(reported.step_seconds, 6) or None,
         tokens=reported.tokens,
         tokens_per_second=round(reported.tokens_per_second, 1) or None,  # a custom script may not report this
@@ -82,10 +84,21 @@ def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark 
     If this round has not evaluated the model yet, the result is the evaluation of an earlier round.
     """
     old = ctx.status.progress.evaluation if ctx.status.progress else None
-    if reported.evaluated is not None:
-        loss = round(reported.evaluated.loss, 6) if math.isfinite(reported.evaluated.loss) else None
-        return EvaluationMark(step=max(0, reported.evaluated.step), loss=loss)
+    if (evaluated := reported.evaluated) is not None:
+        return EvaluationMark(
+            step=max(0, evaluated.step),
+            loss=_finite(evaluated.loss),
+            perplexity=_finite(evaluated.perplexity),
+            sets=tuple(
+                EvaluationSetMark(name=name[:32], loss=_finite(loss))
+                for name, loss in itertools.islice(evaluated.sets.items(), MOST_SETS)
+            ),
+        )
     return old if old is not None and old.step <= reported.step else None
+
+
+def _finite(value: float | None) -> float | None:
+    return round(value, 6) if value is not None and math.isfinite(value) else None
 
 
 def history(ctx: JobContext, now: JobProgress | None) -> str | None:
