@@ -72,6 +72,7 @@ from concertina_protocol.messages.peers import (
     Trace,
 )
 from concertina_protocol.messages.records import (
+    BestCheckpoint,
     Candidate,
     Durable,
     HeldSnapshot,
@@ -124,6 +125,7 @@ __all__ = [
     "VERSION",
     "Accepted",
     "Assign",
+    "BestCheckpoint",
     "Busy",
     "Candidate",
     "CheckpointInterval",

@@ -351,11 +351,12 @@ def assemble(
     evaluation = None
     if config.evaluation:
         evaluation = Evaluation(
-            config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
+            config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving,
+            restored.evaluations,
         )  # fmt: skip
     return TrainingRun(
         config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model),
-        anomalies, digests, saving, reporter, evaluation,
+        anomalies, digests, saving, reporter, evaluation, built.checkpoint is not None and built.checkpoint.keep_best,
     )  # fmt: skip
 
 

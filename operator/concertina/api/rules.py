@@ -316,6 +316,17 @@ RULES: tuple[SpecRule, ...] = (
         holds=lambda spec: spec.trainer is None or _no_dots(*(source.uri for source in spec.trainer.data.sources)),
     ),
     SpecRule(
+        at=".spec",
+        cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || !self.checkpoint.keepBest || "
+        "(has(self.trainer) && has(self.trainer.evaluation))",
+        message="checkpoint.keepBest needs losses to compare: set trainer.evaluation, or remove keepBest",
+        holds=lambda spec: (
+            spec.checkpoint is None
+            or not spec.checkpoint.keep_best
+            or (spec.trainer is not None and spec.trainer.evaluation is not None)
+        ),
+    ),
+    SpecRule(
         at=".spec.trainer.evaluation",
         cel=f"!has(self.sets) || self.sets.all(s, !s.uri.matches('{DOTS}'))",
         message=f"a uri {NO_DOTS}",

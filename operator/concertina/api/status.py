@@ -71,6 +71,14 @@ def unix_seconds(timestamp: str) -> float:
     return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
+class BestCheckpointMark(StatusModel):
+    """The checkpoint with the lowest evaluation loss in the job's folder."""
+
+    step: Count = Field(description="Its step.")
+    loss: float = Field(description="Its evaluation loss.")
+    uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
+
+
 class EvaluationSetMark(StatusModel):
     """Loss of one set of the last evaluation."""
 
@@ -90,6 +98,15 @@ class EvaluationMark(StatusModel):
     )
     sets: tuple[EvaluationSetMark, ...] = Field(
         default=(), max_length=8, description="Loss of each set in trainer.evaluation.sets."
+    )
+    best_step: Count | None = Field(default=None, description="Step with the lowest loss so far.")
+    best_loss: float | None = Field(default=None, description="The lowest loss so far.")
+    without_improvement: Count = Field(
+        default=0,
+        description="Evaluations in a row that are no improvement, as trainer.evaluation.stopping counts them.",
+    )
+    stop_reason: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="Why training stopped early. Absent: it did not."
     )
 
 
@@ -328,6 +345,11 @@ class JobStatus(StatusModel):
     )
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
+    best_checkpoint: BestCheckpointMark | None = Field(
+        default=None,
+        description="Checkpoint with the lowest evaluation loss. Absent: checkpoint.keepBest is not set, or no step "
+        "with a checkpoint was evaluated yet.",
+    )
     damaged_checkpoints: Annotated[tuple[DamagedCheckpoint, ...], Field(max_length=MOST_DAMAGED)] | None = Field(
         default=None,
         description="Damaged checkpoints, which are skipped as checkpoint.onDamage says. The list has the newest "

@@ -215,6 +215,8 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago{snapshots_every(status)}"
     if checkpoint := status.last_checkpoint:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
+    if best := status.best_checkpoint:
+        yield "Best", f"step {best.step}, evaluation loss {best.loss:.4g}, {best.uri}"
     yield from _checkpoint_rows(status)
     for mark in status.stragglers:
         yield (

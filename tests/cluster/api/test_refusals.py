@@ -206,6 +206,12 @@ ALL_REFUSED = [
         [("spec.trainer.evaluation", {"sets": [{"name": "a", "uri": "s3://bucket/a/../b"}]})],
         "a uri ",
     ),
+    (
+        "the best checkpoint without an evaluation",
+        JOB,
+        [("spec.checkpoint", {"uri": "s3://bucket/a", "keepBest": True})],
+        "set trainer.evaluation, or remove keepBest",
+    ),
     ("tensor and heads", JOB, [("spec.parallelism", {"tensor": 3})], "tensor must divide trainer.model.heads"),
     ("size and layers", JOB, [sized("8B", layers=31)], "size sets the other fields of the decoder"),
     ("size and kvHeads", JOB, [sized("8B", kvHeads=2)], "size sets the other fields of the decoder"),

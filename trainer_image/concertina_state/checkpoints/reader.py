@@ -12,6 +12,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import manifest as manifests
+from concertina_state.checkpoints.best import BEST, best_uri, names_best
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
 from concertina_state.checkpoints.retention import lease
@@ -200,12 +201,14 @@ def resolve(uri: str) -> str:
     """Return the URI of a checkpoint's own folder.
 
     If `uri` is a checkpoint's folder, it is returned. If `uri` is a run's folder, the result is the checkpoint that
-    LATEST names.
+    LATEST names. If `uri` is RUN/BEST, it is the checkpoint of the run with the lowest evaluation loss.
 
     Raises:
         InvalidInput: When `uri` is neither a checkpoint nor a run's folder with one.
         StorageError: When durable storage can't be read.
     """
+    if names_best(uri):
+        return best_uri(ObjectPrefix(uri.rstrip("/").removesuffix(f"/{BEST}")))
     folder = ObjectPrefix(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri

@@ -125,6 +125,21 @@ class EvaluationSet(Section):
     )
 
 
+class StoppingConfig(Section):
+    """End of a run whose evaluation loss does not improve any more."""
+
+    patience: int = Field(
+        ge=1, le=1000, description="Evaluations in a row without an improvement after which the run is complete."
+    )
+    least_improvement: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="An evaluation is an improvement if its loss is lower by more than this than that of the last "
+        "improvement.",
+    )
+
+
 class EvaluationConfig(Section):
     """Evaluation of the loss on documents that are not used for training."""
 
@@ -148,6 +163,11 @@ class EvaluationConfig(Section):
     ema: bool = Field(
         default=False,
         description="Evaluates the average of weights that optimizer.emaDecay keeps, not the weights.",
+    )
+    stopping: StoppingConfig | None = Field(
+        default=None,
+        description="Ends the run early, as complete, if the evaluation loss does not improve any more. Absent: the "
+        "run has all its steps.",
     )
 
     RULES = (

@@ -13,6 +13,7 @@ that step from the beginning (decision "A drain interrupts an evaluation").
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Mapping
@@ -23,9 +24,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from concertina_data.data_manifest import VALIDATION
+from concertina_data.data_manifest import VALIDATION, short_digest
 from concertina_protocol import Evaluated, StepPart
 from concertina_state.errors import InvalidInput
+from concertina_state.format.shardfile import Evaluations
 from concertina_state.saving import Saving
 from concertina_trainer.config.data_config import DataConfig, EvaluationConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -36,6 +38,7 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.engine import Engine
+from concertina_trainer.training.evaluation_history import continued, stop_reason, with_result
 from concertina_trainer.training.progress_report import Reporter
 
 SEED = 0
@@ -47,27 +50,51 @@ class Evaluation:
 
     def __init__(
         self, config: EvaluationConfig, readers: Mapping[str, Reader], plan: BatchPlan, model: Stages, engine: Engine,
-        sums: Sums, world: DistContext, reporter: Reporter, saving: Saving,
+        sums: Sums, world: DistContext, reporter: Reporter, saving: Saving, history: Evaluations,
     ) -> None:  # fmt: skip
         """Prepare to evaluate.
 
-        `readers` has the reader of each set by name, in the order of `evaluation_readers`.
+        Args:
+            config: `spec.trainer.evaluation`.
+            readers: Reader of each set by name, in the order of `evaluation_readers`.
+            plan: Division of a batch among the ranks.
+            model: Model to evaluate.
+            engine: Engine of the training.
+            sums: Sums of the training.
+            world: Ranks of the round.
+            reporter: Reports of this worker.
+            saving: Saves of this rank, which save the history.
+            history: Evaluations before this round.
         """
-        self._every, self._most, self._named = config.every_steps, config.sequences, bool(config.sets)
-        self._readers, self._plan = readers, plan
+        self._config, self._readers, self._plan = config, readers, plan
         self._model, self._engine, self._sums = model, engine, sums
         self._world, self._reporter, self._saving = world, reporter, saving
-        self._done = 0
-        """Last step whose evaluation began in this round."""
+        self.history = continued(history, self._digest())
+        if self.history.step:
+            reporter.evaluated_before(self._result())
+
+    def _digest(self) -> str:
+        """Return a digest of what the run's evaluation loss is measured on. It is that of the first set."""
+        reader = next(iter(self._readers.values()))
+        return short_digest(json.dumps([reader.digest, reader.length, self._count(reader), self._config.ema]).encode())
+
+    @property
+    def stop_reason(self) -> str:
+        """Sentence about why the run ends after the last evaluation, or "" if it goes on."""
+        return stop_reason(self.history, self._config.stopping)
+
+    def is_best(self, step: int) -> bool:
+        """Return whether `step` has the lowest loss so far."""
+        return self.history.best_step == step
 
     def after(self, step: int, last: bool = False) -> bool:
         """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
         Return False if a drain interrupted the evaluation, and True otherwise.
         """
-        if step == self._done or (step % self._every and not last):
+        if step == self.history.step or (step % self._config.every_steps and not last):
             return True
-        self._done, started = step, time.perf_counter()
+        started = time.perf_counter()
         self._reporter.evaluating(step)
         with self._world.times.measured(StepPart.EVALUATION):
             measured = {name: self._losses(reader) for name, reader in self._readers.items()}
@@ -81,19 +108,37 @@ class Evaluation:
             return False
         means = {name: _mean(losses, tokens) for name, (losses, tokens) in measured.items()}
         (loss, tokens), *_ = means.values()
-        perplexity = None if self._model.own else perplexity_of(loss)
+        named = means if self._config.sets else {}
+        sets = {name: loss for name, (loss, _) in named.items()}
+        least = self._config.stopping.least_improvement if self._config.stopping else 0.0
+        self.history = with_result(self.history, step, loss, sets, least)
+        self._saving.evaluated(self.history)
+        result = self._result()
         figures = [f"evaluation loss {loss:.4f}"]
-        figures += [] if perplexity is None else [f"perplexity {perplexity:.4g}"]
+        figures += [] if result.perplexity is None else [f"perplexity {result.perplexity:.4g}"]
         sentence = f"step {step}: {', '.join(figures)} (mean of {tokens:,} tokens, {seconds:.1f} s)"
-        if self._named:
-            losses = (f"{name} {loss:.4f} of {tokens:,} tokens" for name, (loss, tokens) in means.items())
+        if named:
+            losses = (f"{name} {loss:.4f} of {tokens:,} tokens" for name, (loss, tokens) in named.items())
             sentence += f"; by set: {', '.join(losses)}"
-        sets = {name: loss for name, (loss, _) in means.items()} if self._named else {}
-        self._reporter.evaluated(Evaluated(step, loss, perplexity, sets), sentence)
+        self._reporter.evaluated(result, sentence)
         return True
 
+    def _result(self) -> Evaluated:
+        """Return the last evaluation for the agent's reports."""
+        history = self.history
+        return Evaluated(
+            step=history.step,
+            loss=_number(history.loss),
+            perplexity=None if self._model.own or history.loss is None else perplexity_of(history.loss),
+            sets={name: _number(loss) for name, loss in history.sets.items()},
+            best_step=history.best_step or None,
+            best_loss=history.best_loss,
+            without_improvement=history.without_improvement,
+            stop_reason=self.stop_reason,
+        )
+
     def _count(self, reader: Reader) -> int:
-        return min(self._most, reader.epoch_size)
+        return min(self._config.sequences, reader.epoch_size)
 
     def _batches(self, reader: Reader) -> int:
         return -(-self._count(reader) // self._plan.global_size)
@@ -124,6 +169,10 @@ class Evaluation:
             if isinstance(module, FSDPModule):
                 module.reshard()  # no backward pass frees the gathered weights
         return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
+
+
+def _number(loss: float | None) -> float:
+    return math.nan if loss is None else loss
 
 
 def _mean(losses: list[float], tokens: list[int]) -> tuple[float, int]:

@@ -169,6 +169,7 @@ RECOVERY: Mapping[str, Row] = {
 }
 CHECKPOINTS: Mapping[str, Row] = {
     "last_checkpoint": lambda p: p.last_checkpoint,
+    "best_checkpoint": lambda p: progress.best_checkpoint(p.ctx),
     "checkpoint_request": lambda p: checkpoint_requests.request(p.ctx, p.decision, p.last_checkpoint),
 }
 INTERNAL: Mapping[str, Row] = {
