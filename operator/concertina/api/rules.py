@@ -327,6 +327,12 @@ RULES: tuple[SpecRule, ...] = (
         ),
     ),
     SpecRule(
+        at=".spec",
+        cel="!has(self.evaluationJob) || has(self.checkpoint)",
+        message="evaluationJob needs durable checkpoints: set checkpoint, or remove evaluationJob",
+        holds=lambda spec: spec.evaluation_job is None or spec.checkpoint is not None,
+    ),
+    SpecRule(
         at=".spec.trainer.evaluation",
         cel=f"!has(self.sets) || self.sets.all(s, !s.uri.matches('{DOTS}'))",
         message=f"a uri {NO_DOTS}",

@@ -79,6 +79,24 @@ class BestCheckpointMark(StatusModel):
     uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
 
 
+class EvaluationJobState(enum.StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class EvaluationJobMark(StatusModel):
+    """Job of spec.evaluationJob for one checkpoint."""
+
+    name: Name = Field(description="Name of the Job.")
+    step: Count = Field(description="Step of the checkpoint.")
+    round: Count = Field(default=0, description="The round that wrote the checkpoint.")
+    uri: Annotated[str, Field(max_length=2048)] = Field(description="Folder of the checkpoint.")
+    state: EvaluationJobState = Field(description="Pending (not created yet), Running, Succeeded or Failed.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why it failed.")
+
+
 class EvaluationSetMark(StatusModel):
     """Loss of one set of the last evaluation."""
 
@@ -349,6 +367,9 @@ class JobStatus(StatusModel):
         default=None,
         description="Checkpoint with the lowest evaluation loss. Absent: checkpoint.keepBest is not set, or no step "
         "with a checkpoint was evaluated yet.",
+    )
+    evaluation_jobs: tuple[EvaluationJobMark, ...] = Field(
+        default=(), max_length=64, description="Jobs of spec.evaluationJob, the oldest first."
     )
     damaged_checkpoints: Annotated[tuple[DamagedCheckpoint, ...], Field(max_length=MOST_DAMAGED)] | None = Field(
         default=None,

@@ -217,6 +217,9 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
     if best := status.best_checkpoint:
         yield "Best", f"step {best.step}, evaluation loss {best.loss:.4g}, {best.uri}"
+    for made in status.evaluation_jobs:
+        why = f": {made.message}" if made.message else ""
+        yield "Evaluation job", f"{made.name} (step {made.step}) {made.state.value}{why}"
     yield from _checkpoint_rows(status)
     for mark in status.stragglers:
         yield (

@@ -212,6 +212,12 @@ ALL_REFUSED = [
         [("spec.checkpoint", {"uri": "s3://bucket/a", "keepBest": True})],
         "set trainer.evaluation, or remove keepBest",
     ),
+    (
+        "a Job for checkpoints that are not made",
+        JOB,
+        [("spec.evaluationJob", {"podTemplate": "score"}), ("spec.checkpoint", None)],
+        "set checkpoint, or remove evaluationJob",
+    ),
     ("tensor and heads", JOB, [("spec.parallelism", {"tensor": 3})], "tensor must divide trainer.model.heads"),
     ("size and layers", JOB, [sized("8B", layers=31)], "size sets the other fields of the decoder"),
     ("size and kvHeads", JOB, [sized("8B", kvHeads=2)], "size sets the other fields of the decoder"),

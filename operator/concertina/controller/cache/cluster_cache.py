@@ -280,6 +280,11 @@ class ClusterCache:
                 job.namespace_ends, job.view = True, dataclasses.replace(job.view, deleting=True)
             self._job_changed(uid)
 
+    def evaluation_job_seen(self, uid: str) -> None:
+        """Record that a Job of `spec.evaluationJob` was created or refused."""
+        if uid in self._jobs:
+            self._changed(uid)
+
     def name_taken(self, uid: str, name: str) -> None:
         """Record that a pod which is not in the cache has a name that the job's next pod would get.
 
@@ -333,6 +338,7 @@ class ClusterCache:
             operator_isolated=self._hearing.operator_isolated,
             given_up=job.given_up,
             quota=self.queues.view(job),
+            evaluation_jobs=job.evaluation_jobs,
             progress_every=self.progress_every,
             words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),
         )
