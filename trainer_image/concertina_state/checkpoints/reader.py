@@ -200,11 +200,12 @@ def _gone(uri: str) -> StorageError:
 def resolve(uri: str) -> str:
     """Return the URI of a checkpoint's own folder.
 
-    If `uri` is a checkpoint's folder, it is returned. If `uri` is a run's folder, the result is the checkpoint that
-    LATEST names. If `uri` is RUN/BEST, it is the checkpoint of the run with the lowest evaluation loss.
+    If `uri` is a checkpoint's folder, the result is `uri`. If `uri` is a run's folder, the result is the folder of the
+    newest checkpoint, which the object LATEST names. If `uri` is RUN/BEST, the result is the folder of the run's
+    checkpoint with the lowest evaluation loss.
 
     Raises:
-        InvalidInput: When `uri` is neither a checkpoint nor a run's folder with one.
+        InvalidInput: When `uri` is neither a checkpoint's folder nor the folder of a run that has a checkpoint.
         StorageError: When durable storage can't be read.
     """
     if names_best(uri):

@@ -90,7 +90,7 @@ class Evaluation:
     def after(self, step: int, last: bool = False) -> bool:
         """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
-        Return False if a drain interrupted the evaluation, and True otherwise.
+        Return False if a request to stop the round (a drain) interrupted the evaluation, and True otherwise.
         """
         if step == self.history.step or (step % self._config.every_steps and not last):
             return True
@@ -147,7 +147,7 @@ class Evaluation:
     def _losses(self, reader: Reader) -> tuple[list[float], list[int]]:
         """Return the mean loss of each batch of a set, and the sum of the weights of each batch's predicted tokens.
 
-        If a drain arrives during the evaluation, the remaining batches are left out.
+        If a request to stop the round (a drain) arrives during the evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
         tokens: list[int] = []
