@@ -6,13 +6,15 @@ without the field there are no requests.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
 
 from concertina.api.status import EvaluationJobState
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.status_patches import PreconditionFailed
 from concertina.kube.client import Client
-from concertina.kube.errors import AlreadyExists, ApiError, NotFound, Unreachable
+from concertina.kube.errors import AlreadyExists, ApiError, Forbidden, NotFound, Unreachable
 from concertina.kube.manifests.evaluation_job import evaluation_job_manifest
 from concertina.kube.manifests.names import JOB_UID
 from concertina.kube.parse.evaluation_jobs import evaluation_job_view
@@ -23,27 +25,39 @@ from concertina.plan.observed import EvaluationJobView
 from concertina_protocol.log import log_event
 
 
-async def look(client: Client, job: CachedJob) -> None:
-    """List the Jobs of a TrainingJob, if it has `spec.evaluationJob` and the last look is too old.
+def look_if_due(client: Client, job: CachedJob, changed: Callable[[str], None]) -> None:
+    """List the Jobs of a TrainingJob in the background, if it has `spec.evaluationJob` and the last look is too old.
 
-    After the first look, Jobs are listed only while some of them have not ended.
+    After the first look, Jobs are listed only while some of them have not ended. No pass waits for the answer, because
+    a slow API server must not delay a recovery. `changed` is called with the uid of the TrainingJob if there is news.
     """
     view, now = job.view, time.monotonic()
-    if view.spec is None or view.spec.evaluation_job is None:
+    if view.spec is None or view.spec.evaluation_job is None or job.evaluation_look is not None:
         return
-    if job.evaluation_jobs is not None:
-        unfinished = any(mark.state in UNFINISHED for mark in view.status.evaluation_jobs)
-        if not unfinished or now - job.evaluation_jobs_seen_at < LOOK_SECONDS:
-            return
-    job.evaluation_jobs_seen_at = now
+    unfinished = any(mark.state in UNFINISHED for mark in view.status.evaluation_jobs)
+    if job.evaluation_jobs is not None and not unfinished:
+        return
+    if job.evaluation_looked_at is not None and now - job.evaluation_looked_at < LOOK_SECONDS:
+        return
+    job.evaluation_looked_at = now
+    job.evaluation_look = asyncio.create_task(_look(client, job, changed))
+
+
+async def _look(client: Client, job: CachedJob, changed: Callable[[str], None]) -> None:
+    before = job.evaluation_jobs
     try:
-        items, _ = await client.list_all(JOBS, view.namespace, labels=f"{JOB_UID}={view.uid}")
+        items, _ = await client.list_all(JOBS, job.view.namespace, labels=f"{JOB_UID}={job.view.uid}")
+        # The list may be older than a Job that was created meanwhile.
+        newer = {name: view for name, view in (job.evaluation_jobs or {}).items() if name not in (before or {})}
+        job.evaluation_jobs = newer | {item["metadata"]["name"]: evaluation_job_view(item) for item in items}
     except ApiError as error:
         log_event("evaluation jobs unknown", **job.named(), message=error.message)
-        # If the operator may not list Jobs, it may not create one either, and the next write says so.
-        job.evaluation_jobs = job.evaluation_jobs or {}
-        return
-    job.evaluation_jobs = {item["metadata"]["name"]: evaluation_job_view(item) for item in items}
+        if isinstance(error, Forbidden):  # then it may not create one either, and the write says so
+            job.evaluation_jobs = job.evaluation_jobs or {}
+    finally:
+        job.evaluation_look = None
+    if job.evaluation_jobs != before:
+        changed(job.view.uid)
 
 
 async def create(client: Client, job: CachedJob, action: CreateEvaluationJob) -> None:

@@ -132,7 +132,7 @@ class Reconciler:
                 await self.look_for_queues()
                 job.queue_looked_for = True
             await count_gpus(self.client, job)
-            await evaluation_jobs.look(self.client, job)
+            evaluation_jobs.look_if_due(self.client, job, lambda changed: self.changed_within(changed, 0.0))
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)
         except (PreconditionFailed, ApiError) as error:

@@ -77,8 +77,10 @@ class CachedJob:
     """True if writes to Workloads are paused because the last one was refused."""
     evaluation_jobs: Mapping[str, EvaluationJobView] | None = None
     """Jobs of `spec.evaluationJob` by name; None if the operator has not looked for them."""
-    evaluation_jobs_seen_at: float = 0.0
-    """Monotonic time of the last look."""
+    evaluation_looked_at: float | None = None
+    """Monotonic time of the last look; None if there was none."""
+    evaluation_look: asyncio.Task[None] | None = None
+    """The look in progress, or None."""
     planned: tuple[PodView, ...] = ()
     """Pods that the last complete pass observed."""
 

@@ -34,7 +34,9 @@ def job_name(job: JobView, checkpoint: CheckpointMark) -> str:
 def marks(ctx: JobContext, newest: CheckpointMark | None) -> tuple[EvaluationJobMark, ...]:
     """Return the new value of `status.evaluationJobs`. `newest` is the newest durable checkpoint."""
     spec, jobs = ctx.spec.evaluation_job, ctx.observed.evaluation_jobs
-    if spec is None or jobs is None:
+    if spec is None:
+        return ()
+    if jobs is None:
         return ctx.status.evaluation_jobs
     current = [_seen(mark, jobs.get(mark.name)) for mark in ctx.status.evaluation_jobs]
     if newest is not None and all((mark.round, mark.step) < (newest.round, newest.step) for mark in current):
@@ -83,10 +85,10 @@ def actions(ctx: JobContext, status: JobStatus) -> tuple[Action, ...]:
 
 def seconds_left(ctx: JobContext, status: JobStatus) -> float | None:
     """Return the seconds until the operator looks at the Jobs again; None if all have ended."""
-    unfinished = ctx.spec.evaluation_job is not None and any(
-        mark.state in UNFINISHED for mark in status.evaluation_jobs
-    )
-    return LOOK_SECONDS if unfinished else None
+    if ctx.spec.evaluation_job is None:
+        return None
+    unfinished = any(mark.state in UNFINISHED for mark in status.evaluation_jobs)
+    return LOOK_SECONDS if unfinished or ctx.observed.evaluation_jobs is None else None
 
 
 def events(old: JobStatus, new: JobStatus) -> tuple[Event, ...]:
