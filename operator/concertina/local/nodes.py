@@ -91,7 +91,7 @@ def process(record: ClusterRecord, name: str) -> ProcessIdentity | None:
         LocalClusterError: When there is no such node.
     """
     folder = record.directory / "nodes" / name
-    if not folder.exists():
+    if name not in record.node_names():
         node_names = ", ".join(record.node_names()) or "none"
         raise LocalClusterError(f'cluster {record.name} has no node "{name}"; it has: {node_names}.')
     try:
