@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from concertina_protocol.quantities import parse_quantity
+from concertina_state.format.shardfile import LONGEST_SET_NAME, MOST_SETS
 from concertina_trainer.config.section import Section, SectionRule
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
@@ -115,7 +116,10 @@ class EvaluationSet(Section):
     """A named set of documents on which the loss is measured apart from other sets."""
 
     name: str = Field(
-        min_length=1, max_length=32, pattern=SET_NAME, description="Name of the set in the status and in metrics."
+        min_length=1,
+        max_length=LONGEST_SET_NAME,
+        pattern=SET_NAME,
+        description="Name of the set in the status and in metrics.",
     )
     uri: str = Field(
         min_length=1,
@@ -155,7 +159,7 @@ class EvaluationConfig(Section):
         le=16777216,
         description="Number of sequences of each set that an evaluation reads. It always reads the same ones.",
     )
-    sets: Annotated[list[EvaluationSet], Field(max_length=8)] = Field(
+    sets: Annotated[list[EvaluationSet], Field(max_length=MOST_SETS)] = Field(
         default=[],
         description="Sets to evaluate, each with a loss of its own. The loss of the first set is the run's evaluation "
         "loss. Absent: one set of the documents that `concertina data build --validation` set aside.",
