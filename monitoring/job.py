@@ -83,7 +83,11 @@ TRAINING = Section(
         Panel(
             "Loss over time",
             "Loss of training and of the validation documents.",
-            (Query(_told("loss"), "training"), Query(_told("validation_loss"), "validation")),
+            (
+                Query(_told("loss"), "training"),
+                Query(_told("validation_loss"), "validation"),
+                Query(_told("validation_set_loss", "name"), "{{name}}"),
+            ),
         ),
         Panel(
             "Gradient norm and learning rate",

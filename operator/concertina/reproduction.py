@@ -126,10 +126,13 @@ def reproduction(manifest: Manifest, uri: str, beginning: Beginning, options: Re
     unpinned = _pin(spec, lineage.images)
     spec.pop("elastic", None)
     spec.pop("suspend", None)
+    spec.pop("evaluationJob", None)
     if tracking := spec.get("tracking"):
         tracking.pop("runName", None)  # The new job is a separate run for the tracker.
     if "trainer" in spec:
         spec["trainer"]["reproduction"] = _reproduction_settings(manifest)
+        if evaluation := spec["trainer"].get("evaluation"):
+            evaluation.pop("stopping", None)  # The original run had this step, so the new one must not end before it.
     spec["checkpoint"] = _checkpoint(spec.get("checkpoint") or {}, lineage, beginning, options, step)
     namespace, _, job = manifest.job.rpartition("/")
     name = options.name or f"{job[: MOST_NAME - 11 - len(str(step))]}-reproduce-{step}"

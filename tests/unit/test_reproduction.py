@@ -20,7 +20,12 @@ SPEC: dict[str, Any] = {
     "suspend": False,
     "workersPerReplica": 2,
     "template": {"spec": {"containers": [{"name": "trainer", "image": "me/trainer:1"}]}},
-    "trainer": {"steps": 100, "determinism": "Bitwise", "data": {"uri": "/data"}},
+    "trainer": {
+        "steps": 100,
+        "determinism": "Bitwise",
+        "data": {"uri": "/data"},
+        "evaluation": {"everySteps": 5, "stopping": {"patience": 1}},
+    },
     "checkpoint": {"uri": "s3://bucket/run", "everySteps": 10, "resumeFrom": "s3://bucket/older"},
 }
 ROUNDS = (TrainedRound(1, 0, 0, 4, "s"), TrainedRound(2, 25, 800, 6, "s"))
@@ -46,7 +51,8 @@ def spec_with(**changed: Any) -> Lineage:
 
 
 def test_it_is_the_job_as_it_was_from_its_parent_on() -> None:
-    reproduced = reproduction(checkpoint(skipped=((3, 7),)), "s3://bucket/run/u/round-2/step-50", BEGINNING, WANTED)
+    made = checkpoint(spec_with(evaluationJob={"podTemplate": "score"}), skipped=((3, 7),))
+    reproduced = reproduction(made, "s3://bucket/run/u/round-2/step-50", BEGINNING, WANTED)
     assert reproduced.differences == ()
     assert reproduced.manifest == {
         "apiVersion": "concertina.dev/v1beta1",
@@ -62,6 +68,7 @@ def test_it_is_the_job_as_it_was_from_its_parent_on() -> None:
             "template": {"spec": {"containers": [{"name": "trainer", "image": IMAGE}]}},
             "trainer": {
                 **SPEC["trainer"],
+                "evaluation": {"everySteps": 5},
                 "reproduction": {"lastStep": 50, "dataDigest": "d", "skippedSamples": [[3, 7]]},
             },
             "checkpoint": {"uri": "s3://bucket/run-reproduce-50", "resumeFrom": PARENT.uri, "everySteps": 10},

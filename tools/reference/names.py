@@ -32,6 +32,7 @@ POD_NAMES = {
 OTHER_NAMES = {
     "concertina.dev/trace-id": "Annotation of an event. Id of the OpenTelemetry trace of the round.",
     "concertina.dev/drill-of": "Label of objects that `concertina drill` creates. UID of the job under test.",
+    "concertina.dev/evaluates": "Label of the pods of a Job of `spec.evaluationJob`. Name of the TrainingJob.",
     "concertina.dev/slice": "Annotation of a Workload. Number of the Workload among those of the job.",
     "concertina.dev/request-hash": "Annotation of a Workload. Hash of the resources that the job requests.",
     "concertina.dev/job-generation": "Annotation of a Workload. Generation of the job that it was created from.",
@@ -108,6 +109,10 @@ WORKER = {
     "CONCERTINA_WARM_PARENT": "Internal: connects the worker with the process that has imported its modules.",
     "CONCERTINA_WARM_SOCKET": "Internal: the socket at which an interpreter describes itself to the agent.",
 }
+EVALUATION_JOB = {
+    "CONCERTINA_CHECKPOINT_URI": "Folder of the checkpoint.",
+    "CONCERTINA_CHECKPOINT_STEP": "Step of the checkpoint.",
+}
 MACHINE = {
     "CONCERTINA_LOCAL_CLUSTER": "Marks the processes of a local cluster.",
     "CONCERTINA_OWN_GO": "Internal: a Go toolchain that concertina downloaded is in use.",
@@ -121,7 +126,7 @@ def page() -> str:
     Raises:
         ValueError: When the names in the code differ from the names in this module's tables.
     """
-    variables = {**OPERATOR, **POD, **YOURS, **WORKER, **MACHINE}
+    variables = {**OPERATOR, **POD, **YOURS, **WORKER, **EVALUATION_JOB, **MACHINE}
     _compare("variables", sources.constants(r"CONCERTINA_[A-Z_]+"), variables)
     own = {name for name in {**JOB_NAMES, **POD_NAMES, **OTHER_NAMES} if name.startswith("concertina.dev/")}
     _compare("labels and annotations", sources.constants(r"concertina\.dev/[a-z0-9-]+") - NOT_NAMES | {REPRODUCES}, own)
@@ -137,6 +142,7 @@ def page() -> str:
         markdown.entries(_rows(WORKER)),
         _section("Variables that you may set in the container trainer", YOURS),
         _section("Variables that the operator sets in the container trainer", POD),
+        _section("Variables of a Job of spec.evaluationJob", EVALUATION_JOB),
         _section("Variables of the operator, which the chart sets", OPERATOR),
         _section("Variables of the local cluster and of drills", MACHINE),
     )

@@ -73,6 +73,7 @@ from concertina_protocol.messages.peers import (
     Trace,
 )
 from concertina_protocol.messages.records import (
+    BestCheckpoint,
     Candidate,
     Durable,
     HeldSnapshot,
@@ -125,6 +126,7 @@ __all__ = [
     "VERSION",
     "Accepted",
     "Assign",
+    "BestCheckpoint",
     "Busy",
     "Candidate",
     "CheckpointInterval",

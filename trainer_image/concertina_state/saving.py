@@ -22,7 +22,7 @@ from concertina_protocol.worker_channel import (
     TraceSteps,
     WantDurable,
 )
-from concertina_state.format.shardfile import ShardMetadata, Trend
+from concertina_state.format.shardfile import Evaluations, ShardMetadata, Trend
 from concertina_state.interval import Interval
 from concertina_state.pace import Pace
 from concertina_state.snapshots import Snapshots, TakenSnapshot
@@ -150,6 +150,10 @@ class Saving:
         self._due = False
         self._asked = False
         """True if a user requested a checkpoint."""
+        self._shipping = False
+        """True if some rank was still uploading a shard at the last call of `decide`."""
+        self._best_step: int | None = None
+        """Step of the last checkpoint that was made because it was the best."""
         self._durable_step = durable.step if durable else 0
         self._durable_at = (durable.at or 0.0) if durable else (0.0 if restored.id.step else time.time())
         self.traces = Traces(restored.shard)
@@ -199,6 +203,37 @@ class Saving:
         """
         id = dataclasses.replace(self._metadata.id, layout=layout)
         self._metadata = dataclasses.replace(self._metadata, id=id, waited_for=waited_for)
+
+    def evaluated(self, evaluations: Evaluations) -> None:
+        """Set the results of the run's evaluations, which later snapshots contain."""
+        self._metadata = dataclasses.replace(self._metadata, evaluations=evaluations)
+
+    def amended(self, decision: SaveDecision, complete: bool, best: bool) -> SaveDecision:
+        """Return the decision after an evaluation. The arguments must be the same on all ranks.
+
+        Args:
+            decision: Decision before the evaluation.
+            complete: True to end the run with this step.
+            best: True to make a checkpoint of this step because it is the best so far, if the job has durable storage.
+        """
+        needed = best and self._durable_step < decision.step
+        durable = self._policy.has_storage and (needed or complete)
+        if durable and best:
+            self._best_step = decision.step
+        return dataclasses.replace(
+            decision,
+            snapshot=decision.snapshot or complete or durable,
+            durable=decision.durable or durable,
+            outcome=Outcome.COMPLETE if complete else decision.outcome,
+        )
+
+    @property
+    def uploading_best(self) -> int | None:
+        """Step of the last checkpoint that was made because it was the best, if its upload may not have finished.
+
+        Another checkpoint would end this upload. If it were the next best one, and so on, none would ever be complete.
+        """
+        return self._best_step if self._shipping and self._best_step == self._durable_step else None
 
     def local_flags(self, step: int | None = None) -> StepFlags:
         """Return this rank's flags for the next all-reduce.
@@ -256,7 +291,8 @@ class Saving:
             self._snapshots.complete = last
         elif flags.copied_before == world:
             self._snapshots.complete = max(self._snapshots.complete, last - 1)
-        if flags.shipping == 0:
+        self._shipping = flags.shipping > 0
+        if not self._shipping:
             self.interval.shipped()
         self._due |= self._policy.is_due(step, flags)
         return self._policy.decide(step, flags, self._due, self._snapshots.keeping_up, required)

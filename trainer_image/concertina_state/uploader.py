@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from concertina_protocol import Durable, SnapshotId, Storage, StorageHealth
+from concertina_protocol import BestCheckpoint, Durable, SnapshotId, Storage, StorageHealth
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.sidecar import Damaged
 from concertina_protocol.worker_channel import (
@@ -39,6 +40,7 @@ from concertina_protocol.worker_channel import (
     UploaderHello,
     WorkerEnd,
 )
+from concertina_state.checkpoints import best as best_checkpoint
 from concertina_state.checkpoints import owner, retention, rollback
 from concertina_state.checkpoints.ancestry import lineage_of, parent_of
 from concertina_state.checkpoints.latest import (
@@ -54,6 +56,7 @@ from concertina_state.checkpoints.manifest import (
     BLOCK,
     NAME,
     VERSION,
+    EvaluationResult,
     Manifest,
     ShardFile,
     StoredSidecar,
@@ -91,6 +94,7 @@ class Destination:
     keep: int = 5
     """Number of checkpoints to keep. The default is that of the CRD's schema."""
     keep_every_steps: int | None = None
+    keep_best: bool = False
     take_over: str = ""
     """Uid of the job whose folder this job may take over, or ""."""
 
@@ -102,6 +106,7 @@ class Destination:
             uri=fields["uri"],
             keep=fields.get("keep") or Destination.keep,
             keep_every_steps=fields.get("keepEverySteps"),
+            keep_best=bool(fields.get("keepBest")),
             take_over=fields.get("takeOver") or "",
         )
 
@@ -233,43 +238,64 @@ def publish(
     replaced = _replaced(folder, durable, metadata.continued, latest)
     undone = latest.undid(uid) if latest else ()
     parent = parent_of(folder, uid, id, metadata.origin, metadata.continued, latest)
-    manifest = to_json(
-        Manifest(
-            version=VERSION,
-            uid=uid,
-            job=job,
-            id=id,
-            position=metadata.position,
-            config=metadata.config,
-            data=metadata.data,
-            complete=complete,
-            at=now,
-            parts=tuple(sidecar.part for sidecar in sidecars),
-            parallelism=_parallelism(id.shards),
-            trainer=_trainer_of(folder, prefix, sidecars[0]) if run.trainer_in_shards else run.trainer,
-            code=code,
-            continued=metadata.continued,
-            skipped=metadata.skipped,
-            undone=undone,
-            frozen=metadata.frozen,
-            lineage=lineage_of(sidecars, parent, spec_of_this_job()),
-        )
+    manifest = Manifest(
+        version=VERSION,
+        uid=uid,
+        job=job,
+        id=id,
+        position=metadata.position,
+        config=metadata.config,
+        data=metadata.data,
+        complete=complete,
+        at=now,
+        parts=tuple(sidecar.part for sidecar in sidecars),
+        parallelism=_parallelism(id.shards),
+        trainer=_trainer_of(folder, prefix, sidecars[0]) if run.trainer_in_shards else run.trainer,
+        code=code,
+        continued=metadata.continued,
+        skipped=metadata.skipped,
+        undone=undone,
+        frozen=metadata.frozen,
+        lineage=lineage_of(sidecars, parent, spec_of_this_job()),
+        evaluation=EvaluationResult.after(id.step, metadata.evaluations),
     )
-    folder.put(f"{prefix}/{NAME}", manifest)
+    text = to_json(manifest)
+    folder.put(f"{prefix}/{NAME}", text)
     folder.settle([f"{prefix}/{NAME}"])
+    best_before = latest.durable.best if latest and latest.durable else None
     try:
-        durable = move_latest(folder, durable, f"{prefix}/{NAME}", zlib.crc32(manifest), replaced)
+        durable = move_latest(
+            folder, durable, f"{prefix}/{NAME}", zlib.crc32(text), replaced,
+            functools.partial(_best, folder, latest, manifest) if destination.keep_best else lambda best: None,
+        )  # fmt: skip
     except Fenced:
         with contextlib.suppress(StorageError):  # LATEST will never name this checkpoint, so it should have no manifest
             folder.delete([f"{prefix}/{NAME}"])
         raise
-    before = metadata.continued.uid if metadata.continued and metadata.continued.uid != uid else ""
-    keeping = retention.Keeping(destination.keep, destination.keep_every_steps, tuple(run.reaches))
+    before = {metadata.continued.uid if metadata.continued else uid, best_before.uid if best_before else uid} - {uid}
+    best = best_checkpoint.key_of(durable.best)
+    keeping = retention.Keeping(destination.keep, destination.keep_every_steps, tuple(run.reaches), best)
     try:
         retention.sweep(folder, durable, before, undone, keeping)
     except StorageError as error:  # without permission to delete, all checkpoints remain; the next call tries again
         return Published(id, durable, str(error))
     return Published(id, durable)
+
+
+def _best(
+    folder: ObjectPrefix, latest: Latest | None, manifest: Manifest, best: BestCheckpoint | None
+) -> BestCheckpoint | None:
+    """Return the best checkpoint of the folder, given the best one before the checkpoint of `manifest`.
+
+    If none was named before, the losses in all manifests are compared, because `checkpoint.keepBest` may be new.
+
+    Raises:
+        StorageError: When durable storage can't be read.
+    """
+    measured = best_checkpoint.measured(manifest)
+    if best is None and measured is not None:
+        return best_checkpoint.best_in(folder, latest.voids if latest else lambda uid, round, step: None)
+    return best_checkpoint.better(best, measured)
 
 
 def _replaced(

@@ -74,7 +74,7 @@ from concertina_trainer.training.anomalies import Anomalies
 from concertina_trainer.training.balance import Balance
 from concertina_trainer.training.digests import Digests
 from concertina_trainer.training.engine import engine_of
-from concertina_trainer.training.evaluation import Evaluation, validation_reader
+from concertina_trainer.training.evaluation import Evaluation, evaluation_readers
 from concertina_trainer.training.expert_loads import ExpertLoads
 from concertina_trainer.training.loop import TrainingRun, train
 from concertina_trainer.training.progress_report import Reporter, RoundInfo
@@ -216,8 +216,8 @@ class Built:
     checkpoint: CheckpointConfig | None
     world: DistContext
     reader: Reader
-    aside: Reader | None
-    """Reader of validation documents, or None without trainer.evaluation."""
+    aside: dict[str, Reader]
+    """Reader of each evaluation set by name, or empty without trainer.evaluation."""
     model: Stages
     optimizer: LocalOptimizer
     state: TrainState
@@ -307,7 +307,7 @@ def build(
     reporter.settings = settings.chosen
     config = settings.config
     own = own and OwnSpec(config, own.data)
-    aside = validation_reader(config, begun) if config.evaluation else None
+    aside = evaluation_readers(config, reader, begun)
     model = parallelized(config, world, own)
     optimizer = LocalOptimizer(model, config.optimizer, step, exact=config.bitwise)
     state = TrainState(model, config, optimizer, world, saved.frozen)
@@ -361,13 +361,14 @@ def assemble(
     every = config.anomalies.corruption_check_steps
     digests = Digests(every, built.model, built.state.tensors, world, restored.id.step)
     evaluation = None
-    if config.evaluation and built.aside:
+    if config.evaluation:
         evaluation = Evaluation(
-            config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving
+            config.evaluation, built.aside, plan, built.model, engine, sums, world, reporter, saving,
+            restored.evaluations,
         )  # fmt: skip
     return TrainingRun(
         config, world, engine, built.optimizer, sums, batches, balance, ExpertLoads(built.model, config.model),
-        anomalies, digests, saving, reporter, evaluation,
+        anomalies, digests, saving, reporter, evaluation, built.checkpoint is not None and built.checkpoint.keep_best,
     )  # fmt: skip
 
 

@@ -66,6 +66,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]
+- apiGroups: [batch] # of jobs with spec.evaluationJob
+  resources: [jobs]
+  verbs: [list, get, create, delete]
+- apiGroups: [""]
+  resources: [podtemplates]
+  verbs: [get]
 {{- if eq (include "concertina.clusterMode" .) "true" }}
 - apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io]
   resources: [podgroups] # for jobs with spec.scheduling.gang; patch: for a change of minReplicas

@@ -321,6 +321,33 @@ RULES: tuple[SpecRule, ...] = (
         holds=lambda spec: spec.trainer is None or _no_dots(*(source.uri for source in spec.trainer.data.sources)),
     ),
     SpecRule(
+        at=".spec",
+        cel="!has(self.checkpoint) || !has(self.checkpoint.keepBest) || !self.checkpoint.keepBest || "
+        "(has(self.trainer) && has(self.trainer.evaluation))",
+        message="checkpoint.keepBest needs losses to compare: set trainer.evaluation, or remove keepBest",
+        holds=lambda spec: (
+            spec.checkpoint is None
+            or not spec.checkpoint.keep_best
+            or (spec.trainer is not None and spec.trainer.evaluation is not None)
+        ),
+    ),
+    SpecRule(
+        at=".spec",
+        cel="!has(self.evaluationJob) || has(self.checkpoint)",
+        message="evaluationJob needs durable checkpoints: set checkpoint, or remove evaluationJob",
+        holds=lambda spec: spec.evaluation_job is None or spec.checkpoint is not None,
+    ),
+    SpecRule(
+        at=".spec.trainer.evaluation",
+        cel=f"!has(self.sets) || self.sets.all(s, !s.uri.matches('{DOTS}'))",
+        message=f"a uri {NO_DOTS}",
+        holds=lambda spec: (
+            spec.trainer is None
+            or spec.trainer.evaluation is None
+            or _no_dots(*(one.uri for one in spec.trainer.evaluation.sets))
+        ),
+    ),
+    SpecRule(
         at=".spec.template.spec.initContainers",
         cel=f"self.all(c, c.name != '{INIT_CONTAINER}')",
         message=f"{INIT_CONTAINER} is the operator's own init container: give yours another name",

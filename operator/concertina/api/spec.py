@@ -495,6 +495,30 @@ class Price(Model):
         return float(self.spot_per_replica_hour or self.per_replica_hour)
 
 
+class EvaluationJob(Model):
+    """A Kubernetes Job that the operator creates for each checkpoint, for example to evaluate the model."""
+
+    pod_template: str = Field(
+        min_length=1,
+        max_length=253,
+        pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
+        description="PodTemplate (core/v1) of this namespace, from which the Job's pod is made. Its containers get the "
+        "variables CONCERTINA_CHECKPOINT_URI and CONCERTINA_CHECKPOINT_STEP.",
+    )
+    max_running: int = Field(
+        default=1,
+        ge=1,
+        le=8,
+        description="Largest number of Jobs that run at the same time. If more checkpoints are waiting, only the "
+        "newest one gets a Job.",
+    )
+    keep: int = Field(default=3, ge=1, le=16, description="Number of the newest ended Jobs that are not deleted.")
+    backoff_limit: int = Field(default=0, ge=0, le=16, description="Number of times that the pod of a Job is replaced.")
+    active_deadline_seconds: int | None = Field(
+        default=None, ge=1, le=31536000, description="Seconds after which a Job fails. Absent: no deadline."
+    )
+
+
 ModuleName = Annotated[
     str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$")
 ]
@@ -583,6 +607,10 @@ class JobSpec(Model):
         default=None,
         description="Location and frequency of checkpoints in durable storage. Absent: the state is only in the "
         "memory of the nodes, and is lost with the job.",
+    )
+    evaluation_job: EvaluationJob | None = Field(
+        default=None,
+        description="Job to create for each durable checkpoint. Its result does not affect training. Absent: none.",
     )
     tracking: Tracking | None = Field(
         default=None,

@@ -71,11 +71,61 @@ def unix_seconds(timestamp: str) -> float:
     return datetime.datetime.fromisoformat(timestamp).timestamp()
 
 
+class BestCheckpointMark(StatusModel):
+    """The checkpoint with the lowest evaluation loss in the job's folder."""
+
+    step: Count = Field(description="Its step.")
+    loss: float = Field(description="Its evaluation loss.")
+    uri: Annotated[str, Field(max_length=2048)] = Field(description="Its folder.")
+
+
+class EvaluationJobState(enum.StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class EvaluationJobMark(StatusModel):
+    """Job of spec.evaluationJob for one checkpoint."""
+
+    name: Name = Field(description="Name of the Job.")
+    step: Count = Field(description="Step of the checkpoint.")
+    round: Count = Field(default=0, description="The round that wrote the checkpoint.")
+    uri: Annotated[str, Field(max_length=2048)] = Field(description="Folder of the checkpoint.")
+    state: EvaluationJobState = Field(description="Pending (not created yet), Running, Succeeded or Failed.")
+    message: Annotated[str, Field(max_length=1024)] = Field(default="", description="Why it failed.")
+
+
+class EvaluationSetMark(StatusModel):
+    """Loss of one set of the last evaluation."""
+
+    name: Annotated[str, Field(max_length=32)] = Field(description="Name of the set in trainer.evaluation.sets.")
+    loss: float | None = Field(default=None, description="Mean loss of its tokens. Absent: it is not finite.")
+
+
 class EvaluationMark(StatusModel):
     """Loss of the last evaluation, on documents that are not used for training."""
 
     step: Count = Field(description="Steps after which it was measured.")
-    loss: float | None = Field(default=None, description="Mean loss of its tokens.")
+    loss: float | None = Field(
+        default=None, description="Mean loss of its tokens; with several sets, of those of the first one."
+    )
+    perplexity: float | None = Field(
+        default=None, description="exp(loss). Absent: the loss of a model of your own is not a loss of tokens."
+    )
+    sets: tuple[EvaluationSetMark, ...] = Field(
+        default=(), max_length=8, description="Loss of each set in trainer.evaluation.sets."
+    )
+    best_step: Count | None = Field(default=None, description="Step with the lowest loss so far.")
+    best_loss: float | None = Field(default=None, description="The lowest loss so far.")
+    without_improvement: Count = Field(
+        default=0,
+        description="Evaluations in a row that are no improvement, as trainer.evaluation.stopping counts them.",
+    )
+    stop_reason: Annotated[str, Field(max_length=1024)] = Field(
+        default="", description="Why training stopped early. Absent: it did not."
+    )
 
 
 class JobProgress(StatusModel):
@@ -313,6 +363,14 @@ class JobStatus(StatusModel):
     )
     last_snapshot: SnapshotMark | None = Field(default=None, description="Newest snapshot that is complete on peers.")
     last_checkpoint: CheckpointMark | None = Field(default=None, description="Newest durable checkpoint.")
+    best_checkpoint: BestCheckpointMark | None = Field(
+        default=None,
+        description="Checkpoint with the lowest evaluation loss. Absent: checkpoint.keepBest is not set, or no step "
+        "with a checkpoint was evaluated yet.",
+    )
+    evaluation_jobs: tuple[EvaluationJobMark, ...] = Field(
+        default=(), max_length=64, description="Jobs of spec.evaluationJob, the oldest first."
+    )
     damaged_checkpoints: Annotated[tuple[DamagedCheckpoint, ...], Field(max_length=MOST_DAMAGED)] | None = Field(
         default=None,
         description="Damaged checkpoints, which are skipped as checkpoint.onDamage says. The list has the newest "

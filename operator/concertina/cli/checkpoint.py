@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from concertina.cli.checkpoint_rows import size, when
+from concertina.cli.checkpoint_rows import loss, size, when
 from concertina.cli.extras import Extra, ExtraMissing, needing
 from concertina.terminal.characters import harmless
 from concertina.terminal.console import plain
@@ -29,8 +29,8 @@ console = plain()
 Uri = Annotated[
     str,
     typer.Argument(
-        help="URI (s3://, gs://, az:// or file://) of a checkpoint, or of a run's folder (its newest checkpoint "
-        "is used)."
+        help="URI (s3://, gs://, az:// or file://) of a checkpoint, of a run's folder (its newest checkpoint is used), "
+        "or RUN/BEST for the checkpoint with the lowest evaluation loss."
     ),
 ]
 Run = Annotated[str, typer.Argument(help="Folder of a run, as in spec.checkpoint.uri.")]
@@ -90,9 +90,10 @@ def _bar(description: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @app.command("list")
 def list_(uri: Run) -> None:
-    """List the finished checkpoints of a run, and which one LATEST names."""
+    """List the finished checkpoints of a run, which one LATEST names, and which one has the lowest evaluation loss."""
     with sentences():
         from concertina_state.checkpoints import catalogue
+        from concertina_state.checkpoints.best import BEST, best_of, key_of
         from concertina_state.objects.prefix import ObjectPrefix
 
         folder = ObjectPrefix(uri)
@@ -100,13 +101,20 @@ def list_(uri: Run) -> None:
         latest, problem = catalogue.named(folder, manifests)
         undone = catalogue.undone(folder, manifests)
         table = Table(box=None, header_style="bold")
-        for column in ("STEP", "ROUND", "WHEN", "SIZE", "WORLD", "JOB", "", "FOLDER"):
+        best = key_of(best_of(manifest for manifest in manifests if manifest.place not in undone))
+        for column in ("STEP", "ROUND", "WHEN", "SIZE", "WORLD", "LOSS", "JOB", "", "FOLDER"):
             table.add_column(column)
         for manifest in manifests:
             location = manifest.place
-            labels = (("LATEST", location == latest), ("complete", manifest.complete), ("undone", location in undone))
+            labels = (
+                ("LATEST", location == latest), (BEST, location == best), ("complete", manifest.complete),
+                ("undone", location in undone),
+            )  # fmt: skip
             marks = [label for label, applies in labels if applies]
-            row = (manifest.id.step, manifest.id.round, when(manifest.at), size(manifest.size), manifest.id.shards)
+            row = (
+                manifest.id.step, manifest.id.round, when(manifest.at), size(manifest.size), manifest.id.shards,
+                loss(manifest),
+            )  # fmt: skip
             table.add_row(*map(str, row), manifest.job, ", ".join(marks), manifest.place.folder)
     console.print(table if manifests else f"{uri} has no finished checkpoint.")
     for line in (*problems, *([problem] if problem else [])):
@@ -268,7 +276,7 @@ def prune(
 ) -> None:
     """Delete old checkpoints and the files of unfinished ones.
 
-    The checkpoint that LATEST names and checkpoints that are being read are not deleted.
+    The newest and the best checkpoint that LATEST names, and checkpoints that are being read, are not deleted.
     """
     with sentences():
         from concertina_state.checkpoints import catalogue

@@ -23,6 +23,9 @@ def rows(uri: str, manifest: Manifest) -> Iterator[Row]:
     yield "Job", f"{manifest.job or '?'} (uid {manifest.uid}), round {manifest.id.round}"
     yield "Step", f"{manifest.id.step}{', the last of its run' if manifest.complete else ''}"
     yield "Position", f"{manifest.position:,} samples consumed"
+    if manifest.evaluation:
+        sets = "".join(f"; {name} {_number(value)}" for name, value in manifest.evaluation.sets.items())
+        yield "Evaluation", f"loss {_number(manifest.evaluation.loss)}{sets}"
     yield "Written", when(manifest.at)
     yield "Parts", f"{len(manifest.parts)} files, {size(manifest.size)}"
     yield "World", ", ".join(f"{kind} {count}" for kind, count in manifest.parallelism.items())
@@ -107,6 +110,15 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
             "",
             (f"{count:,} sequences of {stretch.uri} (digest {data_digest}), starting with sequence {stretch.begin:,}"),
         )
+
+
+def loss(manifest: Manifest) -> str:
+    """Return the evaluation loss of a checkpoint, or an empty string if its step was not evaluated."""
+    return _number(manifest.evaluation.loss) if manifest.evaluation else ""
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.6g}"
 
 
 def when(at: float) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import concertina_protocol as protocol
 from concertina import backoff, metrics
 from concertina.agents.connections import AgentConnections
+from concertina.controller import evaluation_jobs
 from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.claims import count_gpus, unread
@@ -131,6 +132,7 @@ class Reconciler:
                 await self.look_for_queues()
                 job.queue_looked_for = True
             await count_gpus(self.client, job)
+            evaluation_jobs.look_if_due(self.client, job, lambda changed: self.changed_within(changed, 0.0))
             if (decision := await self._written(job)) is not None:
                 self._say(job, decision.plan)
         except (PreconditionFailed, ApiError) as error:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from concertina import metrics
 from concertina.agents.authority import Authority
 from concertina.api.pod_names import pod_name, rendezvous_name
+from concertina.controller import evaluation_jobs
 from concertina.controller.cache.cluster_cache import ClusterCache
 from concertina.controller.cache.job import CachedJob
 from concertina.controller.master_keys import MasterKeys
@@ -31,9 +32,11 @@ from concertina.kube.resources import PODS, SECRETS, TRAINING_JOBS, Raw
 from concertina.plan.actions import (
     Action,
     ApplyPodGroup,
+    CreateEvaluationJob,
     CreatePod,
     CreateRendezvous,
     CreateSecret,
+    DeleteEvaluationJob,
     DeleteJob,
     DeletePod,
     DeletePodGroup,
@@ -253,6 +256,11 @@ class ObjectWriter:
                 await self._delete_pod(job, action)
             case EndPod():
                 await self._end_pod(job, action)
+            case CreateEvaluationJob():
+                await evaluation_jobs.create(self.client, job, action)
+                self.cache.evaluation_job_seen(job.view.uid)
+            case DeleteEvaluationJob():
+                await evaluation_jobs.delete(self.client, job, action)
             case DeleteJob():
                 namespace, name, uid = job.view.namespace, job.view.name, job.view.uid
                 await self.client.delete(TRAINING_JOBS, namespace, name, uid=uid, propagation="Background")

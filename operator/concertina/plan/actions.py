@@ -131,6 +131,22 @@ class DeleteJob:
 
 
 @dataclass(frozen=True)
+class CreateEvaluationJob:
+    """Create a Job of `spec.evaluationJob` for a checkpoint."""
+
+    name: str
+    uri: str
+    step: int
+
+
+@dataclass(frozen=True)
+class DeleteEvaluationJob:
+    """Delete a Job of `spec.evaluationJob` and its pods, because there are newer ones."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class CreateWorkload:
     """Create a Workload, which asks a Kueue queue for quota."""
 
@@ -255,6 +271,8 @@ Action = (
     | DeletePod
     | EndPod
     | DeleteJob
+    | CreateEvaluationJob
+    | DeleteEvaluationJob
     | WorkloadWrite
     | Send
 )

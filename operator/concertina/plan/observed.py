@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import concertina_protocol as protocol
 from concertina.api.spec import JobSpec
-from concertina.api.status import JobStatus
+from concertina.api.status import EvaluationJobState, JobStatus
 from concertina.api.world import Claim
 from concertina.plan.kueue import QuotaView
 
@@ -382,6 +382,15 @@ class AgentView:
         return self.connected or self.refusal is ConnectionRefusal.OTHER_KEY
 
 
+@dataclass(frozen=True)
+class EvaluationJobView:
+    """A Job of `spec.evaluationJob`, as the operator last saw it."""
+
+    state: EvaluationJobState
+    message: str = ""
+    """Why it failed; empty if it did not."""
+
+
 class Refusal(enum.Enum):
     """Reasons for which the API server refuses a pod, grouped by what must change before it accepts the pod."""
 
@@ -478,6 +487,8 @@ class JobObservation:
     """Seconds between status writes that only update progress. The interval grows with the number of jobs."""
     quota: QuotaView | None = None
     """Kueue queue of the job and its Workloads; None if the job uses no queue."""
+    evaluation_jobs: Mapping[str, EvaluationJobView] | None = None
+    """Jobs of `spec.evaluationJob` by name; None if the operator has not looked for them."""
     words_every: float = 2.0
     """Seconds between status writes that only change the message about what a job without a round waits for.
 

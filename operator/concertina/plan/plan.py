@@ -28,7 +28,17 @@ from concertina.plan.actions import Event, Plan
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
 from concertina.plan.facts.lending import spec_within
-from concertina.plan.lifecycle import admission, checkpoint_requests, end, gang, queued, start, suspend, torchrun
+from concertina.plan.lifecycle import (
+    admission,
+    checkpoint_requests,
+    end,
+    evaluation_jobs,
+    gang,
+    queued,
+    start,
+    suspend,
+    torchrun,
+)
 from concertina.plan.observed import JobObservation, PodPhase
 from concertina.plan.pods import bad_nodes, pod_backoff, pod_groups
 from concertina.plan.pods.planner import plan_pods
@@ -108,6 +118,7 @@ EVENTS: tuple[Announcement, ...] = (
     lambda ctx, status: restore.rollback_events(ctx.status, status),
     lambda ctx, status: progress.sentence_events(ctx.status, status),
     lambda ctx, status: queued.events(ctx, status),
+    lambda ctx, status: evaluation_jobs.events(ctx.status, status),
     lambda ctx, status: conditions.events(ctx.status, status),
 )
 
@@ -131,10 +142,24 @@ def plan(observed: JobObservation, now: float) -> Plan:
     calls = (*checkpoint_requests.ask(ctx, decision, status.checkpoint_request), *holders.release(ctx))
     events = (event for announcement in EVENTS for event in announcement(ctx, status))
     seconds_left = (ctx.time_left, growth.seconds_left(ctx), admission.seconds_left(ctx))
-    waits = (decision.recheck, pods.recheck, held_back, lending.recheck, *seconds_left)
+    waits = (
+        decision.recheck,
+        pods.recheck,
+        held_back,
+        lending.recheck,
+        evaluation_jobs.seconds_left(ctx, status),
+        *seconds_left,
+    )
     return Plan(
         status,
-        actions=(*pod_groups.actions(ctx, decision), *pods.actions, *lending.writes, *decision.actions, *calls),
+        actions=(
+            *pod_groups.actions(ctx, decision),
+            *pods.actions,
+            *lending.writes,
+            *decision.actions,
+            *evaluation_jobs.actions(ctx, status),
+            *calls,
+        ),
         watch=_watch(ctx, decision),
         events=(*decision.events, *pods.events, *events),
         recheck_after=min(filter(None, waits), default=None),

@@ -216,6 +216,11 @@ def _rows(status: JobStatus, job: Raw) -> Iterable[tuple[str, RenderableType]]:
         yield "Snapshot", f"step {snapshot.step}, {age(snapshot.at)} ago{snapshots_every(status)}"
     if checkpoint := status.last_checkpoint:
         yield "Checkpoint", f"step {checkpoint.step}, {age(checkpoint.at)} ago, {checkpoint.uri}"
+    if best := status.best_checkpoint:
+        yield "Best", f"step {best.step}, evaluation loss {best.loss:.4g}, {best.uri}"
+    for made in status.evaluation_jobs:
+        why = f": {made.message}" if made.message else ""
+        yield "Evaluation job", f"{made.name} (step {made.step}) {made.state.value}{why}"
     yield from _checkpoint_rows(status)
     for mark in status.stragglers:
         yield (
@@ -322,8 +327,13 @@ def mfu(progress: JobProgress) -> str:
 
 
 def _evaluation(progress: JobProgress) -> str:
+    """Return the figures of the last evaluation as text; empty if there are none."""
     mark = progress.evaluation
-    return f"{mark.loss:.4g} at step {mark.step}" if mark is not None and mark.loss is not None else ""
+    if mark is None or mark.loss is None:
+        return ""
+    perplexity = f" (perplexity {mark.perplexity:.4g})" if mark.perplexity is not None else ""
+    others = "".join(f"; {one.name} {one.loss:.4g}" for one in mark.sets[1:] if one.loss is not None)
+    return f"{mark.loss:.4g}{perplexity} at step {mark.step}{others}"
 
 
 def _curves(status: JobStatus) -> Iterable[tuple[str, str]]:

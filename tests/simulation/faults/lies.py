@@ -76,7 +76,7 @@ def boasts(liar: Liar, report: p.Report) -> p.Report:
         mfu=odd(ODD),
         save_seconds=odd(ODD),
         interval=p.CheckpointInterval(odd(ODD), odd(ODD), odd(ODD), odd(ODD)),
-        evaluated=p.Evaluated(whole(WHOLE), odd(ODD)),
+        evaluated=p.Evaluated(whole(WHOLE), odd(ODD), odd(ODD), {LIE: odd(ODD)}),
         shares=tuple(whole(WHOLE) for _ in range(liar.random.randrange(4))),
     )
     return dataclasses.replace(report, progress=progress)

@@ -13,7 +13,7 @@ from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
 from concertina_trainer.model.initial import initial_value
-from concertina_trainer.training.evaluation import validation_reader
+from concertina_trainer.training.evaluation import SEED, evaluation_readers
 
 LENGTH = 96
 MODEL = {"layers": 2, "heads": 4, "kvHeads": 2, "hiddenDim": 44, "vocabSize": 337, "sequenceLength": LENGTH}
@@ -93,7 +93,7 @@ def test_metrics_count_all_tokens_and_an_evaluation_the_trained_ones(parent, tun
     assert outcome.losses[1] == pytest.approx(expected.losses[1], rel=1e-5)
 
     config = TrainerConfig.model_validate(trainer)
-    aside = validation_reader(config)
+    [aside] = evaluation_readers(config, Reader(config.data, LENGTH, SEED)).values()
     assert aside.epoch_size >= count
     model = Decoder(config.model)
     model.load_state_dict(expected.weights)

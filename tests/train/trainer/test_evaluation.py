@@ -1,12 +1,13 @@
 """Evaluation on what was set aside: the same in every world, and nothing of the training changes by it."""
 
 import json
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from builders.train import node, states
+from builders.train import chats, node, states
 from concertina.demo import text
 from concertina_protocol.worker_channel import Done
 from concertina_trainer.config.data_config import DataConfig
@@ -32,9 +33,20 @@ def evaluated(trainer, tmp_path_factory):
     }  # fmt: skip
 
 
-def evaluations(outcome):
+def results(outcome):
     assert set(outcome.codes.values()) == {0}, outcome.output
-    return {told.evaluated.step: told.evaluated.loss for told in outcome.progress if told.evaluated}
+    return {told.evaluated.step: told.evaluated for told in outcome.progress if told.evaluated}
+
+
+def evaluations(outcome):
+    return {step: result.loss for step, result in results(outcome).items()}
+
+
+def with_sets(config):
+    """Return the configuration with two named sets: what was set aside, and the training data."""
+    uri = config["data"]["uri"]
+    sets = [{"name": "aside", "uri": f"{uri}/validation"}, {"name": "seen", "uri": uri}]
+    return {**config, "evaluation": {**config["evaluation"], "sets": sets}}
 
 
 @pytest.mark.parametrize("ema", [False, True])
@@ -45,21 +57,29 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
             "evaluation": {**evaluated["evaluation"], "ema": True},
             "optimizer": {**evaluated["optimizer"], "emaDecay": 0.9},
         }
+    else:
+        evaluated = with_sets(evaluated)
     job = node.Job(folder / "with", parent, evaluated)
     outcome = job.run(2)
-    found = evaluations(outcome)
+    found, figures = evaluations(outcome), results(outcome)
     assert list(found) == [4, 6], "the last step too"
-    assert f"step 4: evaluation loss {found[4]:.4f} (mean of {SEQUENCES * 32} tokens" in outcome.output
+    assert figures[4].perplexity == pytest.approx(math.exp(found[4]))
+    assert (
+        f"step 4: evaluation loss {found[4]:.4f}, perplexity {figures[4].perplexity:.4g} "
+        f"(mean of {SEQUENCES * 32} tokens" in outcome.output
+    )
     config = TrainerConfig.model_validate(evaluated)
     model = Decoder(config.model)
     weights = states.whole(job)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[f"{'optimizer.ema' if ema else 'model'}.{name}"])
-        reader = Reader(DataConfig(uri=f"{config.data.uri}/validation"), 32, SEED)
-        tokens = torch.from_numpy(reader.read(0, SEQUENCES))
-        expected = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
-    assert found[6] == pytest.approx(expected, rel=1e-5)
+        expected = {}
+        for name, uri in (("aside", f"{config.data.uri}/validation"), ("seen", config.data.uri)):
+            tokens = torch.from_numpy(Reader(DataConfig(uri=uri), 32, SEED).read(0, SEQUENCES))
+            expected[name] = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+    assert found[6] == pytest.approx(expected["aside"], rel=1e-5)
+    assert figures[6].sets == ({} if ema else pytest.approx(expected, rel=1e-5))
     without = {key: value for key, value in evaluated.items() if key != "evaluation"}
     assert node.Job(folder / "without", parent, without).run(2).losses == outcome.losses
     phases = [told.phase for told in outcome.progress]
@@ -112,10 +132,20 @@ def test_a_drain_leaves_an_evaluation_and_who_goes_on_makes_up_for_it(folder, pa
 
 
 def test_bitwise_it_is_the_same_bits_in_every_world(folder, parent, evaluated):
-    bitwise = {**evaluated, "determinism": "Bitwise"}
-    found = [evaluations(node.Job(folder / str(world), parent, bitwise).run(world)) for world in (1, 3)]
+    bitwise = with_sets({**evaluated, "determinism": "Bitwise"})
+    found = [results(node.Job(folder / str(world), parent, bitwise).run(world)) for world in (1, 3)]
     assert found[0] == found[1]
     assert list(found[0]) == [4, 6]
+
+
+def test_a_set_of_another_tokenizer_is_refused(folder, parent, evaluated):
+    (folder / "text").mkdir()
+    files = text.write(folder / "text", 30, 20_000)
+    list(build(files, str(folder / "other"), 300_000, Recipe(tokenizer=chats.tokenizer(folder / "model"))))
+    sets = [{"name": "other", "uri": str(folder / "other")}]
+    outcome = node.Job(folder, parent, {**evaluated, "evaluation": {"sets": sets}}).run(1)
+    assert outcome.codes == {0: 78}
+    assert "the evaluation set other has the tokenizer" in outcome.faults[0].message
 
 
 def test_without_a_validation_split_it_is_refused(folder, parent, trainer):

@@ -170,3 +170,32 @@ def test_what_a_checkpoint_waits_for_does_not_make_snapshots_rarer(tmp_path, mon
     loop.state.stall = 0.0001
     loop.train(6)
     assert loop.taken == list(range(1, 12))
+
+
+def test_the_best_step_gets_a_checkpoint_unless_the_upload_of_the_best_before_would_end(tmp_path, monkeypatch):
+    loop = Loop(tmp_path, monkeypatch, checkpoints=1000)
+
+    def best(step):
+        """Train up to a step and make a checkpoint of it, as the best so far, if its upload ends no other one."""
+        loop.train(step - 1 - loop.step)
+        flags = loop.saving.local_flags()
+        loop.step += 1
+        decision, uploading = loop.saving.decide(step, flags), loop.saving.uploading_best
+        if uploading is None:
+            decision = loop.saving.amended(decision, complete=False, best=True)
+        loop.saving.save(decision, step)
+        return decision.durable, uploading
+
+    assert best(3) == (True, None)
+    assert (tmp_path / "shipping-3").exists()
+    assert best(6) == (False, 3), "otherwise none would ever be complete"
+    (tmp_path / "shipping-3").unlink()
+    assert best(9) == (True, None)
+    ended = loop.saving.amended(loop.saving.decide(10, loop.saving.local_flags()), complete=True, best=False)
+    assert (ended.outcome, ended.snapshot, ended.durable) == (Outcome.COMPLETE, True, True)
+
+
+def test_without_storage_a_best_step_is_no_checkpoint(tmp_path, monkeypatch):
+    loop = Loop(tmp_path, monkeypatch)
+    decision = loop.train(3)
+    assert loop.saving.amended(decision, complete=False, best=True) == decision

@@ -7,6 +7,7 @@ worker exits. The module has no side effects.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Optional
 
@@ -103,8 +104,8 @@ class TrackingRecorder:
                 progress.at,
                 _metrics(progress) if progress.step == round_record.step else {},
             )
-            validation = {"validation_loss": evaluated.loss}
-            round_record.waiting = dataclasses.replace(step_done, metrics={**step_done.metrics, **validation})
+            metrics = {**step_done.metrics, **_validation_metrics(evaluated)}
+            round_record.waiting = dataclasses.replace(step_done, metrics=metrics)
         if progress.step > round_record.step and progress.phase == WorkerPhase.TRAINING:
             records += _flush(round_record)
             round_record.step = progress.step
@@ -163,6 +164,14 @@ def _metrics(progress: p.Progress) -> Mapping[str, float]:
     }
     own_metrics = dict(list(progress.metrics.items())[: p.MOST_METRICS])
     return {**own_metrics, **{name: float(value) for name, value in standard_metrics.items() if value is not None}}
+
+
+def _validation_metrics(evaluated: p.Evaluated) -> Mapping[str, float]:
+    perplexity = {} if evaluated.perplexity is None else {"validation_perplexity": evaluated.perplexity}
+    sets = itertools.islice(evaluated.sets.items(), p.MOST_METRICS)
+    return {
+        "validation_loss": evaluated.loss, **perplexity, **{f"validation_loss_{name}": loss for name, loss in sets},
+    }  # fmt: skip
 
 
 def _knows_where_it_begins(agent: AgentState, r: Membership) -> bool:

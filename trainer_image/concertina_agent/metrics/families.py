@@ -75,7 +75,15 @@ LOSS = _gauge(
     "concertina_training_loss",
     "Mean loss of the tokens of the last step. NaN if it is not finite; absent if the worker reports no loss.",
 )
-VALIDATION_LOSS = _gauge("concertina_training_validation_loss", "Last validation loss in this round.")
+VALIDATION_LOSS = _gauge("concertina_training_validation_loss", "Validation loss of the last evaluation.")
+VALIDATION_PERPLEXITY = _gauge(
+    "concertina_training_validation_perplexity", "exp of the validation loss, for losses of tokens."
+)
+VALIDATION_SET_LOSS = _gauge(
+    "concertina_training_validation_set_loss",
+    "Loss of each set in trainer.evaluation.sets in the last evaluation, by name.",
+    "name",
+)
 VALIDATION_STEP = _gauge("concertina_training_validation_step", "Step after which the validation loss was measured.")
 LEARNING_RATE = _gauge("concertina_training_learning_rate", "Learning rate of the last step.")
 GRADIENT_NORM = _gauge("concertina_training_gradient_norm", "Gradient norm of the last step.")

@@ -133,6 +133,10 @@ class Training:
         if progress.evaluated is not None:
             yield MetricSample(f.VALIDATION_LOSS, progress.evaluated.loss)
             yield MetricSample(f.VALIDATION_STEP, progress.evaluated.step)
+            if progress.evaluated.perplexity is not None:
+                yield MetricSample(f.VALIDATION_PERPLEXITY, progress.evaluated.perplexity)
+            for name, loss in itertools.islice(progress.evaluated.sets.items(), p.MOST_METRICS):
+                yield MetricSample(f.VALIDATION_SET_LOSS, loss, (name[:LONGEST_NAME],))
         if progress.mfu is not None:
             yield MetricSample(f.MFU, progress.mfu)
         if progress.save_seconds is not None:

@@ -63,6 +63,18 @@ class HeldSnapshot:
 
 
 @dataclasses.dataclass(frozen=True)
+class BestCheckpoint:
+    """Checkpoint with the lowest evaluation loss in a run's folder."""
+
+    uid: str
+    round: int
+    step: int
+    loss: float
+    of: str = ""
+    """Digest of what was evaluated. Losses with different digests can't be compared."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Durable:
     """Checkpoint in durable storage from which a job continues: the one that the file `LATEST` names."""
 
@@ -76,6 +88,15 @@ class Durable:
     checkpoint, the job is complete at once."""
     at: Annotated[Optional[float], Absent(0.0)] = None
     """Time at which the checkpoint became durable, in Unix seconds."""
+    best: Optional[BestCheckpoint] = None
+    """Best checkpoint of the folder when this one was published, or None unless `checkpoint.keepBest` is set."""
+
+    @property
+    def best_uri(self) -> str:
+        """URI of the best checkpoint's own folder, or "" if there is none."""
+        if self.best is None:
+            return ""
+        return f"{self.uri.rsplit('/', 3)[0]}/{self.best.uid}/round-{self.best.round}/step-{self.best.step}"
 
 
 @dataclasses.dataclass(frozen=True)

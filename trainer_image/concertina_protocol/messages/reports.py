@@ -116,10 +116,22 @@ class SnapshotInterval:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """Result of an evaluation on the validation documents."""
+    """Result of an evaluation on documents that are not used for training."""
 
     step: int
     loss: float
+    """Mean loss of the first set, in nats per token."""
+    perplexity: Optional[float] = None
+    """exp(`loss`), or None if the loss is not a cross-entropy of tokens, or the result is not finite."""
+    sets: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Mean loss of each named set, or empty if the job names no sets."""
+    best_step: Optional[int] = None
+    """Step with the lowest loss so far, or None if no loss was finite."""
+    best_loss: Optional[float] = None
+    without_improvement: int = 0
+    """Number of evaluations in a row that count as no improvement."""
+    stop_reason: str = ""
+    """Sentence about why the run ends after this evaluation, or "" if it does not."""
 
 
 class StepPart(OpenEnum):
@@ -191,7 +203,7 @@ class Progress:
     waits_for: str = ""
     """Sentence that says why training waits for data if their store is unavailable, otherwise ""."""
     evaluated: Optional[Evaluated] = None
-    """Result of the last evaluation in this round, or None."""
+    """Result of the run's last evaluation, or None."""
     shares: tuple[int, ...] = ()
     """Number of sequences of each rank in a step, if they depend on the ranks' speed (`data.balance: Speed`)."""
     tokens: Optional[int] = None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from concertina_protocol import Durable
 from concertina_state.checkpoints import manifest as manifests
+from concertina_state.checkpoints.best import key_of
 from concertina_state.checkpoints.latest import LATEST, Latest, read_all_of_latest, read_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, to_json
 from concertina_state.checkpoints.reader import StoredCheckpoint, StoredShard, opened, resolve
@@ -190,7 +191,8 @@ def to_prune(folder: ObjectPrefix, keep: int, keep_every: int | None) -> list[Ch
     newest = CheckpointKey(latest.uid, latest.round, latest.step)
     new = {key for key in since(entries, LATEST) if key.uid != newest.uid}
     keys, whole = (listed_keys - new for listed_keys in found(entries))
-    return doomed(keys, whole, newest, Keeping(keep, keep_every), read.undid(latest.uid))
+    keeping = Keeping(keep, keep_every, best=key_of(latest.best))
+    return doomed(keys, whole, newest, keeping, read.undid(latest.uid))
 
 
 def prune(folder: ObjectPrefix, keys: list[CheckpointKey]) -> list[CheckpointKey]:

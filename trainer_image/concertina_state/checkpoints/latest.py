@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Optional
 
-from concertina_protocol import Durable, Undone
+from concertina_protocol import BestCheckpoint, Durable, Undone
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_state.checkpoints.manifest import CheckpointKey, to_json
 from concertina_state.format.shardfile import Continued
@@ -57,10 +57,23 @@ class Latest:
         return next((undone for undone in self.undid(uid) if undone.covers(round, step)), None)
 
 
-def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, continued: Continued | None) -> Durable:
-    """Make the object `LATEST` name the checkpoint `durable`, and return the checkpoint that `LATEST` names afterwards.
+def move_latest(
+    folder: ObjectPrefix,
+    durable: Durable,
+    key: str,
+    crc32: int,
+    continued: Continued | None,
+    best: Callable[[BestCheckpoint | None], BestCheckpoint | None] = lambda best: None,
+) -> Durable:
+    """Make `LATEST` name the checkpoint `durable`, and return the checkpoint that `LATEST` names afterwards.
 
-    `key` and `crc32` are those of the checkpoint's manifest.
+    Args:
+        folder: Folder of the run.
+        durable: The checkpoint.
+        key: Key of its manifest.
+        crc32: crc32 of its manifest.
+        continued: Checkpoint of another job that this job continued from, or None.
+        best: Function that returns the best checkpoint to name, given the best one that `LATEST` names so far.
 
     Raises:
         StorageError: When `LATEST` can't be read or written.
@@ -71,7 +84,9 @@ def move_latest(folder: ObjectPrefix, durable: Durable, key: str, crc32: int, co
         check_fence(durable, continued, current)
         if current and current.durable and _identity(current.durable) == _identity(durable):
             return None  # an earlier attempt of this write has succeeded
-        return Latest(durable, key, crc32, current.undid(durable.uid) if current else (), durable.uid)
+        before = current.durable.best if current and current.durable else None
+        named = dataclasses.replace(durable, best=best(before))
+        return Latest(named, key, crc32, current.undid(durable.uid) if current else (), durable.uid)
 
     latest = change_latest(folder, moved)
     assert latest is not None

@@ -21,7 +21,7 @@ from concertina_protocol.codec import typed_json
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.messages.ranges import Ranges
 from concertina_state.errors import DamagedInput, InvalidInput
-from concertina_state.format.shardfile import Continued, FrozenWeights, ShardMetadata
+from concertina_state.format.shardfile import Continued, Evaluations, FrozenWeights, ShardMetadata
 from concertina_state.lineage import Lineage
 
 VERSION = 1
@@ -97,6 +97,25 @@ class Code:
 
 
 @dataclasses.dataclass(frozen=True)
+class EvaluationResult:
+    """Evaluation after a checkpoint's own step, on documents that are not used for training."""
+
+    loss: Optional[float]
+    """Mean loss of the first set, or None if it is not finite."""
+    sets: Mapping[str, Optional[float]] = dataclasses.field(default_factory=dict)
+    """Mean loss of each named set."""
+    of: str = ""
+    """Digest of what was evaluated. Losses with different digests can't be compared."""
+
+    @staticmethod
+    def after(step: int, evaluations: Evaluations) -> EvaluationResult | None:
+        """Return the result for the checkpoint of a step, or None if the last evaluation was after another step."""
+        if not step or evaluations.step != step:
+            return None
+        return EvaluationResult(evaluations.loss, evaluations.sets, evaluations.of)
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """Manifest of one checkpoint."""
 
@@ -132,6 +151,8 @@ class Manifest:
     """Weights that belong to the state and are stored elsewhere, or None if the shards have all weights."""
     lineage: Lineage = Lineage()  # noqa: RUF009 (frozen)
     """Rounds, data and settings that led to the checkpoint."""
+    evaluation: Optional[EvaluationResult] = None
+    """Evaluation after this step, or None if the step was not evaluated before the checkpoint was made."""
 
     @property
     def place(self) -> CheckpointKey:

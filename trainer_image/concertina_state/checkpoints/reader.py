@@ -12,6 +12,7 @@ from concertina_protocol import SnapshotId
 from concertina_protocol.codec.typed_json import parse_json
 from concertina_protocol.sidecar import Damaged
 from concertina_state.checkpoints import manifest as manifests
+from concertina_state.checkpoints.best import BEST, best_uri, names_best
 from concertina_state.checkpoints.latest import read_latest
 from concertina_state.checkpoints.manifest import BLOCK, Manifest, ShardFile, StoredSidecar
 from concertina_state.checkpoints.retention import lease
@@ -200,12 +201,15 @@ def resolve(uri: str) -> str:
     """Return the URI of a checkpoint's own folder.
 
     If `uri` is a checkpoint's folder, the result is `uri`. If `uri` is a run's folder, the result is the folder of the
-    newest checkpoint, which the object LATEST names.
+    newest checkpoint, which the object LATEST names. If `uri` is RUN/BEST, the result is the folder of the run's
+    checkpoint with the lowest evaluation loss.
 
     Raises:
         InvalidInput: When `uri` is neither a checkpoint's folder nor the folder of a run that has a checkpoint.
         StorageError: When durable storage can't be read.
     """
+    if names_best(uri):
+        return best_uri(ObjectPrefix(uri.rstrip("/").removesuffix(f"/{BEST}")))
     folder = ObjectPrefix(uri)
     if folder.get(manifests.NAME) is not None:
         return folder.uri

@@ -37,6 +37,8 @@ class Keeping:
     For each number n, the newest checkpoint that is at least n steps older than LATEST is kept, in addition to the
     `newest` ones.
     """
+    best: CheckpointKey | None = None
+    """Checkpoint with the lowest evaluation loss, which is kept, or None."""
 
 
 def doomed(
@@ -60,7 +62,7 @@ def doomed(
         return key.uid == latest.uid and any(rollback.covers(key.round, key.step) for rollback in rollbacks)
 
     ordered = [key for key in sorted(finished, key=age) if not is_void(key)]
-    kept_keys = {*ordered[-keeping.newest :], latest}
+    kept_keys = {*ordered[-keeping.newest :], latest, *([keeping.best] if keeping.best else [])}
     if keeping.every is not None:
         kept_keys |= set(_milestones(ordered, keeping.every))
     for steps in keeping.back:
@@ -87,16 +89,19 @@ def _milestones(ordered: list[CheckpointKey], every: int) -> Iterator[Checkpoint
 
 
 def sweep(
-    folder: ObjectPrefix, latest: Durable, before: str, undone: Iterable[Undone], keeping: Keeping
+    folder: ObjectPrefix, latest: Durable, before: Collection[str], undone: Iterable[Undone], keeping: Keeping
 ) -> list[CheckpointKey]:
     """Delete the checkpoints of this job that `keeping` does not require, and return them.
 
-    If this job continued from another job, `before` is the uid of that job, and the checkpoints of that job are deleted
-    by the same rules. Otherwise, `before` is "".
+    `before` has the uids of earlier jobs whose checkpoints are deleted by the same rules: the job that this job
+    continued from, and the job that had the best checkpoint until now.
     """
-    entries = folder.entries(latest.uid) | (folder.entries(before) if before else {})
+    entries = folder.entries(latest.uid)
+    drafts = list(folder.drafts(latest.uid))
+    for uid in before:
+        entries |= folder.entries(uid)
+        drafts += folder.drafts(uid)
     here = CheckpointKey(latest.uid, latest.round, latest.step)
-    drafts = folder.drafts(latest.uid) + (folder.drafts(before) if before else ())
     folder.drop_drafts(key for key in drafts if _passed(key, here))  # listings do not include drafts
     keys, finished = found(entries)
     now = max((entry.at for entry in entries.values()), default=None)

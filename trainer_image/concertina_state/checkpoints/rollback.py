@@ -7,12 +7,14 @@ an undone checkpoint may be published late (decision "LATEST lists the rollbacks
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import reduce
 
 from concertina_protocol import Durable, Restore, Rollback, Undone
 from concertina_protocol.messages.undone import joined
+from concertina_state.checkpoints.best import still_best
 from concertina_state.checkpoints.catalogue import run_of
 from concertina_state.checkpoints.latest import Latest, change_latest, read_all_of_latest
 from concertina_state.checkpoints.manifest import NAME, CheckpointKey, Manifest, parse
@@ -39,8 +41,14 @@ def undo(folder: ObjectPrefix, uid: str, undone: Undone) -> Durable | None:
         if all_undone == before or (named and named.uid == uid and named.round > undone.round):
             return None
         if latest and named and not (named.uid == uid and undone.covers(named.round, named.step)):
-            return Latest(named, latest.manifest, latest.crc32, all_undone, uid)
-        return newest(folder, uid, all_undone) or Latest(None, "", 0, all_undone, uid)
+            changed = Latest(named, latest.manifest, latest.crc32, all_undone, uid)
+        else:
+            changed = newest(folder, uid, all_undone) or Latest(None, "", 0, all_undone, uid)
+        if changed.durable is None or named is None or named.best is None:
+            return changed
+        kept = dataclasses.replace(changed, durable=dataclasses.replace(changed.durable, best=named.best))
+        best = still_best(kept, folder)
+        return dataclasses.replace(kept, durable=dataclasses.replace(changed.durable, best=best))
 
     latest_after = change_latest(folder, without)
     return latest_after.durable if latest_after else None

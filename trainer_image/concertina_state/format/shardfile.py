@@ -20,7 +20,7 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from concertina_protocol import SnapshotId
@@ -75,6 +75,34 @@ class Trend:
 
 
 @dataclasses.dataclass(frozen=True)
+class Evaluations:
+    """Results of a run's evaluations up to a state. A loss is None if it is not finite."""
+
+    of: str = ""
+    """Digest of what was evaluated: the documents, their sequences, and which weights.
+
+    Losses with different digests can't be compared.
+    """
+    step: int = 0
+    """Last evaluated step, or 0 if there was no evaluation."""
+    loss: Optional[float] = None
+    """Loss of the last evaluation."""
+    sets: Mapping[str, Optional[float]] = dataclasses.field(default_factory=dict)
+    """Loss of each named set in the last evaluation."""
+    best_step: int = 0
+    """Step with the lowest loss so far, or 0 if no loss was finite."""
+    best_loss: Optional[float] = None
+    reference: Optional[float] = None
+    """Loss of the last evaluation that counts as an improvement (see `evaluation_history`)."""
+    without_improvement: int = 0
+    """Number of evaluations since then."""
+
+
+MOST_SETS = 8
+LONGEST_SET_NAME = 32
+
+
+@dataclasses.dataclass(frozen=True)
 class FrozenWeights:
     """Weights that training does not change, and that are files in storage instead of a part of the saved state."""
 
@@ -108,6 +136,7 @@ class ShardMetadata:
     origin: Origin = Origin()  # noqa: RUF009 (frozen)
     frozen: Optional[FrozenWeights] = None
     """Weights that a restore reads in addition to the state, or None if the state has all weights."""
+    evaluations: Evaluations = Evaluations()
     waited_for: bool = False
     """True if a script waits until this snapshot is saved. The snapshot may be that of the script's last step."""
 
@@ -153,11 +182,14 @@ class Layout:
         roomiest = SnapshotId(2**62, 2**62, "0" * 64, 2**62)
         continued = Continued("0" * 64, 2**62, 2**62)
         skipped = ((2**62, 2**62),) * MOST_RANGES
-        trend = Trend(-sys.float_info.max, -sys.float_info.max, 2**62)
+        trend = Trend(_LONGEST, _LONGEST, 2**62)
         frozen = FrozenWeights("0" * MOST_URI, "0" * 64)
         longest = self._json(
-            ShardMetadata(roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST, frozen)
-        )
+            ShardMetadata(
+                roomiest, 2**62, 2**62, "0" * 64, "0" * 64, continued, skipped, trend, ROOMIEST, frozen,
+                _LONGEST_EVALUATIONS,
+            )
+        )  # fmt: skip
         self.data_begin = math.ceil((8 + len(longest)) / ALIGNMENT) * ALIGNMENT
         self.size = self.data_begin + end
 
@@ -182,6 +214,11 @@ class Layout:
         return f'{{"__metadata__":{file_metadata}{self._entries}}}'.encode()
 
 
+_LONGEST = -sys.float_info.max
+_LONGEST_EVALUATIONS = Evaluations(
+    "0" * 64, 2**62, _LONGEST, {f"{i:0>{LONGEST_SET_NAME}}": _LONGEST for i in range(MOST_SETS)}, 2**62, _LONGEST,
+    _LONGEST, 2**62,
+)  # fmt: skip
 _NOTHING = Origin()
 _as_object = functools.lru_cache(maxsize=2)(dataclasses.asdict)  # all snapshots of a round have the same origin
 

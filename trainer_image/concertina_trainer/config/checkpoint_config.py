@@ -57,6 +57,11 @@ class CheckpointConfig(BaseModel):
         le=1000000000,
         description="Interval, in steps, of checkpoints that are kept forever. Absent: only the newest are kept.",
     )
+    keep_best: bool = Field(
+        default=False,
+        description="Also keeps the checkpoint with the lowest loss of trainer.evaluation, and makes a checkpoint "
+        "after each evaluation with a new lowest loss.",
+    )
     resume_from: str = Field(
         default="",
         max_length=1024,

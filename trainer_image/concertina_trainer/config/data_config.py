@@ -8,11 +8,15 @@ from typing import Annotated
 from pydantic import Field
 
 from concertina_protocol.quantities import parse_quantity
+from concertina_state.format.shardfile import LONGEST_SET_NAME, MOST_SETS
 from concertina_trainer.config.section import Section, SectionRule
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Location of data: a regular expression of RE2 and of Python."""
 
+
+SET_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+"""Name of an evaluation set: a regular expression of RE2 and of Python."""
 
 SIZE = r"^[0-9]{1,18}([.][0-9]{1,3})?([kMGT]|[KMGT]i)?$"
 """Quantity of bytes: a regular expression of RE2 and of Python."""
@@ -108,11 +112,40 @@ class DataConfig(Section):
     )
 
 
-class EvaluationConfig(Section):
-    """Evaluation of the loss on validation documents.
+class EvaluationSet(Section):
+    """A named set of documents on which the loss is measured apart from other sets."""
 
-    `concertina data build --validation` sets these documents aside.
-    """
+    name: str = Field(
+        min_length=1,
+        max_length=LONGEST_SET_NAME,
+        pattern=SET_NAME,
+        description="Name of the set in the status and in metrics.",
+    )
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=DATA_URI,
+        description="Folder that `concertina data build` wrote, with the tokenizer of the training data.",
+    )
+
+
+class StoppingConfig(Section):
+    """End of a run whose evaluation loss does not improve any more."""
+
+    patience: int = Field(
+        ge=1, le=1000, description="Evaluations in a row without an improvement after which the run is complete."
+    )
+    least_improvement: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="An evaluation is an improvement if its loss is lower by more than this than that of the last "
+        "improvement.",
+    )
+
+
+class EvaluationConfig(Section):
+    """Evaluation of the loss on documents that are not used for training."""
 
     every_steps: int = Field(
         default=500,
@@ -124,9 +157,28 @@ class EvaluationConfig(Section):
         default=512,
         ge=1,
         le=16777216,
-        description="Number of validation sequences that each evaluation reads. It always reads the same ones.",
+        description="Number of sequences of each set that an evaluation reads. It always reads the same ones.",
+    )
+    sets: Annotated[list[EvaluationSet], Field(max_length=MOST_SETS)] = Field(
+        default=[],
+        description="Sets to evaluate, each with a loss of its own. The loss of the first set is the run's evaluation "
+        "loss. Absent: one set of the documents that `concertina data build --validation` set aside.",
     )
     ema: bool = Field(
         default=False,
         description="Evaluates the average of weights that optimizer.emaDecay keeps, not the weights.",
+    )
+    stopping: StoppingConfig | None = Field(
+        default=None,
+        description="Ends the run early, as complete, if the evaluation loss does not improve any more. Absent: the "
+        "run has all its steps.",
+    )
+
+    RULES = (
+        SectionRule(
+            "sets",
+            "!has(self.sets) || self.sets.all(a, self.sets.exists_one(b, b.name == a.name))",
+            lambda evaluation: len({one.name for one in evaluation.sets}) == len(evaluation.sets),
+            "each of evaluation.sets needs a name of its own",
+        ),
     )

@@ -168,8 +168,7 @@ class TrainerConfig(Section):
     )
     evaluation: EvaluationConfig | None = Field(
         default=None,
-        description="Evaluation on the documents that `concertina data build --validation` set aside. "
-        "Absent: no evaluation.",
+        description="Evaluation on documents that are not used for training. Absent: no evaluation.",
     )
 
     reproduction: ReproductionConfig | None = Field(

@@ -1,8 +1,10 @@
-"""Evaluation of the loss on validation documents (`concertina data build --validation`), at intervals of steps.
+"""Evaluation of the loss on documents that are not used for training, at intervals of steps.
 
-The evaluated sequences are always the same, in batches of the training's size and shape. With `determinism: Bitwise`,
-the evaluation loss does not depend on the number of ranks. Otherwise, the number of ranks changes it by rounding errors
-only, like the loss of a training step. Evaluation changes neither the order of the training data nor the gradients.
+There is one set of the documents that `concertina data build --validation` has set aside, or the sets that
+trainer.evaluation names. The evaluated sequences are always the same, in batches of the training's size and shape. With
+`determinism: Bitwise`, the evaluation loss does not depend on the number of ranks. Otherwise, the number of ranks
+changes it by rounding errors only, like the loss of a training step. Evaluation changes neither the order of the
+training data nor the gradients.
 
 A step is evaluated before the next step begins. If a drain arrives during an evaluation, all ranks stop the evaluation
 after the current batch, so that the drain does not wait. The next round continues from the same step, and evaluates
@@ -11,16 +13,21 @@ that step from the beginning (decision "A drain interrupts an evaluation").
 
 from __future__ import annotations
 
+import json
+import math
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from concertina_data.data_manifest import VALIDATION
+from concertina_data.data_manifest import VALIDATION, short_digest
 from concertina_protocol import Evaluated, StepPart
 from concertina_state.errors import InvalidInput
+from concertina_state.format.shardfile import Evaluations
 from concertina_state.saving import Saving
 from concertina_trainer.config.data_config import DataConfig, EvaluationConfig
 from concertina_trainer.config.trainer import TrainerConfig
@@ -31,6 +38,7 @@ from concertina_trainer.model.stages import Stages
 from concertina_trainer.parallel.group import DistContext
 from concertina_trainer.parallel.summing import Sums
 from concertina_trainer.training.engine import Engine
+from concertina_trainer.training.evaluation_history import continued, stop_reason, with_result
 from concertina_trainer.training.progress_report import Reporter
 
 SEED = 0
@@ -38,56 +46,116 @@ SEED = 0
 
 
 class Evaluation:
-    """Evaluation of a run's loss on validation documents."""
+    """Evaluation of a run's loss on documents that are not used for training."""
 
     def __init__(
-        self, config: EvaluationConfig, reader: Reader, plan: BatchPlan, model: Stages, engine: Engine, sums: Sums,
-        world: DistContext, reporter: Reporter, saving: Saving,
+        self, config: EvaluationConfig, readers: Mapping[str, Reader], plan: BatchPlan, model: Stages, engine: Engine,
+        sums: Sums, world: DistContext, reporter: Reporter, saving: Saving, history: Evaluations,
     ) -> None:  # fmt: skip
-        self._every, self._reader, self._plan = config.every_steps, reader, plan
+        """Prepare to evaluate.
+
+        Args:
+            config: `spec.trainer.evaluation`.
+            readers: Reader of each set by name, in the order of `evaluation_readers`.
+            plan: Division of a batch among the ranks.
+            model: Model to evaluate.
+            engine: Engine of the training.
+            sums: Sums of the training.
+            world: Ranks of the round.
+            reporter: Reports of this worker.
+            saving: Saves of this rank, which save the history.
+            history: Evaluations before this round.
+        """
+        self._config, self._readers, self._plan = config, readers, plan
         self._model, self._engine, self._sums = model, engine, sums
         self._world, self._reporter, self._saving = world, reporter, saving
-        self._count = min(config.sequences, reader.epoch_size)
-        self._done = 0
-        """Last step whose evaluation began in this round."""
+        self.history = continued(history, self._digest())
+        if self.history.step:
+            reporter.evaluated_before(self._result())
+
+    def _digest(self) -> str:
+        """Return a digest of what the run's evaluation loss is measured on. It is that of the first set."""
+        reader = next(iter(self._readers.values()))
+        return short_digest(json.dumps([reader.digest, reader.length, self._count(reader), self._config.ema]).encode())
+
+    @property
+    def stop_reason(self) -> str:
+        """Sentence about why the run ends after the last evaluation, or "" if it goes on."""
+        return stop_reason(self.history, self._config.stopping)
+
+    def is_best(self, step: int) -> bool:
+        """Return whether `step` has the lowest loss so far."""
+        return self.history.best_step == step
 
     def after(self, step: int, last: bool = False) -> bool:
         """Evaluate if an evaluation is due after `step` steps, or if `step` is the `last` step of the run.
 
         Return False if a request to stop the round (a drain) interrupted the evaluation, and True otherwise.
         """
-        if step == self._done or (step % self._every and not last):
+        if step == self.history.step or (step % self._config.every_steps and not last):
             return True
-        self._done, started = step, time.perf_counter()
+        started = time.perf_counter()
         self._reporter.evaluating(step)
         with self._world.times.measured(StepPart.EVALUATION):
-            losses, tokens = self._losses()
-        seconds, batches = time.perf_counter() - started, -(-self._count // self._plan.global_size)
-        if len(losses) < batches:
+            measured = {name: self._losses(reader) for name, reader in self._readers.items()}
+        seconds, batches = time.perf_counter() - started, sum(map(self._batches, self._readers.values()))
+        finished = sum(len(losses) for losses, _ in measured.values())
+        if finished < batches:
             self._reporter.note(
-                f"step {step}: the evaluation stopped for a drain, after {len(losses)} of {batches} "
+                f"step {step}: the evaluation stopped for a drain, after {finished} of {batches} "
                 "batches; the round that continues from this step starts it again"
             )
             return False
-        loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))
-        self._reporter.evaluated(
-            Evaluated(step, loss),
-            f"step {step}: evaluation loss {loss:.4f} (mean of {sum(tokens):,} tokens, {seconds:.1f} s)",
-        )
+        means = {name: _mean(losses, tokens) for name, (losses, tokens) in measured.items()}
+        (loss, tokens), *_ = means.values()
+        named = means if self._config.sets else {}
+        sets = {name: loss for name, (loss, _) in named.items()}
+        least = self._config.stopping.least_improvement if self._config.stopping else 0.0
+        self.history = with_result(self.history, step, loss, sets, least)
+        self._saving.evaluated(self.history)
+        result = self._result()
+        figures = [f"evaluation loss {loss:.4f}"]
+        figures += [] if result.perplexity is None else [f"perplexity {result.perplexity:.4g}"]
+        sentence = f"step {step}: {', '.join(figures)} (mean of {tokens:,} tokens, {seconds:.1f} s)"
+        if named:
+            losses = (f"{name} {loss:.4f} of {tokens:,} tokens" for name, (loss, tokens) in named.items())
+            sentence += f"; by set: {', '.join(losses)}"
+        self._reporter.evaluated(result, sentence)
         return True
 
+    def _result(self) -> Evaluated:
+        """Return the last evaluation for the agent's reports."""
+        history = self.history
+        return Evaluated(
+            step=history.step,
+            loss=_number(history.loss),
+            perplexity=None if self._model.own or history.loss is None else perplexity_of(history.loss),
+            sets={name: _number(loss) for name, loss in history.sets.items()},
+            best_step=history.best_step or None,
+            best_loss=history.best_loss,
+            without_improvement=history.without_improvement,
+            stop_reason=self.stop_reason,
+        )
+
+    def _count(self, reader: Reader) -> int:
+        return min(self._config.sequences, reader.epoch_size)
+
+    def _batches(self, reader: Reader) -> int:
+        return -(-self._count(reader) // self._plan.global_size)
+
     @torch.no_grad()
-    def _losses(self) -> tuple[list[float], list[int]]:
-        """Return the mean loss of each validation batch, and the sum of the weights of each batch's predicted tokens.
+    def _losses(self, reader: Reader) -> tuple[list[float], list[int]]:
+        """Return the mean loss of each batch of a set, and the sum of the weights of each batch's predicted tokens.
 
         If a request to stop the round (a drain) arrives during the evaluation, the remaining batches are left out.
         """
         sums: list[Tensor] = []
         tokens: list[int] = []
-        for begin in range(0, self._count, self._plan.global_size):
-            end = min(self._count, begin + self._plan.global_size)
-            batch = microbatches(self._reader, self._plan, self._world.data_rank, begin, end)
-            count = int(self._reader.weight_sums(begin, end).sum())
+        number = self._count(reader)
+        for begin in range(0, number, self._plan.global_size):
+            end = min(number, begin + self._plan.global_size)
+            batch = microbatches(reader, self._plan, self._world.data_rank, begin, end)
+            count = int(reader.weight_sums(begin, end).sum())
             # The host waits for the device only here, once per batch. Meanwhile it has read the next batch, so reading
             # overlaps with the computation of the previous batch.
             if sums and sums[-1][-1].item():
@@ -103,8 +171,57 @@ class Evaluation:
         return [self._sums.loss(losses) for *losses, _ in torch.stack(sums).tolist()], tokens
 
 
-def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
-    """Return a reader of the validation documents of each data set. See Reader for `begun`.
+def _number(loss: float | None) -> float:
+    return math.nan if loss is None else loss
+
+
+def _mean(losses: list[float], tokens: list[int]) -> tuple[float, int]:
+    """Return the mean loss of a set, given those of its batches, and the sum of the weights of its tokens."""
+    loss = sum(loss * count for loss, count in zip(losses, tokens, strict=True)) / max(1, sum(tokens))
+    return loss, sum(tokens)
+
+
+def perplexity_of(loss: float) -> float | None:
+    """Return exp(loss), or None if it is not finite."""
+    try:
+        perplexity = math.exp(loss)
+    except OverflowError:
+        return None
+    return perplexity if math.isfinite(perplexity) else None
+
+
+def evaluation_readers(config: TrainerConfig, training: Reader, begun: bool = False) -> dict[str, Reader]:
+    """Return the reader of each evaluation set, by name. See Reader for `begun`.
+
+    Raises:
+        InvalidInput: When a set does not exist or can't be used, or its tokenizer differs from that of the data in
+            `training`.
+    """
+    if config.evaluation is None:
+        return {}
+    if not config.evaluation.sets:
+        return {VALIDATION: _validation_reader(config, begun)}
+    readers = {}
+    for one in config.evaluation.sets:
+        reader = _reader(config, begun, uri=one.uri, mixture=[])
+        ours, theirs = training.tokenizer, reader.tokenizer
+        if ours.digest != theirs.digest:
+            raise InvalidInput(
+                f"the evaluation set {one.name} has the tokenizer {theirs.name} (digest {theirs.digest}), but the "
+                f"training data have {ours.name} (digest {ours.digest}): build {one.uri} again in the same way as the "
+                "training data."
+            )
+        readers[one.name] = reader
+    return readers
+
+
+def _reader(config: TrainerConfig, begun: bool, **changed: Any) -> Reader:
+    data: DataConfig = config.data.model_copy(update=changed)
+    return Reader(data, config.model.sequence_length, SEED, begun=begun)
+
+
+def _validation_reader(config: TrainerConfig, begun: bool) -> Reader:
+    """Return a reader of the validation documents of each data set.
 
     Raises:
         InvalidInput: When there are no validation documents, or they can't be used.
@@ -112,9 +229,8 @@ def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
     aside = [
         source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
     ]
-    data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside})
     try:
-        return Reader(data, config.model.sequence_length, SEED, begun=begun)
+        return _reader(config, begun, uri=None, mixture=aside)
     except InvalidInput as error:
         raise InvalidInput(
             f"{error} trainer.evaluation needs the documents that `concertina data build --validation "

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concertina_protocol import StepPart
 from concertina_protocol.heartbeat import WorkerPhase
 from concertina_protocol.worker_channel import Done, Outcome
-from concertina_state.saving import Saving, StepFlags
+from concertina_state.saving import SaveDecision, Saving
 from concertina_trainer.config.trainer import TrainerConfig
 from concertina_trainer.data.read.batches import Batches
 from concertina_trainer.model.optimizer import LocalOptimizer, learning_rate
@@ -44,19 +44,61 @@ class TrainingRun:
     saving: Saving
     reporter: Reporter
     evaluation: Evaluation | None = None
+    keeps_best: bool = False
+    """True to make a checkpoint after each evaluation with a new lowest loss (`checkpoint.keepBest`)."""
 
-    def evaluate(self, step: int, position: int, last: bool = False) -> Done | None:
-        """Evaluate `step` if an evaluation is due. Return Done if a request to stop (drain) interrupted the evaluation.
+    def begin(self, step: int, position: int) -> Done | None:
+        """Evaluate the restored step, if the previous round ended before its evaluation. Return Done if the run ends.
 
-        In that case this round ends with `step`, and the next round evaluates `step` again.
+        A run that has all its steps, or that has stopped early, ends with another checkpoint of the same step.
         """
+        last = step >= self.config.last_step
+        if not self._evaluate(step, last):
+            return self._drained(step, position)
+        decision = self._amended(SaveDecision(step, snapshot=False, durable=False, outcome=None), last)
+        return self._save(decision, position) if decision.snapshot else None
+
+    def end_step(self, decision: SaveDecision, position: int) -> Done | None:
+        """Evaluate the step if an evaluation is due, and save it as `decision` says. Return Done if the round ends.
+
+        If a drain interrupts the evaluation, this round ends with the step, and the next round evaluates it again.
+        """
+        if decision.outcome is not Outcome.DRAINED:
+            if not self._evaluate(decision.step, decision.outcome is Outcome.COMPLETE):
+                return self._drained(decision.step, position)
+            decision = self._amended(decision, decision.outcome is Outcome.COMPLETE)
+        return self._save(decision, position)
+
+    def _evaluate(self, step: int, last: bool) -> bool:
+        """Evaluate `step` if an evaluation is due. Return False if a drain has interrupted the evaluation."""
         if self.evaluation is None:
-            return None
+            return True
         averaged = self.config.evaluation is not None and self.config.evaluation.ema
         with self.optimizer.averaged() if averaged else contextlib.nullcontext():
-            done = self.evaluation.after(step, last)
-        if done:
-            return None
+            return self.evaluation.after(step, last)
+
+    def _amended(self, decision: SaveDecision, last: bool) -> SaveDecision:
+        """Return the decision with what the evaluations so far change about it."""
+        stop_reason, best = "", False
+        if self.evaluation is not None:
+            stop_reason = "" if last else self.evaluation.stop_reason
+            best = self.keeps_best and self.evaluation.is_best(decision.step)
+        self.reporter.note(stop_reason)
+        uploading = self.saving.uploading_best
+        if best and uploading is not None and not decision.durable:
+            self.reporter.note(
+                f"step {decision.step} has the lowest evaluation loss so far, but gets no checkpoint: that of step "
+                f"{uploading}, the best before, is still being uploaded"
+            )
+            best = False
+        return self.saving.amended(decision, complete=last or bool(stop_reason), best=best)
+
+    def _save(self, decision: SaveDecision, position: int) -> Done | None:
+        self.reporter.enter(WorkerPhase.CHECKPOINTING, decision.step)
+        self.saving.save(decision, position, self.anomalies.skipped, self.anomalies.trend)
+        return None if decision.outcome is None else Done(decision.outcome, decision.step)
+
+    def _drained(self, step: int, position: int) -> Done:
         self.reporter.enter(WorkerPhase.CHECKPOINTING, step)
         self.saving.stop_at(step, position, self.anomalies.skipped, self.anomalies.trend)
         return Done(Outcome.DRAINED, step)
@@ -70,16 +112,9 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
     return invalid results after they were aborted.
     """
     config, reporter, saving, anomalies, optimizer = run.config, run.reporter, run.saving, run.anomalies, run.optimizer
-    if step >= config.last_step:
-        if done := run.evaluate(step, position, last=True):
-            return done
-        saving.save(saving.decide(step, StepFlags()), position, anomalies.skipped, anomalies.trend)
-        return Done(Outcome.COMPLETE, step)
+    if done := run.begin(step, position):
+        return done
     while True:
-        # Evaluate the previous step, if the previous round ended before its evaluation.
-        if done := run.evaluate(step, position):
-            return done
-
         reporter.enter(WorkerPhase.LOADING_DATA, step)
         microbatches = run.batches.next(reporter.stalled)
 
@@ -122,12 +157,8 @@ def train(run: TrainingRun, step: int, position: int, check: Callable[[], None] 
         saving.traces.after(step)
         run.balance.worked(microbatches, reporter.heartbeat.busy)
 
-        if step == config.last_step and (done := run.evaluate(step, position, last=True)):
+        if done := run.end_step(decision, position):
             return done
-        reporter.enter(WorkerPhase.CHECKPOINTING, step)
-        saving.save(decision, position, anomalies.skipped, anomalies.trend)
-        if decision.outcome is not None:
-            return Done(decision.outcome, step)
         run.digests.rest(step)
 
 

@@ -210,6 +210,14 @@ class Reporter:
         self.enter(WorkerPhase.EVALUATING, step)
         self._send_again(phase=WorkerPhase.EVALUATING, step=step)
 
+    def evaluated_before(self, result: Evaluated) -> None:
+        """Report the last evaluation before this round. The reports of this round's steps repeat it.
+
+        A run that has stopped early ends without another step, and this report says why.
+        """
+        self._evaluated = result
+        self._send_again({"evaluated": result})
+
     def evaluated(self, result: Evaluated, sentence: str) -> None:
         self._evaluated = result
         self.note(sentence)

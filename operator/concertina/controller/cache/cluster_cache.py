@@ -291,6 +291,11 @@ class ClusterCache:
                 job.namespace_ends, job.view = True, dataclasses.replace(job.view, deleting=True)
             self._job_changed(uid)
 
+    def evaluation_job_seen(self, uid: str) -> None:
+        """Record that a Job of `spec.evaluationJob` was created or refused."""
+        if uid in self._jobs:
+            self._changed(uid)
+
     def name_taken(self, uid: str, name: str) -> None:
         """Record that a pod outside of the cache has the name `name`, so that the next plan skips this name.
 
@@ -344,6 +349,7 @@ class ClusterCache:
             operator_isolated=self._hearing.operator_isolated,
             given_up=job.given_up,
             quota=self.queues.view(job),
+            evaluation_jobs=job.evaluation_jobs,
             progress_every=self.progress_every,
             words_every=max(PROGRESS_SECONDS, len(self._jobs) / WORDS_PER_SECOND),
         )

@@ -11,7 +11,7 @@ from concertina.api.spec import Launcher
 from concertina.controller.cache.taken_back import TakenBack
 from concertina.kube.resources import Raw
 from concertina.plan.kueue import PodChanges, PodSet
-from concertina.plan.observed import CreateRefusal, JobView, PodGroup, PodPhase, PodView
+from concertina.plan.observed import CreateRefusal, EvaluationJobView, JobView, PodGroup, PodPhase, PodView
 from concertina_protocol.traces import trace_id
 
 
@@ -75,6 +75,12 @@ class CachedJob:
     """Number of refused writes to Workloads of the job in a row."""
     quota_paused: bool = False
     """True if writes to Workloads are paused because the last one was refused."""
+    evaluation_jobs: Mapping[str, EvaluationJobView] | None = None
+    """Jobs of `spec.evaluationJob` by name; None if the operator has not looked for them."""
+    evaluation_looked_at: float | None = None
+    """Monotonic time of the last look; None if there was none."""
+    evaluation_look: asyncio.Task[None] | None = None
+    """The look in progress, or None."""
     planned: tuple[PodView, ...] = ()
     """Pods that the last complete pass observed."""
 

@@ -44,8 +44,19 @@ def succeeded(ctx: JobContext) -> Decision | None:
         all_of_them = "the only worker" if workers == 1 else f"all {workers} workers"
         have = "has" if workers == 1 else "have"
         message = f"{all_of_them} of round {ctx.world.round} {have} ended with exit code 0"
+        if stopped := _stop_reason(ctx):
+            return Decision(Phase.COMPLETE, "StoppedEarly", f"{stopped}; {message}", pods=Pods.ENDED)
         return Decision(Phase.COMPLETE, "Succeeded", message, pods=Pods.ENDED)
     return None
+
+
+def _stop_reason(ctx: JobContext) -> str:
+    """Return the trainer's sentence about why it has ended early, or an empty string if it had all its steps."""
+    reported = ctx.round.report.progress if ctx.round.report else None
+    if reported is not None and reported.evaluated is not None:
+        return reported.evaluated.stop_reason
+    mark = ctx.status.progress.evaluation if ctx.status.progress else None
+    return mark.stop_reason if mark else ""
 
 
 def complete_in_storage(ctx: JobContext) -> Decision | None:

@@ -26,7 +26,7 @@ from concertina.plan.facts import gangs, sizes
 from concertina.plan.facts.cached import cached
 from concertina.plan.facts.context import JobContext
 from concertina.plan.facts.decision import Decision, Phase, Pods
-from concertina.plan.lifecycle import admission, checkpoint_requests, start
+from concertina.plan.lifecycle import admission, checkpoint_requests, evaluation_jobs, start
 from concertina.plan.observed import PodPhase
 from concertina.plan.pods import bad_nodes
 from concertina.plan.pods.pod_plan import PodPlan
@@ -172,6 +172,8 @@ RECOVERY: Mapping[str, Row] = {
 }
 CHECKPOINTS: Mapping[str, Row] = {
     "last_checkpoint": lambda p: p.last_checkpoint,
+    "best_checkpoint": lambda p: progress.best_checkpoint(p.ctx),
+    "evaluation_jobs": lambda p: evaluation_jobs.marks(p.ctx, p.last_checkpoint),
     "checkpoint_request": lambda p: checkpoint_requests.request(p.ctx, p.decision, p.last_checkpoint),
 }
 INTERNAL: Mapping[str, Row] = {

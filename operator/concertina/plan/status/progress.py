@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import concertina_protocol as protocol
@@ -18,10 +18,12 @@ from concertina.api.launchers import REMEDY
 from concertina.api.loss_history import LossHistory, Point, unpacked
 from concertina.api.spec import Launcher
 from concertina.api.status import (
+    BestCheckpointMark,
     CheckpointEvery,
     CheckpointMark,
     ConditionType,
     EvaluationMark,
+    EvaluationSetMark,
     JobProgress,
     JobStatus,
     SettingMark,
@@ -37,6 +39,7 @@ from concertina.plan.facts.decision import Decision, Phase
 from concertina.plan.state import restore
 
 MOST_SHARES = 16
+MOST_SETS = 8
 
 
 def progress(ctx: JobContext) -> JobProgress | None:
@@ -62,7 +65,7 @@ def progress(ctx: JobContext) -> JobProgress | None:
         steps=steps,
         percent=percent,
         eta_seconds=round(steps_left * reported.step_seconds, 1) if steps and reported.step_seconds else None,
-        loss=round(reported.loss, 6) if math.isfinite(reported.loss) else None,
+        loss=_finite(reported.loss),
         step_seconds=round(reported.step_seconds, 6) or None,
         tokens=reported.tokens,
         tokens_per_second=round(reported.tokens_per_second, 1) or None,  # a custom script may not report this
@@ -83,10 +86,25 @@ def _evaluation(ctx: JobContext, reported: protocol.Progress) -> EvaluationMark 
     If this round has not evaluated the model yet, the result is the evaluation of an earlier round.
     """
     old = ctx.status.progress.evaluation if ctx.status.progress else None
-    if reported.evaluated is not None:
-        loss = round(reported.evaluated.loss, 6) if math.isfinite(reported.evaluated.loss) else None
-        return EvaluationMark(step=max(0, reported.evaluated.step), loss=loss)
+    if (evaluated := reported.evaluated) is not None:
+        return EvaluationMark(
+            step=max(0, evaluated.step),
+            loss=_finite(evaluated.loss),
+            perplexity=_finite(evaluated.perplexity),
+            sets=tuple(
+                EvaluationSetMark(name=name[:32], loss=_finite(loss))
+                for name, loss in itertools.islice(evaluated.sets.items(), MOST_SETS)
+            ),
+            best_step=None if evaluated.best_step is None else max(0, evaluated.best_step),
+            best_loss=_finite(evaluated.best_loss),
+            without_improvement=max(0, evaluated.without_improvement),
+            stop_reason=evaluated.stop_reason[:1024],
+        )
     return old if old is not None and old.step <= reported.step else None
+
+
+def _finite(value: float | None) -> float | None:
+    return round(value, 6) if value is not None and math.isfinite(value) else None
 
 
 def history(ctx: JobContext, now: JobProgress | None) -> str | None:
@@ -195,18 +213,41 @@ def last_checkpoint(ctx: JobContext) -> CheckpointMark | None:
     old, uid = ctx.status.last_checkpoint, ctx.observed.job.uid
     if old and restore.is_undone(old.round, old.step, ctx.status):
         old = None
-    best: protocol.Durable | None = None
+    ours = (durable for durable in _durables(ctx) if durable.uid == uid)
+    newest = max(ours, key=lambda durable: (durable.round, durable.step), default=None)
+    if newest is None or (old and (old.round, old.step) >= (newest.round, newest.step)):
+        return old
+    saved_at = rfc3339(round(ctx.now if newest.at is None else newest.at, 3))
+    return CheckpointMark(step=newest.step, round=newest.round, complete=newest.complete, uri=newest.uri, at=saved_at)
+
+
+def _durables(ctx: JobContext) -> Iterator[protocol.Durable]:
+    """Yield the checkpoint that each agent has read from the file LATEST, without those that a rollback has undone."""
+    uid = ctx.observed.job.uid
     for view in ctx.observed.agents.values():
         storage = view.report.storage if view.report else None
         durable = storage.latest if storage and storage.state == protocol.StorageHealth.READY else None
-        if durable is None or durable.uid != uid or restore.is_undone(durable.round, durable.step, ctx.status):
+        if durable is None or (durable.uid == uid and restore.is_undone(durable.round, durable.step, ctx.status)):
             continue
-        if best is None or (durable.round, durable.step) > (best.round, best.step):
-            best = durable
-    if best is None or (old and (old.round, old.step) >= (best.round, best.step)):
-        return old
-    saved_at = rfc3339(round(ctx.now if best.at is None else best.at, 3))
-    return CheckpointMark(step=best.step, round=best.round, complete=best.complete, uri=best.uri, at=saved_at)
+        yield durable
+
+
+def best_checkpoint(ctx: JobContext) -> BestCheckpointMark | None:
+    """Return the checkpoint with the lowest evaluation loss, which agents read from the file LATEST in storage.
+
+    Of several agents, the one with the newest checkpoint knows it best.
+    """
+    if ctx.spec.checkpoint is None or not ctx.spec.checkpoint.keep_best:
+        return None
+    uid = ctx.observed.job.uid
+    newest = max(_durables(ctx), key=lambda durable: (durable.uid == uid, durable.round, durable.step), default=None)
+    if newest is None:
+        return ctx.status.best_checkpoint
+    if newest.best is None or not math.isfinite(newest.best.loss):
+        return None
+    return BestCheckpointMark(
+        step=max(0, newest.best.step), loss=round(newest.best.loss, 6), uri=newest.best_uri[:2048]
+    )
 
 
 def seconds_left(ctx: JobContext) -> float:

@@ -122,7 +122,8 @@ STRANGE = st.builds(
     mfu=st.none() | NUMBERS,
     timeline=st.dictionaries(st.text() | st.just("start"), NUMBERS),
     save_seconds=st.none() | NUMBERS,
-    evaluated=st.none() | st.builds(p.Evaluated, STEPS, NUMBERS),
+    evaluated=st.none()
+    | st.builds(p.Evaluated, STEPS, NUMBERS, st.none() | NUMBERS, st.dictionaries(st.text(), NUMBERS)),
     tokens=st.none() | STEPS,
     seconds=st.dictionaries(st.text() | st.just("forward"), NUMBERS),
     metrics=st.dictionaries(st.text() | st.just("gradient_norm"), NUMBERS),

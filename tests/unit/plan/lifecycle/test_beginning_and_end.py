@@ -16,7 +16,7 @@ from concertina.plan.actions import CreatePod, DeleteJob, DeletePod, EndPod, Pla
 from concertina.plan.facts import constants
 from concertina.plan.observed import JobObservation, PodPhase, UriHolder
 from concertina.plan.plan import plan
-from concertina_protocol import Durable, Storage
+from concertina_protocol import Durable, Evaluated, Storage
 
 WITH_STORAGE = jobs.spec(checkpoint={"uri": "s3://bucket/run"})
 
@@ -459,6 +459,31 @@ def test_pods_that_have_all_ended_well_while_nobody_looked_are_success() -> None
     pods = tuple(replace(pod, phase=PodPhase.SUCCEEDED, exit_code=0) for pod in seen.pods)
     made = plan(replace(seen, pods=pods, agents={}), T0 + 30)
     assert condition(made, "Complete")[0] == "True"
+
+
+def test_a_run_that_has_stopped_early_is_complete_and_says_why() -> None:
+    seen = jobs.running(jobs.spec())
+    stopped = Evaluated(40, 2.0, best_step=10, best_loss=1.5, without_improvement=3, stop_reason="it does not improve")
+    report = seen.agents["demo-0-0"].report
+    assert report is not None
+    assert report.progress is not None
+    said = replace(report, state="succeeded", progress=replace(report.progress, step=40, evaluated=stopped))
+    made = plan(
+        replace(seen, agents={**seen.agents, "demo-0-0": replace(seen.agents["demo-0-0"], report=said)}), T0 + 20
+    )
+    true, reason, message = condition(made, "Complete")
+    assert (true, reason) == ("True", "StoppedEarly")
+    assert message.startswith("it does not improve; ")
+    assert made.status.progress is not None
+    mark = made.status.progress.evaluation
+    assert mark is not None
+    assert (mark.best_step, mark.best_loss, mark.without_improvement) == (10, 1.5, 3)
+    pods = tuple(replace(pod, phase=PodPhase.SUCCEEDED, exit_code=0) for pod in seen.pods)
+    unseen = replace(jobs.running(jobs.spec()), pods=pods, agents={})
+    known = replace(unseen, job=replace(unseen.job, status=unseen.job.status.model_copy(update={
+        "progress": made.status.progress})))  # fmt: skip
+    assert condition(plan(known, T0 + 30), "Complete")[1] == "StoppedEarly", "by the status alone"
+    assert condition(plan(unseen, T0 + 30), "Complete")[1] == "Succeeded"
 
 
 def test_training_goes_on_while_storage_fails_but_a_person_must_act() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -112,15 +113,40 @@ def test_a_speed_that_nobody_knows_is_not_said_to_be_none_at_all() -> None:
 
 def test_an_evaluation_stays_until_the_next_one_or_until_its_step_is_undone() -> None:
     seen = jobs.running(jobs.spec())
-    reported = replace(progress(44, T0 + 13), evaluated=protocol.Evaluated(40, 1.23456789))
+    reported = replace(
+        progress(44, T0 + 13), evaluated=protocol.Evaluated(40, 1.23456789, 3.5, {"a": 2.0, "b": math.nan})
+    )
     seen = with_coordinator(seen, progress=reported)
     seen = jobs.then(seen, plan(seen, T0 + 13))
     mark = seen.job.status.progress.evaluation
-    assert (mark.step, mark.loss) == (40, 1.234568)
+    assert (mark.step, mark.loss, mark.perplexity) == (40, 1.234568, 3.5)
+    assert [(one.name, one.loss) for one in mark.sets] == [("a", 2.0), ("b", None)]
     assert plan(with_coordinator(seen, progress=progress(41, T0 + 16)), T0 + 16).status.progress.evaluation == mark
     assert plan(with_coordinator(seen, progress=progress(39, T0 + 16)), T0 + 16).status.progress.evaluation is None
     worse = replace(reported, evaluated=protocol.Evaluated(44, float("nan")), at=T0 + 16)
     assert plan(with_coordinator(seen, progress=worse), T0 + 16).status.progress.evaluation.loss is None
+
+
+def test_the_best_checkpoint_is_that_of_the_newest_latest() -> None:
+    trainer = {"data": {"uri": "/data"}, "evaluation": {}}
+    spec = jobs.spec(trainer=trainer, checkpoint={"uri": "s3://bucket/run", "keepBest": True})
+    seen = jobs.running(jobs.spec())
+    seen = replace(seen, job=replace(seen.job, spec=spec))
+    best = protocol.BestCheckpoint(jobs.UID, 1, 20, 1.25)
+    latest = protocol.Durable(jobs.UID, 1, 30, f"s3://bucket/run/{jobs.UID}/round-1/step-30", best=best)
+    older = replace(latest, step=10, best=replace(best, step=10))
+    seen = with_coordinator(seen, storage=protocol.Storage("Ready", latest))
+    other = replace(
+        jobs.agent("demo-1-0"), report=replace(jobs.report("demo-1-0"), storage=protocol.Storage("Ready", older))
+    )
+    seen = replace(seen, agents={**seen.agents, "demo-1-0": other})
+    mark = plan(seen, T0 + 13).status.best_checkpoint
+    assert (mark.step, mark.loss, mark.uri) == (20, 1.25, f"s3://bucket/run/{jobs.UID}/round-1/step-20")
+    seen = jobs.then(seen, plan(seen, T0 + 13))
+    assert plan(replace(seen, agents={}), T0 + 20).status.best_checkpoint == mark, "known without agents"
+    unknown = replace(best, loss=math.nan)
+    said = with_coordinator(seen, storage=protocol.Storage("Ready", replace(latest, step=40, best=unknown)))
+    assert plan(said, T0 + 20).status.best_checkpoint is None
 
 
 def test_shares_are_told_by_replica_the_least_first_and_of_this_round_alone() -> None:

@@ -1,6 +1,8 @@
 """Shard file: safetensors itself reads it, and its header has one size for any content."""
 
+import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +10,17 @@ import safetensors.numpy
 
 from concertina_protocol import SnapshotId
 from concertina_protocol.sidecar import Damaged
-from concertina_state.format.shardfile import Chunk, Continued, Layout, ShardMetadata, header_length, parse_header
+from concertina_state.format.shardfile import (
+    LONGEST_SET_NAME,
+    MOST_SETS,
+    Chunk,
+    Continued,
+    Evaluations,
+    Layout,
+    ShardMetadata,
+    header_length,
+    parse_header,
+)
 
 CHUNKS = [
     Chunk("b", "F32", (4, 0), (2, 3), (6, 3)),
@@ -47,7 +59,14 @@ def test_what_was_written_is_read_back():
 def test_data_is_aligned_and_stays_in_place_whatever_the_metadata_says():
     layout = Layout(CHUNKS)
     small = ShardMetadata(SnapshotId(0, 0, "", 0), 0, 0, "", "")
-    assert len(layout.header(small)) == len(layout.header(METADATA)) == layout.data_begin
+    least = -sys.float_info.max
+    sets = {f"{number}{'n' * (LONGEST_SET_NAME - 1)}": least for number in range(MOST_SETS)}
+    large = dataclasses.replace(
+        small, evaluations=Evaluations("d" * 64, 2**53, least, sets, 2**53, least, least, 2**53)
+    )
+    headers = [layout.header(metadata) for metadata in (small, METADATA, large)]
+    assert {len(header) for header in headers} == {layout.data_begin}
+    assert parse_header(headers[2][8:]).metadata == large
     assert layout.data_begin % 64 == 0
 
 

@@ -25,7 +25,7 @@ def test_the_sums_of_a_step_in_which_the_round_has_ended_are_not_used(monkeypatc
 
     monkeypatch.setattr(loop, "agree", agree)
     run = mock.MagicMock()
-    run.config.last_step, run.evaluate.return_value = 2, None
+    run.config.last_step, run.begin.return_value = 2, None
     with pytest.raises(RoundLeft):
         loop.train(run, 0, 0, check)
     run.engine.forward_backward.assert_called_once()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.data_manifest import FrameFacts, digest_of
+from concertina_data.data_manifest import FrameFacts, TokenizerFacts, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import InvalidInput
@@ -130,6 +130,11 @@ class Reader:
     def vocab_size(self) -> int:
         """Size of the vocabulary. Every token id is less than this."""
         return max(data_set.manifest.vocab_size for data_set in self._sets)
+
+    @property
+    def tokenizer(self) -> TokenizerFacts:
+        """Tokenizer of all data sets. If the data are frames, it stands for their type and width."""
+        return self._sets[0].manifest.tokenizer
 
     @property
     def frames(self) -> FrameFacts | None:

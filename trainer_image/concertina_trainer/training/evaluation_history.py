@@ -1,0 +1,63 @@
+"""The best evaluation of a run, and the end of a run whose evaluation loss does not improve any more. No torch.
+
+The history of evaluations is saved with the state. A run that resumes, with any number of ranks, therefore counts on
+from where it was, and a rollback also takes the history back. All ranks have the same losses, so all decide alike.
+
+A loss that is not finite is never the best, and never an improvement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from concertina_state.format.shardfile import Evaluations
+from concertina_trainer.config.data_config import StoppingConfig
+
+
+def continued(history: Evaluations, of: str) -> Evaluations:
+    """Return the history with which a round begins, which is a new one if something else was evaluated before."""
+    return history if history.of == of else Evaluations(of)
+
+
+def with_result(
+    history: Evaluations, step: int, loss: float, sets: Mapping[str, float], least_improvement: float = 0.0
+) -> Evaluations:
+    """Return the history after one more evaluation.
+
+    An evaluation is an improvement if its loss is lower by more than `least_improvement` than that of the last
+    improvement. The best evaluation is the one with the lowest loss, whether it counts as an improvement or not.
+    """
+    best = history.best_loss
+    is_best = math.isfinite(loss) and (best is None or loss < best)
+    reference = history.reference
+    improves = math.isfinite(loss) and (reference is None or loss < reference - least_improvement)
+    return dataclasses.replace(
+        history,
+        step=step,
+        loss=_finite(loss),
+        sets={name: _finite(value) for name, value in sets.items()},
+        best_step=step if is_best else history.best_step,
+        best_loss=loss if is_best else best,
+        reference=loss if improves else reference,
+        without_improvement=0 if improves else history.without_improvement + 1,
+    )
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def stop_reason(history: Evaluations, stopping: StoppingConfig | None) -> str:
+    """Return a sentence about why the run ends, or an empty string if it goes on."""
+    if stopping is None or history.without_improvement < stopping.patience:
+        return ""
+    by = f" by more than {stopping.least_improvement:g}" if stopping.least_improvement else ""
+    best = (
+        "" if history.best_loss is None else f", and the lowest is {history.best_loss:.6g} at step {history.best_step}"
+    )
+    return (
+        f"training stopped early after step {history.step}: {history.without_improvement} evaluations in a row did not "
+        f"improve the evaluation loss{by}{best}"
+    )
