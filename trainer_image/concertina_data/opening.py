@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from typing import Generic, Optional, TypeVar
 
 from concertina_data.data_manifest import NAME, DataManifest, parse
-from concertina_data.order import WINDOW
 from concertina_data.places import CacheSettings, DataPlace, InPlace, OnWait
 from concertina_state.errors import InvalidInput
 
@@ -144,7 +143,9 @@ class OpenShards(Generic[T]):
     objects, that takes long.
     """
 
-    def __init__(self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads) -> None:
+    def __init__(
+        self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads, most_shards: int
+    ) -> None:
         """Prepare to open shards. None is opened yet.
 
         Args:
@@ -152,7 +153,9 @@ class OpenShards(Generic[T]):
             most_bytes: Limit on the total size of the open shards. A larger single shard is opened all the same.
             open_one: Function that opens the shard with a given index.
             threads: Threads that call `open_one`.
+            most_shards: Limit on the number of open shards.
         """
+        self._most_shards = most_shards
         self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
         self._bytes = 0
@@ -190,7 +193,7 @@ class OpenShards(Generic[T]):
             self._open.move_to_end(index)
             return self._open[index]
         self._bytes += self._sizes[index]
-        while self._open and (self._bytes > self._most or len(self._open) >= 3 * WINDOW):
+        while self._open and (self._bytes > self._most or len(self._open) >= self._most_shards):
             oldest, _ = self._open.popitem(last=False)
             self._bytes -= self._sizes[oldest]
         self._open[index] = self._threads.submit(functools.partial(self._open_one, index))

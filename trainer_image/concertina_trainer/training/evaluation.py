@@ -35,6 +35,8 @@ from concertina_trainer.training.progress_report import Reporter
 
 SEED = 0
 """Seed of the order of sequences. It does not depend on the run's seed, so that runs can be compared."""
+GROUPS = 1
+"""Number of groups of shards in that order. It does not depend on the run's `data.groups`, for the same reason."""
 
 
 class Evaluation:
@@ -112,7 +114,7 @@ def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
     aside = [
         source.model_copy(update={"uri": f"{source.uri.rstrip('/')}/{VALIDATION}"}) for source in config.data.sources
     ]
-    data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside})
+    data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside, "groups": GROUPS})
     try:
         return Reader(data, config.model.sequence_length, SEED, begun=begun)
     except InvalidInput as error:

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from concertina_data.data_manifest import FrameFacts, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
+from concertina_data.order import classes
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DataConfig, DocumentMode
-from concertina_trainer.data.batch_order import Skipped
+from concertina_trainer.data.batch_order import Skipped, by_group
 from concertina_trainer.data.frames import FLOATS
-from concertina_trainer.data.read.dataset import DataSet, Opened
+from concertina_trainer.data.read.dataset import DataSet
 from concertina_trainer.data.read.mixture import Interleave
 from concertina_trainer.data.sequence_plan import SequencePlan
 
@@ -83,14 +84,14 @@ class Reader:
         """
         cache, opening = CacheSettings(config.cache_bytes, patience, begun), Threads(threads)
         sources, self.length, self.mode = config.sources, sequence_length, config.documents
+        self._interleave = Interleave([source.weight for source in sources], config.groups)
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), cache, opening,
-                config.cache_bytes // len(sources), on_wait,
+                config.cache_bytes // len(sources), on_wait, self._interleave.turns(i),
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip
-        self._interleave = Interleave([source.weight for source in sources])
         self.leave_out(skipped)
         self._check()
         weights = [source.weight for source in sources]
@@ -161,6 +162,19 @@ class Reader:
         """
         return self._skipped.position_of(consumed)
 
+    def groups(self, consumed: _Numbers) -> _Numbers:
+        """Return the group of shards of each sequence."""
+        return self._interleave.group(self.positions(consumed))
+
+    def batch(self, start: int, size: int) -> _Numbers:
+        """Return the numbers of `size` sequences from `start` on, in the order in which ranks share them.
+
+        The order is the same for all numbers of ranks.
+        """
+        numbers = np.arange(start, start + size, dtype=np.int64)
+        batch: _Numbers = numbers[by_group(self.groups(numbers), classes(size, self._interleave.groups))]
+        return batch
+
     def tokens(self, start: int, stop: int) -> int:
         """Return the number of tokens that count as trained in the sequences from `start` to `stop` - 1.
 
@@ -172,8 +186,9 @@ class Reader:
 
     def read(self, start: int, stop: int) -> _Numbers:
         """Return the tokens of the sequences from `start` to `stop` - 1, as `[stop - start, sequence_length + 1]`."""
-        self.expect(start)
-        return self.sequences(np.arange(start, stop)).tokens
+        numbers = np.arange(start, stop)
+        self.expect(start, numbers)
+        return self.sequences(numbers).tokens
 
     def sequences(self, consumed: _Numbers) -> SequenceBatch:
         """Return the sequences with these numbers, and the documents that their tokens belong to."""
@@ -182,7 +197,8 @@ class Reader:
         if self.frames is not None:
             features = np.zeros((count, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
         if self.mode is DocumentMode.joined:
-            for opened, which, indexes in self._opened(consumed):
+            for data, shard, which, indexes in self._by_shard(consumed):
+                opened = data.shard(shard)
                 for i, begin in zip(which.tolist(), (indexes * length).tolist(), strict=True):
                     tokens[i] = opened.tokens[begin : begin + length + 1]
                     if features is not None and opened.features is not None:
@@ -191,11 +207,11 @@ class Reader:
         document_ids = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
         weights = np.zeros((count, length), dtype=np.uint8) if self._weighted else None
-        for opened, which, indexes in self._opened(consumed):
-            assert opened.plan is not None
+        for data, shard, which, indexes in self._by_shard(consumed):
+            opened, plan = data.shard(shard), data.plan(shard)
             for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
-                _lay_out(opened.tokens, opened.plan, index, tokens[i], document_ids[i], predicted[i])
-                for offset, begin, size in opened.plan.segments(index):
+                _lay_out(opened.tokens, plan, index, tokens[i], document_ids[i], predicted[i])
+                for offset, begin, size in plan.segments(index):
                     if features is not None and opened.features is not None:
                         features[i, offset : offset + size] = opened.features[begin : begin + size]
                     if weights is not None:
@@ -210,31 +226,31 @@ class Reader:
         """
         counts = np.full(stop - start, self.length, dtype=np.int64)
         if self.mode is not DocumentMode.joined:
-            for opened, which, indexes in self._opened(np.arange(start, stop)):
-                assert opened.plan is not None
-                counts[which] = opened.plan.predicted(indexes)
+            for data, shard, which, indexes in self._by_shard(np.arange(start, stop)):
+                counts[which] = data.plan(shard).predicted(indexes)
         return counts
 
     def weight_sums(self, start: int, stop: int) -> _Numbers:
         """Return the sum of the weights of the predicted tokens, for each of the sequences from `start` to `stop` - 1.
 
         Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, so it knows by what
-        the loss is divided.
+        the loss is divided. If the data have weights, it reads the tokens of the whole batch for this.
         """
         if not self._weighted:
             return self.predicted(start, stop)
         sums = np.empty(stop - start, dtype=np.int64)
-        for opened, which, indexes in self._opened(np.arange(start, stop)):
-            assert opened.plan is not None
-            sums[which] = opened.plan.predicted(indexes) if opened.sums is None else opened.sums[indexes]
+        for data, shard, which, indexes in self._by_shard(np.arange(start, stop)):
+            opened = data.shard(shard) if data.manifest.chats is not None else None
+            weighted = opened.sums if opened else None
+            sums[which] = data.plan(shard).predicted(indexes) if weighted is None else weighted[indexes]
         return sums
 
     @property
     def _weighted(self) -> bool:
         return any(data_set.manifest.chats is not None for data_set in self._sets)
 
-    def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
-        """Yield each shard that contains some of the sequences.
+    def _by_shard(self, consumed: _Numbers) -> Iterator[tuple[DataSet, int, _Numbers, _Numbers]]:
+        """Yield each shard that contains some of the sequences: its data set, and its number.
 
         With each shard, also yield the indices of its sequences in `consumed`, and their indices in the shard.
         """
@@ -243,13 +259,26 @@ class Reader:
             of_set = np.flatnonzero(sets == index)
             for shard in np.unique(shards[of_set]).tolist():
                 which = of_set[shards[of_set] == shard]
-                yield data.shard(shard), which, indexes[which]
+                yield data, shard, which, indexes[which]
 
-    def expect(self, start: int) -> None:
-        """Begin to open the shards that the sequences from number `start` on need."""
-        [position] = self._skipped.position_of(np.array([start], dtype=np.int64)).tolist()
-        for data, next_position in zip(self._sets, self._interleave.before(position), strict=True):
-            data.expect(next_position)
+    def expect(self, start: int, consumed: _Numbers) -> None:
+        """Begin to open the shards that a rank needs from number `start` on, if it consumes such sequences."""
+        if self._weighted:
+            groups = tuple(range(self._interleave.groups))
+        else:
+            groups = tuple(np.unique(self.groups(consumed)).tolist())
+        for data, position in self._next(start):
+            data.expect(position, groups)
+
+    def expect_plans(self, start: int) -> None:
+        """Begin to open the plans that every rank needs from number `start` on."""
+        for data, position in self._next(start):
+            data.expect_plans(position)
+
+    def _next(self, start: int) -> Iterator[tuple[DataSet, int]]:
+        """Yield each data set, with the position in its order from number `start` on."""
+        [position] = self.positions(np.array([start], dtype=np.int64)).tolist()
+        yield from zip(self._sets, self._interleave.before(position), strict=True)
 
 
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
