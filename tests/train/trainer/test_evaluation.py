@@ -15,7 +15,7 @@ from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.training.evaluation import SEED
+from concertina_trainer.training.evaluation import GROUPS, SEED
 
 STEPS, SEQUENCES = 6, 17
 """Sequences: two whole batches of 7, and a part of one."""
@@ -56,7 +56,7 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[f"{'optimizer.ema' if ema else 'model'}.{name}"])
-        reader = Reader(DataConfig(uri=f"{config.data.uri}/validation"), 32, SEED)
+        reader = Reader(DataConfig(uri=f"{config.data.uri}/validation", groups=GROUPS), 32, SEED)
         tokens = torch.from_numpy(reader.read(0, SEQUENCES))
         expected = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
     assert found[6] == pytest.approx(expected, rel=1e-5)
