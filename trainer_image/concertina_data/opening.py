@@ -158,6 +158,8 @@ class OpenShards(Generic[T]):
         self._most_shards = most_shards
         self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
+        self._ready: dict[int, T] = {}
+        """Results of futures of `_open` that `get` has returned. A future takes a lock each time."""
         self._bytes = 0
 
     def get(self, index: int) -> T:
@@ -165,15 +167,19 @@ class OpenShards(Generic[T]):
 
         If opening the shard fails, this method raises the error, and the next call tries again.
         """
+        if index in self._ready:
+            self._open.move_to_end(index)
+            return self._ready[index]
         future = self._opening(index)
         if future.done() and future.exception() is not None:  # it failed before it was needed, perhaps long ago
             self._drop(index)
             future = self._opening(index)
         try:
-            return future.result()
+            self._ready[index] = future.result()
         except BaseException:
             self._drop(index)
             raise
+        return self._ready[index]
 
     def _drop(self, index: int) -> None:
         del self._open[index]
@@ -195,6 +201,7 @@ class OpenShards(Generic[T]):
         self._bytes += self._sizes[index]
         while self._open and (self._bytes > self._most or len(self._open) >= self._most_shards):
             oldest, _ = self._open.popitem(last=False)
+            self._ready.pop(oldest, None)
             self._bytes -= self._sizes[oldest]
         self._open[index] = self._threads.submit(functools.partial(self._open_one, index))
         return self._open[index]

@@ -124,10 +124,10 @@ class Order:
         self.epoch_size = self._total()
         if not self.epoch_size:
             raise ValueError("no shard is as long as one sequence")
-        self._stride = max(1, self.epoch_size // (4 * len(counts)))
+        self.stride = max(1, self.epoch_size // (4 * len(counts)))
+        """Number of positions in which `nearby` changes little: a quarter of an average shard."""
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_tables)
         self._window = functools.lru_cache(maxsize=2 * self.groups)(self._permuted_window)
-        self._soon = functools.lru_cache(maxsize=2)(self.nearby)
 
     def _total(self) -> int:
         return sum(self._counts)
@@ -191,13 +191,6 @@ class Order:
             for some, shards in zip((now, later), windows):
                 some += shards
         return [shard for shard in dict.fromkeys(now + later) if self._counts[shard]]
-
-    def soon(self, position: int, groups: tuple[int, ...] | None = None) -> list[int]:
-        """Return about the same as `nearby`, at low cost: the result changes once in some positions.
-
-        If the result has not changed, it is the same object.
-        """
-        return self._soon(position - position % self._stride, groups)
 
     def _windows(self, epoch: int, group: int, begin: int) -> list[array[int]]:
         """Return the shards of a group's window with the sequence `begin`, and those of its next window.

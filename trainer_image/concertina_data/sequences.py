@@ -46,6 +46,7 @@ class Sequences:
             raise InvalidInput(TOO_SHORT.format(uri=uri, length=length))
         self._order, self._groups = Order(counts, seed, range(groups)), groups
         self.epoch_size = self._order.epoch_size
+        self._expected: tuple[int, list[int]] | None = None
         sizes = [shard.size for shard in self._manifest.shards]
         self._rows = installed()
         open_one = functools.partial(_open, self._place, self._manifest, self._rows)
@@ -72,7 +73,10 @@ class Sequences:
             StorageError: When the store can't be reached.
         """
         groups = sorted({position % self._groups for position in positions})
-        self._shards.expect(self._order.soon(min(positions), tuple(groups)))
+        expected = min(positions) // self._order.stride, groups
+        if expected != self._expected:
+            self._shards.expect(self._order.nearby(min(positions), groups))
+            self._expected = expected
         rows = self._rows(len(positions), self._length + 1)
         for row, position in enumerate(positions):
             shard, index = self._order.find(position)

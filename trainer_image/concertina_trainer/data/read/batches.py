@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -168,23 +169,21 @@ def _shapes(
 
 
 def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
-    batch = reader.sequences(sequences)
+    batch = reader.sequences(sequences, rows)
     count, samples = len(sequences), tuple(reader.positions(sequences).tolist())
-    tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
-    tokens[:count] = torch.from_numpy(batch.tokens[:, : length + 1])
-    features = None
-    if batch.features is not None:
-        features_here = torch.from_numpy(batch.features[:, : length + 1])
-        features = torch.zeros(rows, *features_here.shape[1:], dtype=features_here.dtype)
-        features[:count] = features_here
-    weights = torch.zeros(rows, length)
-    weights[:count] = weight
+    tokens = _cut(batch.tokens, length + 1)
+    features = None if batch.features is None else _cut(batch.features, length + 1)
+    weights = torch.full((rows, length), weight)
+    weights[count:] = 0.0
     if batch.predicted is None or batch.document_ids is None:
         return Microbatch(tokens, weights, None, samples, features)
     of_tokens = batch.predicted if batch.weights is None else batch.weights
-    weights[:count] *= torch.from_numpy(of_tokens[:, :length])
+    weights *= torch.from_numpy(of_tokens[:, :length])
     if reader.mode is DocumentMode.bucketed:
         return Microbatch(tokens, weights, None, samples, features)  # padding comes last, so no token attends to it
-    document_ids = torch.zeros(rows, length, dtype=torch.int32)
-    document_ids[:count] = torch.from_numpy(batch.document_ids[:, :length])
-    return Microbatch(tokens, weights, document_ids, samples, features)
+    return Microbatch(tokens, weights, _cut(batch.document_ids, length), samples, features)
+
+
+def _cut(rows: NDArray[Any], length: int) -> Tensor:
+    """Return the first `length` elements of each row. Whole rows are not copied."""
+    return torch.from_numpy(rows[:, :length]).contiguous()

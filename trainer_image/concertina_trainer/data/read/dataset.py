@@ -60,7 +60,6 @@ class DataSet:
         if not sum(self._counts):
             raise InvalidInput(TOO_SHORT.format(uri=uri, length=length))
         self.order = BatchOrder(self._counts, seed, turns)
-        self._expected: list[int] = []
         shards, most_shards = self.manifest.shards, 3 * self.order.window * self.order.groups
         plan_one = functools.partial(_plan, self._place, self.manifest, mode, length, self._counts)
         open_one = functools.partial(_open, self._place, self.manifest, plan_one)
@@ -93,18 +92,14 @@ class DataSet:
 
     def expect(self, position: int, groups: tuple[int, ...]) -> None:
         """Begin to open the shards of `groups` from `position` on, until the size limit is reached."""
-        shards = self.order.soon(position, groups)
-        if shards is not self._expected:
-            self._shards.expect(shards)
-            self._expected = shards
+        self._shards.expect(self.order.nearby(position, groups))
 
     def expect_plans(self, position: int) -> None:
         """Begin to open the plans of all shards from `position` on.
 
         Every rank needs those of all groups, because it computes the lengths of all sequences of a batch.
         """
-        if self._mode is not DocumentMode.joined:
-            self._plans.expect(self.order.soon(position))
+        self._plans.expect(self.order.nearby(position))
 
 
 def _open(place: DataPlace, manifest: DataManifest, plan_one: Callable[[int], SequencePlan], index: int) -> Opened:

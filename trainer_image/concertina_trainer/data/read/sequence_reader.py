@@ -93,6 +93,8 @@ class Reader:
             for i, source in enumerate(sources)
         ]  # fmt: skip
         self.leave_out(skipped)
+        self._stride = min(data_set.order.stride for data_set in self._sets)
+        self._expected: tuple[int, tuple[int, ...]] | None = None
         self._check()
         weights = [source.weight for source in sources]
         self.digests = tuple(data_set.manifest.digest for data_set in self._sets)
@@ -148,12 +150,23 @@ class Reader:
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
         """Return the data set, the shard, and the index in the shard of each sequence, given the sequences' numbers."""
+        _, sets, shards, indexes = self._table(consumed)
+        return sets, shards, indexes
+
+    def _table(self, consumed: _Numbers) -> _Numbers:
+        """Return the columns of `_places` for these sequences, as `[4, sequences]`."""
+        if not len(consumed):
+            return np.empty((4, 0), dtype=np.int64)
+        first, last = int(consumed.min()) // _BLOCK, int(consumed.max()) // _BLOCK
+        if first == last:
+            return self._block(first)[:, consumed - first * _BLOCK]
         blocks, inside = np.divmod(consumed, _BLOCK)
-        places = np.empty((3, len(consumed)), dtype=np.int64)
-        for block in np.unique(blocks).tolist():
+        table = np.empty((4, len(consumed)), dtype=np.int64)
+        for block in range(first, last + 1):
             of_block = blocks == block
-            places[:, of_block] = self._block(block)[:, inside[of_block]]
-        return places[0], places[1], places[2]
+            if of_block.any():
+                table[:, of_block] = self._block(block)[:, inside[of_block]]
+        return table
 
     def positions(self, consumed: _Numbers) -> _Numbers:
         """Return the positions of these sequences in the run's order.
@@ -164,7 +177,8 @@ class Reader:
 
     def groups(self, consumed: _Numbers) -> _Numbers:
         """Return the group of shards of each sequence."""
-        return self._interleave.group(self.positions(consumed))
+        groups: _Numbers = self._table(consumed)[0]
+        return groups
 
     def batch(self, start: int, size: int) -> _Numbers:
         """Return the numbers of `size` sequences from `start` on, in the order in which ranks share them.
@@ -190,26 +204,33 @@ class Reader:
         self.expect(start, numbers)
         return self.sequences(numbers).tokens
 
-    def sequences(self, consumed: _Numbers) -> SequenceBatch:
-        """Return the sequences with these numbers, and the documents that their tokens belong to."""
+    def sequences(self, consumed: _Numbers, rows: int = 0) -> SequenceBatch:
+        """Return the sequences with these numbers, and the documents that their tokens belong to.
+
+        If `rows` is greater than the number of sequences, the arrays have this many rows. The last rows are zeros.
+        """
         count, length = len(consumed), self.length
-        tokens, features = np.zeros((count, length + 1), dtype=np.int64), None
+        rows = max(count, rows)
+        new = np.empty if self.mode is DocumentMode.joined else np.zeros
+        tokens, features = new((rows, length + 1), dtype=np.int64), None
+        tokens[count:] = 0
         if self.frames is not None:
-            features = np.zeros((count, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
+            features = np.zeros((rows, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
         if self.mode is DocumentMode.joined:
             for data, shard, which, indexes in self._by_shard(consumed):
                 opened = data.shard(shard)
-                for i, begin in zip(which.tolist(), (indexes * length).tolist(), strict=True):
+                for i, index in zip(which, indexes, strict=True):
+                    begin = index * length
                     tokens[i] = opened.tokens[begin : begin + length + 1]
                     if features is not None and opened.features is not None:
                         features[i] = opened.features[begin : begin + length + 1]
             return SequenceBatch(tokens, features=features)
-        document_ids = np.empty((count, length + 1), dtype=np.int32)
-        predicted = np.zeros((count, length), dtype=bool)
-        weights = np.zeros((count, length), dtype=np.uint8) if self._weighted else None
+        document_ids = np.zeros((rows, length + 1), dtype=np.int32)
+        predicted = np.zeros((rows, length), dtype=bool)
+        weights = np.zeros((rows, length), dtype=np.uint8) if self._weighted else None
         for data, shard, which, indexes in self._by_shard(consumed):
             opened, plan = data.shard(shard), data.plan(shard)
-            for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
+            for i, index in zip(which, indexes, strict=True):
                 _lay_out(opened.tokens, plan, index, tokens[i], document_ids[i], predicted[i])
                 for offset, begin, size in plan.segments(index):
                     if features is not None and opened.features is not None:
@@ -227,7 +248,7 @@ class Reader:
         counts = np.full(stop - start, self.length, dtype=np.int64)
         if self.mode is not DocumentMode.joined:
             for data, shard, which, indexes in self._by_shard(np.arange(start, stop)):
-                counts[which] = data.plan(shard).predicted(indexes)
+                counts[which] = data.plan(shard).predicted[indexes]
         return counts
 
     def weight_sums(self, start: int, stop: int) -> _Numbers:
@@ -242,38 +263,45 @@ class Reader:
         for data, shard, which, indexes in self._by_shard(np.arange(start, stop)):
             opened = data.shard(shard) if data.manifest.chats is not None else None
             weighted = opened.sums if opened else None
-            sums[which] = data.plan(shard).predicted(indexes) if weighted is None else weighted[indexes]
+            sums[which] = data.plan(shard).predicted[indexes] if weighted is None else weighted[indexes]
         return sums
 
     @property
     def _weighted(self) -> bool:
         return any(data_set.manifest.chats is not None for data_set in self._sets)
 
-    def _by_shard(self, consumed: _Numbers) -> Iterator[tuple[DataSet, int, _Numbers, _Numbers]]:
+    def _by_shard(self, consumed: _Numbers) -> Iterator[tuple[DataSet, int, list[int], list[int]]]:
         """Yield each shard that contains some of the sequences: its data set, and its number.
 
         With each shard, also yield the indices of its sequences in `consumed`, and their indices in the shard.
         """
-        sets, shards, indexes = self.places(consumed)
-        for index, data in enumerate(self._sets):
-            of_set = np.flatnonzero(sets == index)
-            for shard in np.unique(shards[of_set]).tolist():
-                which = of_set[shards[of_set] == shard]
-                yield data, shard, which, indexes[which]
+        by_shard: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        _, *places = self._table(consumed).tolist()
+        for i, (data_set, shard, index) in enumerate(zip(*places, strict=True)):
+            which, indexes = by_shard.setdefault((data_set, shard), ([], []))
+            which.append(i)
+            indexes.append(index)
+        for (data_set, shard), found in by_shard.items():
+            yield self._sets[data_set], shard, *found
 
     def expect(self, start: int, consumed: _Numbers) -> None:
-        """Begin to open the shards that a rank needs from number `start` on, if it consumes such sequences."""
-        if self._weighted:
-            groups = tuple(range(self._interleave.groups))
-        else:
-            groups = tuple(np.unique(self.groups(consumed)).tolist())
-        for data, position in self._next(start):
-            data.expect(position, groups)
+        """Begin to open the shards that a rank needs from number `start` on, if it consumes such sequences.
+
+        A batch that needs no other shards than the previous one costs little.
+        """
+        every = range(self._interleave.groups)
+        groups = tuple(every) if self._weighted else tuple(sorted(set(self.groups(consumed).tolist())))
+        expected = start // self._stride, groups
+        if expected != self._expected:
+            for data, position in self._next(start):
+                data.expect(position, groups)
+            self._expected = expected
 
     def expect_plans(self, start: int) -> None:
         """Begin to open the plans that every rank needs from number `start` on."""
-        for data, position in self._next(start):
-            data.expect_plans(position)
+        if self.mode is not DocumentMode.joined:
+            for data, position in self._next(start):
+                data.expect_plans(position)
 
     def _next(self, start: int) -> Iterator[tuple[DataSet, int]]:
         """Yield each data set, with the position in its order from number `start` on."""
@@ -282,17 +310,18 @@ class Reader:
 
 
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
-    """Return the data set, shard and index of each sequence of a block, as int64 `[3, _BLOCK]`.
+    """Return the group, data set, shard and index of each sequence of a block, as int64 `[4, _BLOCK]`.
 
     numpy computes the places of a whole block in about the time of a single one.
     """
-    sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
-    places = np.empty((3, _BLOCK), dtype=np.int64)
-    places[0] = sets
+    positions = skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK))
+    sets, nth = interleave.at(positions)
+    places = np.empty((4, _BLOCK), dtype=np.int64)
+    places[:2] = interleave.group(positions), sets
     for index, data in enumerate(datasets):
         inside = sets == index
         if inside.any():
-            places[1:, inside] = data.order.at(nth[inside])
+            places[2:, inside] = data.order.at(nth[inside])
     return places
 
 
