@@ -29,6 +29,7 @@ from concertina_data.order import GROUPS, by_group
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_state.errors import InvalidInput
+from concertina_state.objects import prefix
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
@@ -124,6 +125,23 @@ def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, dat
     assert len(held(data_cache)) == 20
     ObjectPrefix(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all(), "from the cache"
+
+
+@pytest.mark.parametrize("fault", [None, "cut", "change"])
+def test_a_large_shard_is_fetched_in_pieces(stored, expected, between, hasty, monkeypatch, fault):
+    monkeypatch.setattr(prefix, "PIECE", 200)
+    between.spoil = lambda name, nth: fault if name.endswith(".bin") and nth == 2 else None
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+    assert between.asked["shard-000000.bin"] >= 4
+
+
+@pytest.mark.parametrize("size", [150, 650, 1500])
+def test_a_large_shard_of_another_size_is_named(stored, hasty, monkeypatch, size):
+    folder = ObjectPrefix(stored)
+    folder.put("shard-000000.bin", (folder.get("shard-000000.bin") * 3)[:size])
+    monkeypatch.setattr(prefix, "PIECE", 200)
+    with pytest.raises(InvalidInput, match=rf"shard-000000.bin is damaged: .* but the file has {size} bytes"):
+        Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
 
 
 def together(count, work):
