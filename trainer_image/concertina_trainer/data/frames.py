@@ -20,7 +20,7 @@ FLOATS = {2: "<f2", 4: "<f4"}
 
 
 def element(frames: FrameFacts) -> np.dtype[Any]:
-    """Return the numpy dtype of a frame, including the frame's target if the data set has target classes."""
+    """Return the numpy dtype of a frame (a vector of features), including its target if the data set has classes."""
     target = [("target", "<u4")] if frames.classes else []
     return np.dtype([("features", FLOATS[frames.number_bytes], (frames.width,)), *target])
 
@@ -33,6 +33,6 @@ def parts(content: bytes | mmap.mmap, frames: FrameFacts) -> tuple[NDArray[np.fl
 
 
 def as_tokenizer(frames: FrameFacts) -> Tokenizer:
-    """Return a Tokenizer that a build can use for documents that already consist of frames."""
+    """Return a Tokenizer that a build can use for documents that already consist of frames (feature vectors)."""
     digest = short_digest(json.dumps([frames.width, frames.number_bytes, frames.classes]).encode())
     return Tokenizer(str(frames), frames.classes, 0, digest, list, frame_bytes=element(frames).itemsize)

@@ -26,7 +26,7 @@ Arrays = tuple[NDArray[np.floating[Any]], NDArray[np.integer[Any]] | None]
 
 
 def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
-    """Return the format of the frames, taken from the first file, or None if the files are text.
+    """Return the format of the frames (feature vectors), taken from the first file, or None if the files are text.
 
     Targets must be less than `classes`. If `classes` is 0, the files must not contain targets.
 
@@ -51,10 +51,10 @@ def facts(sources: list[DataSource], classes: int) -> FrameFacts | None:
 
 
 def document(source: DataSource, frames: FrameFacts) -> bytes:
-    """Return the frames of a file as bytes, in the format of the data set.
+    """Return the frames (feature vectors) of a file as bytes, in the format of the data set.
 
     Raises:
-        InvalidInput: When the file's format differs from `frames`, or it has invalid numbers.
+        InvalidInput: When the file's format differs from `frames`, or the file has invalid numbers.
     """
     features, targets = _arrays(source)
     if (features.shape[1], features.dtype.itemsize) != (frames.width, frames.number_bytes):

@@ -1,4 +1,7 @@
-"""Source files of a build. They are divided into pieces by their sizes alone, and read document by document."""
+"""Source files of a build, divided into pieces and read document by document.
+
+The pieces depend only on the sizes of the files.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +206,10 @@ class Line:
 
     @property
     def location(self) -> str:
-        """File and line number, for an error message. The file is read up to this line."""
+        """File and line number, for an error message.
+
+        The property is slow: it reads the file up to this line to count the lines.
+        """
         number, rest = 1, self.offset
         with _opened(self.source) as file:
             while rest and (block := file.read(min(rest, _BLOCK_BYTES))):

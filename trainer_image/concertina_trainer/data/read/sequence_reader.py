@@ -72,7 +72,7 @@ class Reader:
             sequence_length: Number of tokens of a sequence to predict.
             seed: Seed of the order.
             skipped: Positions to skip (see batch_order.Skipped).
-            on_wait: Function that is called while a store is waited for.
+            on_wait: Function that is called repeatedly while the reader waits for a store.
             begun: Whether an earlier round of this run has read these data from the store. If so, refused requests are
                 repeated.
             threads: Number of threads that fetch shards.
@@ -118,7 +118,8 @@ class Reader:
         """Check that the data sets of a mixture are compatible.
 
         Raises:
-            InvalidInput: When the data sets have different tokenizers or frames.
+            InvalidInput: When the data sets have different tokenizers, or different formats of feature vectors
+                (frames).
         """
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
@@ -254,8 +255,8 @@ class Reader:
     def weight_sums(self, start: int, stop: int) -> _Numbers:
         """Return the sum of the weights of the predicted tokens, for each of the sequences from `start` to `stop` - 1.
 
-        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, so it knows by what
-        the loss is divided. If the data have weights, it reads the tokens of the whole batch for this.
+        Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, because the loss of
+        the batch is divided by their total. If the data have weights, every rank reads the whole batch for this.
         """
         if not self._weighted:
             return self.predicted(start, stop)
@@ -271,9 +272,10 @@ class Reader:
         return any(data_set.manifest.chats is not None for data_set in self._sets)
 
     def _by_shard(self, consumed: _Numbers) -> Iterator[tuple[DataSet, int, list[int], list[int]]]:
-        """Yield each shard that contains some of the sequences: its data set, and its number.
+        """Yield each shard that contains some of the sequences whose numbers are in `consumed`: its set and its number.
 
-        With each shard, also yield the indices of its sequences in `consumed`, and their indices in the shard.
+        With each shard, also yield two lists about these sequences: their indices in `consumed`, and their indices in
+        the shard.
         """
         by_shard: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         _, *places = self._table(consumed).tolist()
@@ -310,9 +312,10 @@ class Reader:
 
 
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
-    """Return the group, data set, shard and index of each sequence of a block, as int64 `[4, _BLOCK]`.
+    """Return the group, data set, shard and index of each sequence of block number `block`, as int64 `[4, _BLOCK]`.
 
-    numpy computes the places of a whole block in about the time of a single one.
+    A block consists of _BLOCK consecutive sequences. numpy computes the places of a whole block in about the time of a
+    single one.
     """
     positions = skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK))
     sets, nth = interleave.at(positions)
