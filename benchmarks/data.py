@@ -55,13 +55,13 @@ CONSOLE = Console(stderr=True)
 ORDER = """
 import json, re, time
 import numpy as np
-from concertina_trainer.data.batch_order import Order
+from concertina_trainer.data.batch_order import BatchOrder
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 before = peak()
 counts = np.full(8_000_000, 30_000, dtype=np.int64)
 started = time.perf_counter()
-Order(counts, 1).at(np.arange(10**11, 10**11 + 4096))
+BatchOrder(counts, 1, range(16)).at(np.arange(10**11, 10**11 + 4096))
 seconds = time.perf_counter() - started
 print(json.dumps([seconds, peak() - before]))
 """

@@ -21,7 +21,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -120,10 +120,10 @@ class Stored:
                 with contextlib.suppress(OSError):  # if another worker just deleted it, the mapping stays valid
                     path.touch()
                 return cached
-            content = self._fetch(file)
-            self._keep(path, content)
-        stored = self._cached(path, file)
-        return content if stored is None else stored
+            pieces = self._fetch(file)
+            # The written file is not verified again, because `_fetch` has verified the same bytes.
+            stored = mapped(path) if self._keep(path, pieces) else None
+        return stored if stored is not None and len(stored) == file.size else b"".join(pieces)
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
@@ -158,21 +158,23 @@ class Stored:
             content = mapped(path)
         return content if content is not None and file.matches(content) else None
 
-    def _fetch(self, file: ManifestFile) -> bytes:
-        """Fetch a file from the store. If the store has no correct file, try again a few times within seconds.
+    def _fetch(self, file: ManifestFile) -> list[memoryview]:
+        """Fetch a file from the store, in pieces.
+
+        If the store has no correct file, try again a few times within seconds.
 
         Raises:
             InvalidInput: When the file is missing or damaged.
             _Unanswered: When the store does not answer.
         """
-        content = None
+        pieces = None
         for wait in (*GRACE, 0.0):
-            content = self._ask(file.file)
-            if content is None:
+            pieces = self._ask(lambda: self._source.get_pieces(file.file, file.size))
+            if pieces is None:
                 time.sleep(wait)
-            elif file.matches(content):
-                return content
-        raise file.missing(self.uri) if content is None else file.damaged(self.uri, len(content))
+            elif file.matches(*pieces):
+                return pieces
+        raise file.missing(self.uri) if pieces is None else file.damaged(self.uri, sum(map(len, pieces)))
 
     def get(self, name: str, on_wait: OnWait = lambda reason, seconds: None) -> bytes | None:
         """Return the contents of a small file, or None if the file does not exist. Failed requests are repeated.
@@ -183,21 +185,21 @@ class Stored:
             InvalidInput: When the store refuses, and has not answered any request before.
             StorageError: When the deadline has passed.
         """
-        return self._patiently(lambda: self._ask(name), on_wait)
+        return self._patiently(lambda: self._ask(lambda: self._source.get(name)), on_wait)
 
-    def _ask(self, name: str) -> bytes | None:
-        """Request an object from the store once, without retries. Return None if the object does not exist.
+    def _ask(self, request: Callable[[], T]) -> T:
+        """Send a request to the store once, without retries, and return its result.
 
         Raises:
             _Unanswered: When the store does not answer.
         """
         requested_at = time.monotonic()
         try:
-            content = self._source.get(name)
+            result = request()
         except StorageError as error:
             raise _Unanswered(error, requested_at) from error
         self._has_answered = True
-        return content
+        return result
 
     def _patiently(self, ask: Callable[[], T], on_wait: OnWait = lambda reason, seconds: None) -> T:
         """Return the result of `ask`, a request to the store. Repeat the request as long as the store does not answer.
@@ -231,8 +233,8 @@ class Stored:
         finally:
             self._waiting.pop(threading.get_ident(), None)
 
-    def _keep(self, path: Path, content: bytes) -> None:
-        """Write a file to the cache, after deleting old files to make room.
+    def _keep(self, path: Path, pieces: Sequence[memoryview]) -> bool:
+        """Write a file to the cache, after deleting old files to make room. Return whether it was written.
 
         Only one process does this at a time, so that the size limit holds.
 
@@ -241,11 +243,12 @@ class Stored:
         """
         with self._locked(self._folder / "room.lock") as alone, self._usable():
             if not alone:
-                return
+                return False
             for leftover in self._folder.glob("*.draft"):  # left by killed processes: only one process writes at a time
                 leftover.unlink(missing_ok=True)
             cached = {file: _used(file) for file in self._folder.glob("*.data") if file != path}
-            total = len(content) + sum(size for _, size in cached.values())
+            size = sum(map(len, pieces))
+            total = size + sum(size for _, size in cached.values())
             for file in sorted(cached, key=lambda file: cached[file]):
                 if total <= self._cache.limit:
                     break
@@ -253,16 +256,20 @@ class Stored:
                 file.unlink(missing_ok=True)  # existing mappings stay valid
             draft = path.with_suffix(".draft")
             try:
-                draft.write_bytes(content)
+                with draft.open("wb", buffering=0) as out:
+                    for piece in pieces:
+                        while piece:
+                            piece = piece[out.write(piece) :]
             except OSError as error:
                 with contextlib.suppress(OSError):  # it may not exist
                     draft.unlink()
                 raise StorageError(
-                    f"{self._folder} can't take a shard of {len(content)} bytes ({error.strerror}): free "
+                    f"{self._folder} can't take a shard of {size} bytes ({error.strerror}): free "
                     "space on this node, reduce the cache (trainer.data.cacheSize), or set "
                     "CONCERTINA_CACHE to another folder."
                 ) from error
             draft.replace(path)
+            return True
 
 
 def _try_lock(lock: IO[str], seconds: float) -> bool:

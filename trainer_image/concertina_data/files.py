@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import mmap
 import os
@@ -27,12 +28,16 @@ class ManifestFile:
     crc32: int | None = None
     """crc32 of the contents, or None if it is unknown. Comparing it is twice as fast as comparing SHA-256."""
 
-    def matches(self, content: Content) -> bool:
-        if len(content) != self.size:
+    def matches(self, *pieces: Union[Content, memoryview]) -> bool:
+        """Return whether the pieces, one after the other, are the contents of this file."""
+        if sum(map(len, pieces)) != self.size:
             return False
         if self.crc32 is not None:
-            return zlib.crc32(content) == self.crc32
-        return hashlib.sha256(content).hexdigest() == self.sha256
+            return functools.reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0) == self.crc32
+        digest = hashlib.sha256()
+        for piece in pieces:
+            digest.update(piece)
+        return digest.hexdigest() == self.sha256
 
     def damaged(self, place: str, size: int) -> InvalidInput:
         return DamagedInput(

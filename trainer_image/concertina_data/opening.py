@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from typing import Generic, Optional, TypeVar
 
 from concertina_data.data_manifest import NAME, DataManifest, parse
-from concertina_data.order import WINDOW
 from concertina_data.places import CacheSettings, DataPlace, InPlace, OnWait
 from concertina_state.errors import InvalidInput
 
@@ -141,7 +140,9 @@ class OpenShards(Generic[T]):
     objects, that takes long.
     """
 
-    def __init__(self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads) -> None:
+    def __init__(
+        self, sizes: Sequence[int], most_bytes: int, open_one: Callable[[int], T], threads: Threads, most_shards: int
+    ) -> None:
         """Prepare to open shards. None is opened yet.
 
         Args:
@@ -149,9 +150,13 @@ class OpenShards(Generic[T]):
             most_bytes: Limit on the total size of the open shards. A larger single shard is opened all the same.
             open_one: Function that opens the shard with a given index.
             threads: Threads that call `open_one`.
+            most_shards: Limit on the number of open shards.
         """
+        self._most_shards = most_shards
         self._sizes, self._most, self._open_one, self._threads = sizes, most_bytes, open_one, threads
         self._open: OrderedDict[int, Future[T]] = OrderedDict()
+        self._ready: dict[int, T] = {}
+        """Results of futures of `_open` that `get` has returned. A future takes a lock each time."""
         self._bytes = 0
 
     def get(self, index: int) -> T:
@@ -159,15 +164,19 @@ class OpenShards(Generic[T]):
 
         If opening the shard fails, this method raises the error, and the next call tries again.
         """
+        if index in self._ready:
+            self._open.move_to_end(index)
+            return self._ready[index]
         future = self._opening(index)
         if future.done() and future.exception() is not None:  # it failed before it was needed, perhaps long ago
             self._drop(index)
             future = self._opening(index)
         try:
-            return future.result()
+            self._ready[index] = future.result()
         except BaseException:
             self._drop(index)
             raise
+        return self._ready[index]
 
     def _drop(self, index: int) -> None:
         del self._open[index]
@@ -187,8 +196,9 @@ class OpenShards(Generic[T]):
             self._open.move_to_end(index)
             return self._open[index]
         self._bytes += self._sizes[index]
-        while self._open and (self._bytes > self._most or len(self._open) >= 3 * WINDOW):
+        while self._open and (self._bytes > self._most or len(self._open) >= self._most_shards):
             oldest, _ = self._open.popitem(last=False)
+            self._ready.pop(oldest, None)
             self._bytes -= self._sizes[oldest]
         self._open[index] = self._threads.submit(functools.partial(self._open_one, index))
         return self._open[index]

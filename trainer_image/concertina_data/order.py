@@ -1,11 +1,13 @@
 """Order of the sequences of a data set.
 
-The sequence at a position depends only on the shards, the seed and the position.
+The sequence at a position depends only on the shards, the seed, the number of groups and the position.
 
-An epoch visits every sequence once. It permutes the shards and divides them into windows of WINDOW shards. Within a
-window, it permutes all sequences, so a reader needs no more than WINDOW shards at a time (decision "Data order in two
-levels"). Both permutations are keyed Feistel networks with cycle walking. They need no table of sequences and no state,
-so any position can be computed by itself.
+An epoch visits every sequence once. It permutes the shards and divides their sequences into groups of equal size. The
+groups take turns: with 16 groups, each group has every 16th position. Each group divides its shards into windows, and
+permutes all sequences within a window. The windows of all groups together have WINDOW shards, or one shard for each
+group if there are more groups. So a reader of all groups needs no more than WINDOW shards at a time, and a reader of
+one group needs one (decisions "Data order in two levels" and "Groups of shards"). Both permutations are keyed Feistel
+networks with cycle walking. They need no table of sequences and no state, so any position can be computed by itself.
 
 This module computes with plain integers. `concertina_trainer.data.batch_order` computes many positions at once.
 """
@@ -13,11 +15,19 @@ This module computes with plain integers. `concertina_trainer.data.batch_order` 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 WINDOW = 16
+"""Number of shards of the windows of all groups together, if there are no more groups than this."""
+GROUPS = 16
+"""Default number of groups."""
+MOST_GROUPS = 1024
 ROUNDS = 6
 _TABLE_BITS = 12
 """Largest half of a network, in bits, for which the round functions are tabulated.
@@ -77,30 +87,59 @@ def key_of(*numbers: int) -> int:
     return key
 
 
+class Epoch(NamedTuple):
+    """Tables of one epoch."""
+
+    shards: array[int]
+    """Shards in the order of the epoch. A *place* is an index of this array."""
+    begins: array[int]
+    """Number of sequences before each place, and the total at the end."""
+    parts: array[int]
+    """First sequence of each group, numbered as `begins` does, and the total at the end."""
+    taken: Sequence[int]
+    """Number of sequences that each group has consumed in earlier epochs."""
+
+
 class Order:
     """Order of the sequences of shards; shard number i has `counts[i]` sequences."""
 
-    def __init__(self, counts: Sequence[int], seed: int) -> None:
+    def __init__(self, counts: Sequence[int], seed: int, turns: Sequence[int] = (0,)) -> None:
         """Prepare the order in which the sequences of all shards are visited.
 
         Args:
             counts: Number of sequences in each shard.
             seed: Seed of the order.
+            turns: Group of each position. The pattern repeats, and contains each group equally often.
 
         Raises:
             ValueError: When no shard has a whole sequence.
         """
-        self._counts, self._seed = counts, seed
+        self._counts, self._seed, self._turns = counts, seed, turns
+        self.groups = max(turns) + 1
+        self._share = len(turns) // self.groups
+        """Number of turns of each group in one period of the pattern."""
+        self.window = max(1, WINDOW // self.groups)
+        """Number of shards of a window of one group."""
+        self._earlier = _earlier(turns)
         self.epoch_size = self._total()
         if not self.epoch_size:
             raise ValueError("no shard is as long as one sequence")
+        self.stride = max(1, self.epoch_size // (4 * len(counts)))
+        """Number of positions in which `nearby` changes little: a quarter of an average shard."""
         self._epoch = functools.lru_cache(maxsize=2)(self._epoch_tables)
-        self._window = functools.lru_cache(maxsize=2)(self._permuted_window)
+        self._window = functools.lru_cache(maxsize=2 * self.groups)(self._permuted_window)
 
     def _total(self) -> int:
         return sum(self._counts)
 
-    def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
+    def _epoch_tables(self, epoch: int) -> Epoch:
+        """Return the tables of an epoch."""
+        shards, begins = self._in_order(epoch)
+        taken, later = self._taken(epoch * self.epoch_size), self._taken((epoch + 1) * self.epoch_size)
+        sizes = [after - before for before, after in zip(taken, later)]
+        return Epoch(shards, begins, array("q", itertools.accumulate(sizes, initial=0)), taken)
+
+    def _in_order(self, epoch: int) -> tuple[array[int], array[int]]:
         """Return the shards in the order of this epoch, and how many sequences come before each shard."""
         permutation = Permutation(len(self._counts), key_of(self._seed, epoch, 1))
         shards, begins = array("i", map(permutation.at, range(len(self._counts)))), array("q", [0])
@@ -108,30 +147,87 @@ class Order:
             begins.append(begins[-1] + self._counts[shard])
         return shards, begins
 
-    def _permuted_window(self, epoch: int, window: int) -> tuple[int, Permutation]:
-        """Return the first sequence of a window, and the permutation of the window's sequences.
+    def _taken(self, position: int) -> list[int]:
+        """Return the number of positions before `position` that each group has."""
+        periods, offset = divmod(position, len(self._turns))
+        counts = Counter(self._turns[:offset])
+        return [periods * self._share + counts[group] for group in range(self.groups)]
+
+    def _permuted_window(self, epoch: int, group: int, window: int) -> tuple[int, Permutation]:
+        """Return the first sequence of a group's window, and the permutation of the window's sequences.
 
         The first sequence is given as its number in the epoch before sequences are permuted.
         """
-        _, begins = self._epoch(epoch)
-        first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(begins) - 1)]
+        _, begins, parts, _ = self._epoch(epoch)
+        last_place = min((window + 1) * self.window, len(begins) - 1)
+        first, last = max(begins[window * self.window], parts[group]), min(begins[last_place], parts[group + 1])
         return first, Permutation(last - first, key_of(self._seed, epoch, 2, window))
 
     def find(self, position: int) -> tuple[int, int]:
         """Return the shard that contains the sequence at a position, and the sequence's index in that shard."""
-        epoch, offset = divmod(position, self.epoch_size)
-        shards, begins = self._epoch(epoch)
-        first, permutation = self._window(epoch, (bisect_right(begins, offset) - 1) // WINDOW)
-        shuffled = first + permutation.at(offset - first)
+        epoch, turn = position // self.epoch_size, position % len(self._turns)
+        shards, begins, parts, taken = self._epoch(epoch)
+        group = self._turns[turn]
+        nth = position // len(self._turns) * self._share + self._earlier[turn]
+        unshuffled = parts[group] + nth - taken[group]
+        first, permutation = self._window(epoch, group, (bisect_right(begins, unshuffled) - 1) // self.window)
+        shuffled = first + permutation.at(unshuffled - first)
         index = bisect_right(begins, shuffled) - 1
         return shards[index], shuffled - begins[index]
 
-    def nearby(self, position: int) -> list[int]:
-        """Return the shards that a reader needs next: those of the position's window, then those of the next window."""
-        epoch, offset = divmod(position, self.epoch_size)
-        shards, begins = self._epoch(epoch)
-        first = (bisect_right(begins, offset) - 1) // WINDOW * WINDOW
-        nearby_shards = [*shards[first : first + 2 * WINDOW]]
-        if first + WINDOW >= len(shards):
-            nearby_shards += self._epoch(epoch + 1)[0][:WINDOW]
-        return [shard for shard in dict.fromkeys(nearby_shards) if self._counts[shard]]
+    def nearby(self, position: int, groups: Iterable[int] | None = None) -> list[int]:
+        """Return the shards that a reader of `groups` needs next. By default, it reads all groups.
+
+        They are the shards of each group's window at the position, then those of each group's next window.
+        """
+        epoch, taken = position // self.epoch_size, self._taken(position)
+        now, later = list[int](), list[int]()
+        for group in range(self.groups) if groups is None else groups:
+            tables = self._epoch(epoch)
+            nth = tables.parts[group] + taken[group] - tables.taken[group]
+            windows = self._windows(epoch, group, nth)
+            if len(windows) < 2:
+                windows += self._windows(epoch + 1, group, self._epoch(epoch + 1).parts[group])
+            for some, shards in zip((now, later), windows):
+                some += shards
+        return [shard for shard in dict.fromkeys(now + later) if self._counts[shard]]
+
+    def _windows(self, epoch: int, group: int, begin: int) -> list[array[int]]:
+        """Return the shards of a group's window with the sequence `begin`, and those of its next window.
+
+        The sequence is given as its number in the epoch before sequences are permuted. The result is shorter at the end
+        of the epoch.
+        """
+        shards, begins, parts, _ = self._epoch(epoch)
+        end = parts[group + 1]
+        if begin >= end:
+            return []
+        first, last = (bisect_right(begins, sequence) - 1 for sequence in (parts[group], end - 1))
+        place = (bisect_right(begins, begin) - 1) // self.window * self.window
+        edges = [place, place + self.window, place + 2 * self.window]
+        cuts = [shards[max(first, edges[i]) : min(last + 1, edges[i + 1])] for i in range(2)]
+        return [cut for cut in cuts if cut]
+
+
+def _earlier(turns: Sequence[int]) -> list[int]:
+    """Return, for each turn, how many earlier turns have the same group."""
+    counts, earlier = Counter[int](), list[int]()
+    for group in turns:
+        earlier.append(counts[group])
+        counts[group] += 1
+    return earlier
+
+
+def classes(batch: int, groups: int) -> int:
+    """Return the number of classes of groups that have the same number of sequences in each batch.
+
+    Two groups are in the same class if their numbers are equal modulo the number of classes. Ranks take the sequences
+    of a batch class by class, so that a rank reads the same few groups in all batches.
+    """
+    return math.gcd(batch, groups)
+
+
+def by_group(batch: range, groups: int) -> list[int]:
+    """Return the positions of a batch in the order in which ranks share them: by class, then by group."""
+    modulus = classes(len(batch), groups)
+    return sorted(batch, key=lambda position: (position % groups % modulus, position % groups))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from concertina_data.data_manifest import TOO_SHORT, DataManifest
@@ -23,7 +24,7 @@ class Sequences:
     Each sequence is cut out of the stream of documents. It has `length` tokens and the token after them.
     """
 
-    def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings) -> None:
+    def __init__(self, uri: str, length: int, seed: int, cache: CacheSettings, groups: int) -> None:
         """Open a data set in a folder or a store, and read its manifest.
 
         Raises:
@@ -43,12 +44,14 @@ class Sequences:
         counts = self._manifest.sequences(length)
         if not sum(counts):
             raise InvalidInput(TOO_SHORT.format(uri=uri, length=length))
-        self._order = Order(counts, seed)
+        self._order, self._groups = Order(counts, seed, range(groups)), groups
         self.epoch_size = self._order.epoch_size
+        self._expected: tuple[int, list[int]] | None = None
         sizes = [shard.size for shard in self._manifest.shards]
         self._rows = installed()
         open_one = functools.partial(_open, self._place, self._manifest, self._rows)
-        self._shards = OpenShards(sizes, cache.limit, open_one, Threads(FETCH_THREADS))
+        most_shards = 3 * self._order.window * groups
+        self._shards = OpenShards(sizes, cache.limit, open_one, Threads(FETCH_THREADS), most_shards)
 
     @property
     def vocab_size(self) -> int:
@@ -60,8 +63,8 @@ class Sequences:
         """Sentence for users about why a read of training data waits for a store, or "" if none waits."""
         return self._place.waiting_for
 
-    def rows(self, start: int, stop: int) -> Any:
-        """Return the sequences at the positions from `start` to `stop` - 1, as int64 `[stop - start, length + 1]`.
+    def rows(self, positions: Sequence[int]) -> Any:
+        """Return the sequences at these positions, as int64 `[positions, length + 1]`.
 
         The result is a tensor if torch is installed, otherwise a memoryview.
 
@@ -69,9 +72,13 @@ class Sequences:
             InvalidInput: When a file is missing or damaged.
             StorageError: When the store can't be reached.
         """
-        self._shards.expect(self._order.nearby(start))
-        rows = self._rows(stop - start, self._length + 1)
-        for row, position in enumerate(range(start, stop)):
+        groups = sorted({position % self._groups for position in positions})
+        expected = min(positions) // self._order.stride, groups
+        if expected != self._expected:
+            self._shards.expect(self._order.nearby(min(positions), groups))
+            self._expected = expected
+        rows = self._rows(len(positions), self._length + 1)
+        for row, position in enumerate(positions):
             shard, index = self._order.find(position)
             tokens, begin = self._shards.get(shard), index * self._length
             for offset in range(0, self._length + 1, PIECE):

@@ -129,6 +129,7 @@ def data(
     length: int,
     batch: int,
     seed: int = 0,
+    groups: int = 16,
     rank: Optional[int] = None,
     size: Optional[int] = None,
     cache_mebibytes: int = 4096,
@@ -139,9 +140,9 @@ def data(
     inputs are `rows[:, :-1]`, the targets `rows[:, 1:]`. If torch is not installed, the rows are a memoryview of that
     shape, which `numpy.asarray` takes without a copy.
 
-    The n-th sequence of a run depends only on the data, `length`, `seed` and n, not on the number of ranks or on
-    failures. Each rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more. In
-    that case, multiply the loss by `data.weight`, so that the mean over the ranks is the mean over the batch. If you
+    The n-th sequence of a run depends only on the data, `length`, `seed`, `groups` and n, not on the number of ranks or
+    on failures. Each rank gets its part of the batch. If the batch does not divide evenly, some ranks get one row more.
+    In that case, multiply the loss by `data.weight`, so that the mean over the ranks is the mean over the batch. If you
     pass the iterator to `State`, each sequence is consumed once, even if the number of ranks or `batch` changes.
 
     Args:
@@ -149,6 +150,8 @@ def data(
         length: Tokens in a sequence.
         batch: Sequences in a step, of all ranks together.
         seed: Seed of the order in which sequences are consumed.
+        groups: Number of groups into which the shards are divided. Each batch has the same number of sequences of each
+            group, and each rank reads few groups. A multiple of the number of nodes that divides `batch` is best.
         rank: Number of this rank among the ranks that share a batch. By default, this is its rank in the job.
         size: Number of ranks that share a batch. By default, all ranks of the job share it. With tensor parallelism,
             for example, fewer ranks do.
@@ -164,7 +167,8 @@ def data(
     from trainingjob._data import Data
 
     here = world()
-    return Data(uri, length, batch, seed, here.rank if rank is None else rank, size or here.size, cache_mebibytes)
+    rank, size = here.rank if rank is None else rank, size or here.size
+    return Data(uri, length, batch, seed, groups, rank, size, cache_mebibytes)
 
 
 def run(main: Callable[[], T]) -> T:

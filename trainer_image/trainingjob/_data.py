@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from concertina_data.opening import Threads
+from concertina_data.order import MOST_GROUPS, by_group
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_protocol.stderr import write_line
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 AHEAD = 2
 """Batches that are read before they are needed."""
+_DESCRIPTIONS = {"data": "digest of data", "length": "length", "seed": "seed", "groups": "groups"}
+"""Settings that determine which sequence is at each position, with their names in messages."""
 REPORT_SECONDS = 1.0
 """Seconds between two reports of a wait for data."""
 
@@ -39,11 +42,11 @@ class Data(SampleCounter):
     """
 
     def __init__(
-        self, uri: str, length: int, batch: int, seed: int, rank: int, size: int, cache_mebibytes: int
+        self, uri: str, length: int, batch: int, seed: int, groups: int, rank: int, size: int, cache_mebibytes: int
     ) -> None:
         """Open the training data. See `trainingjob.data` for the arguments and errors."""
         _storage.find_client()
-        self._uri, self._length, self._batch, self._seed = uri, length, batch, seed
+        self._uri, self._length, self._batch, self._seed, self._groups = uri, length, batch, seed, groups
         self._begin, self._end = batch * rank // size, batch * (rank + 1) // size
         self.weight = (self._end - self._begin) * size / batch
         """Factor for the mean loss over this rank's rows, so that the mean over the ranks is the mean over the batch.
@@ -54,8 +57,9 @@ class Data(SampleCounter):
         """Sequences that all ranks together have consumed since the run began."""
         has_read_before = world().round > 1
         with faults_reported():
-            _check(length, batch, rank, size)
-            self._sequences = Sequences(uri, length, seed, CacheSettings(cache_mebibytes << 20, begun=has_read_before))
+            _check(length, batch, groups, rank, size)
+            cache = CacheSettings(cache_mebibytes << 20, begun=has_read_before)
+            self._sequences = Sequences(uri, length, seed, cache, groups)
         self._threads = Threads(1)
         self._ahead: deque[concurrent.futures.Future[Tensor]] = deque()
         self._logged_reason = ""
@@ -112,7 +116,8 @@ class Data(SampleCounter):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data, and the settings that determine which sequence is at each position."""
-        return {"samples": self.samples, "data": self.digest, "length": self._length, "seed": self._seed}
+        settings = {"data": self.digest, "length": self._length, "seed": self._seed, "groups": self._groups}
+        return {"samples": self.samples, **settings}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the sequences that the saved run has consumed.
@@ -123,8 +128,8 @@ class Data(SampleCounter):
             state: The result of `state_dict`.
 
         Raises:
-            concertina_state.errors.InvalidInput: The data, `length` or `seed` differ from the saved run, so the
-                sequences are in another order.
+            concertina_state.errors.InvalidInput: The data, `length`, `seed` or `groups` differ from the saved run, so
+                the sequences are in another order.
         """
         with faults_reported():
             self._check_same(state)
@@ -133,7 +138,7 @@ class Data(SampleCounter):
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         own = self.state_dict()
-        for name, description in (("data", "digest of data"), ("length", "length"), ("seed", "seed")):
+        for name, description in _DESCRIPTIONS.items():
             if state[name] != own[name]:
                 error = DataChanged if name == "data" else InvalidInput
                 raise error(
@@ -144,8 +149,9 @@ class Data(SampleCounter):
 
     def _reader(self, start: int) -> Callable[[], Tensor]:
         """Return a function that reads this rank's rows of the batch whose first sequence has the number `start`."""
-        sequences, begin, end = self._sequences, start + self._begin, start + self._end
-        return lambda: sequences.rows(begin, end)
+        sequences, groups = self._sequences, self._groups
+        batch, begin, end = range(start, start + self._batch), self._begin, self._end
+        return lambda: sequences.rows(by_group(batch, groups)[begin:end])
 
     def _discard_ahead(self) -> None:
         """Drop the batches that a thread has read in advance, because the position has changed."""
@@ -180,7 +186,7 @@ def end_round() -> None:
         _live.pop().close()
 
 
-def _check(length: int, batch: int, rank: int, size: int) -> None:
+def _check(length: int, batch: int, groups: int, rank: int, size: int) -> None:
     """Refuse a batch that the ranks can't share.
 
     Raises:
@@ -190,6 +196,8 @@ def _check(length: int, batch: int, rank: int, size: int) -> None:
         raise InvalidInput(
             f"there is no rank {rank} among {size} ranks, with sequences of {length} tokens in batches of {batch}."
         )
+    if not 1 <= groups <= MOST_GROUPS:
+        raise InvalidInput(f"groups must be from 1 to {MOST_GROUPS}, but is {groups}.")
     if batch < size:
         raise InvalidInput(
             f"a batch of {batch} sequences is too small for {size} ranks, because each needs at least one: "

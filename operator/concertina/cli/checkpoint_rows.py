@@ -99,7 +99,9 @@ def _samples(manifest: Manifest, lineage: Lineage, begin: int) -> Iterator[Row]:
         return
     first, last = positions(begin, manifest.position, manifest.skipped)
     left_out = united((max(first, start), min(last, end)) for start, end in manifest.skipped)
-    order = digest([manifest.data, config.seed, config.model.sequence_length, first, last, left_out])
+    order = digest(
+        [manifest.data, config.seed, config.data.groups, config.model.sequence_length, first, last, left_out]
+    )
     yield "Samples", f"positions {first:,} to {last - 1:,} in the order of seed {config.seed}, digest {order}"
     digests = lineage.data_sets or ("?",) * len(config.data.sources)
     for stretch, data_digest in zip(

@@ -379,6 +379,7 @@ def _facts(spec: JobSpec, estimate: Estimate) -> Iterator[tuple[str, str]]:
             f"{plan.microbatches} microbatches of {plan.rows} on each of {layout.data}"
         ),
     )
+    yield "Data", _reading(estimate)
     yield (
         "Step",
         (
@@ -402,6 +403,15 @@ def _facts(spec: JobSpec, estimate: Estimate) -> Iterator[tuple[str, str]]:
     if budget := estimate.budget:
         cost = "" if budget.cost is None else f", {budget.cost:,.0f} {budget.currency}"
         yield "Run", f"{budget.tokens:.3g} {layout.elements} in {duration(budget.seconds)}{cost}, if nothing fails"
+
+
+def _reading(estimate: Estimate) -> str:
+    reading, layout = estimate.reading, estimate.layout
+    most, least = max(reading.groups), min(reading.groups)
+    text = f"a replica reads {least if least == most else f'{least} to {most}'} of {reading.total} groups"
+    if layout.elements == "tokens":
+        text += f", {_size(reading.rate(estimate.tokens_per_second))}/s"
+    return f"{text}; all replicas together read the data {reading.times:.3g} times an epoch"
 
 
 def _degrees(layout: ParallelLayout) -> str:

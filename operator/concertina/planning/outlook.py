@@ -10,6 +10,7 @@ from concertina.api.spec import JobSpec
 from concertina.plan.state import snapshot_memory
 from concertina.planning.hardware import FABRICS, FabricName, Gpu
 from concertina.planning.layout import OwnDescription, ParallelLayout
+from concertina.planning.reading import Reading, reading
 from concertina.planning.timing import StepTime, bubble_share, link, mfu, step_time
 from concertina.planning.traffic import Traffic, batch, traffic
 from concertina_trainer.config.memory_config import Activations
@@ -68,6 +69,7 @@ class Estimate:
     fabric: FabricName
     time: StepTime
     traffic: Sequence[Traffic]
+    reading: Reading
     memory: Sequence[RankMemoryEstimate]
     """Memory of the ranks that need the most. Empty if it was not measured."""
     snapshots: int
@@ -135,7 +137,7 @@ def outlook(
     weights = snapshot_memory.Weights(layout.weights, layout.trained)
     tried_spec = spec.model_copy(update={"trainer": trainer, "parallelism": layout.parallelism})
     return Estimate(
-        layout, replicas, gpu, fabric, time, traffic(layout), memory,
+        layout, replicas, gpu, fabric, time, traffic(layout), reading(layout), memory,
         snapshot_memory.needed(tried_spec, replicas, weights), snapshot_memory.offloaded(tried_spec, replicas, weights),
         snapshot_memory.room(spec), Budget(tokens, seconds, cost, price.currency if price else ""),
     )  # fmt: skip
@@ -311,6 +313,8 @@ def as_object(estimate: Estimate) -> dict[str, Any]:
         "fits": estimate.fits,
         "snapshotBytes": estimate.snapshots,
         "offloadedBytes": estimate.offloaded,
+        "dataGroups": estimate.reading.total,
+        "dataGroupsRead": list(estimate.reading.groups),
         "traffic": [
             {
                 "dimension": str(part.dimension), "what": part.name, "ranks": part.ranks, "times": part.times,

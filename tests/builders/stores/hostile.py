@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import http.client
 import ssl
@@ -22,6 +23,8 @@ class Proxy(ThreadingHTTPServer):
         """Faults, each of which occurs once: method, part of the path, and the kind: cut, truncate, flip, flip-request,
         or a status."""
         self.done: list[str] = []
+        self.sent: collections.Counter[str] = collections.Counter()
+        """Bytes of the bodies that were sent, by path."""
         self.delay = 0.0
         """Seconds by which each body that arrives is delayed."""
         self._lock = threading.Lock()
@@ -80,6 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[: len(content) // 2]
             self.close_connection = True
         self.wfile.write(content)
+        self.server.sent[urlsplit(self.path).path] += len(content)
         upstream.close()
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass

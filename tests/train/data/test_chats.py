@@ -287,7 +287,7 @@ def test_chats_are_never_cut_by_the_trainer(uri, documents, length, said):
 
 def test_scripts_do_not_read_chats_without_their_weights(uri):
     with pytest.raises(InvalidInput, match="contains chats, whose tokens have weights"):
-        Sequences(uri, 20, 0, CacheSettings(1 << 30))
+        Sequences(uri, 20, 0, CacheSettings(1 << 30), 1)
 
 
 def test_a_weight_that_is_neither_0_nor_1_is_damage(uri, tmp_path, capsys):

@@ -129,7 +129,7 @@ def test_the_manifest_is_of_a_format_of_its_own(data):
 
 def test_scripts_are_told_that_rows_are_of_tokens(data, data_cache):
     with pytest.raises(InvalidInput, match=r"contains frames \(float16 x 5 with 300 targets\), but rows of tokens"):
-        Sequences(str(data), LENGTH, 0, CacheSettings(2**20))
+        Sequences(str(data), LENGTH, 0, CacheSettings(2**20), 1)
 
 
 def save(folder, **arrays):

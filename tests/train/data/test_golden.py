@@ -19,6 +19,8 @@ from concertina_trainer.data.build.write import Draft
 from concertina_trainer.data.read.sequence_reader import Reader
 
 LENGTH, POSITIONS = 24, 10_000
+GROUPED = "cd3829e3eebbbdd7860f9809538ad4041e715042c09bb944b08acf0855fea5cd"
+"""sha256 of what is consumed in the mode Masked with 16 groups."""
 GOLDEN = {
     "Joined": ("a3037da2f03978d2c054096c17975d539f761606d34de0a1f226c64cf86a5a76", "eccc5ee12f227650"),
     "Masked": ("33ca5c927ea42785c6809d3f91007fa6562ecf33e62c390863a121548983e3aa", "082c06f0cce00647"),
@@ -61,9 +63,9 @@ def mixture(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("documents", GOLDEN)
-def test_the_first_10_000_positions_never_change(mixture, documents):
-    config = DataConfig.model_validate({"mixture": mixture, "documents": documents})
+def consumed(mixture, documents, groups):
+    """Return the sha256 of what is consumed at the first positions, and the digest that checkpoints carry."""
+    config = DataConfig.model_validate({"mixture": mixture, "documents": documents, "groups": groups})
     reader = Reader(config, LENGTH, seed=42, skipped=[(100, 131), (5000, 5001)])
     assert 3 * reader.epoch_size < POSITIONS
     places = np.stack(reader.places(np.arange(POSITIONS)))
@@ -72,5 +74,14 @@ def test_the_first_10_000_positions_never_change(mixture, documents):
     consumed = [places, sequences.tokens]
     if sequences.document_ids is not None:
         consumed += [sequences.document_ids, sequences.predicted]
-    golden = hashlib.sha256(b"".join(np.ascontiguousarray(part).astype("<i8").tobytes() for part in consumed))
-    assert (golden.hexdigest(), reader.digest) == GOLDEN[documents]
+    found = hashlib.sha256(b"".join(np.ascontiguousarray(part).astype("<i8").tobytes() for part in consumed))
+    return found.hexdigest(), reader.digest
+
+
+@pytest.mark.parametrize("documents", GOLDEN)
+def test_the_first_10_000_positions_never_change(mixture, documents):
+    assert consumed(mixture, documents, groups=1) == GOLDEN[documents]
+
+
+def test_the_first_10_000_positions_of_groups_never_change(mixture):
+    assert consumed(mixture, "Masked", groups=16) == (GROUPED, GOLDEN["Masked"][1])

@@ -25,9 +25,11 @@ from concertina_data import cache
 from concertina_data.data_manifest import parse
 from concertina_data.files import tokens_file
 from concertina_data.opening import read_manifest
+from concertina_data.order import GROUPS, by_group
 from concertina_data.places import CacheSettings
 from concertina_data.sequences import Sequences
 from concertina_state.errors import InvalidInput
+from concertina_state.objects import prefix
 from concertina_state.objects.prefix import ObjectPrefix, StorageError
 from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data.build.build import build
@@ -39,6 +41,8 @@ from concertina_trainer.data.read.sequence_reader import Reader
 pytestmark = pytest.mark.usefixtures("data_cache")
 
 LENGTH = 50
+IN_ORDER = by_group(range(20), GROUPS)
+"""Numbers of the sequences of the first batch of 20, in the order in which ranks share them."""
 
 
 @pytest.fixture
@@ -80,7 +84,7 @@ def threads_of_readers():
 
 @pytest.mark.parametrize("make", [
     lambda uri: Reader(DataConfig(uri=uri, documents="Masked"), LENGTH, seed=1),
-    lambda uri: Sequences(uri, LENGTH, 1, CacheSettings(1 << 20)),
+    lambda uri: Sequences(uri, LENGTH, 1, CacheSettings(1 << 20), 16),
 ], ids=["trainer", "script"])  # fmt: skip
 def test_a_reader_that_nobody_uses_ends_its_threads_and_closes_its_files(local, make):
     """Drop a reader with the collector off: its threads end at once.
@@ -94,7 +98,7 @@ def test_a_reader_that_nobody_uses_ends_its_threads_and_closes_its_files(local, 
         if isinstance(reader, Reader):
             reader.read(0, 20)
         else:
-            reader.rows(0, 20)
+            reader.rows(range(20))
         threads = [thread for thread in threads_of_readers() if thread not in before]
         assert threads
         assert str(local) in Path("/proc/self/maps").read_text()
@@ -121,6 +125,23 @@ def test_a_shard_is_fetched_once_for_all_workers_of_a_node(stored, expected, dat
     assert len(held(data_cache)) == 20
     ObjectPrefix(stored).delete([f"shard-{i:06}.bin" for i in range(20)])
     assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all(), "from the cache"
+
+
+@pytest.mark.parametrize("fault", [None, "cut", "change"])
+def test_a_large_shard_is_fetched_in_pieces(stored, expected, between, hasty, monkeypatch, fault):
+    monkeypatch.setattr(prefix, "PIECE", 200)
+    between.spoil = lambda name, nth: fault if name.endswith(".bin") and nth == 2 else None
+    assert (Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600) == expected).all()
+    assert between.asked["shard-000000.bin"] >= 4
+
+
+@pytest.mark.parametrize("size", [150, 650, 1500])
+def test_a_large_shard_of_another_size_is_named(stored, hasty, monkeypatch, size):
+    folder = ObjectPrefix(stored)
+    folder.put("shard-000000.bin", (folder.get("shard-000000.bin") * 3)[:size])
+    monkeypatch.setattr(prefix, "PIECE", 200)
+    with pytest.raises(InvalidInput, match=rf"shard-000000.bin is damaged: .* but the file has {size} bytes"):
+        Reader(DataConfig(uri=stored), LENGTH, seed=1).read(0, 600)
 
 
 def together(count, work):
@@ -413,13 +434,13 @@ def test_a_slow_store_is_told_as_a_stall(stored, expected, between, soon_long):
     sent = threading.Event()
     between.spoil = lambda name, nth: sent.wait() if name.endswith(".bin") else None
     tokens, told = first_batch(stored, sent.set)
-    assert (tokens == expected[:20]).all()
+    assert (tokens == expected[IN_ORDER]).all()
     assert re.search(r"shard-0000\d\d\.bin \(\d+ bytes\) takes long to arrive", told[0])
 
 
 def test_waiting_for_who_fetches_the_same_shard_is_told_as_a_stall(stored, expected, held_by_another, soon_long):
     tokens, told = first_batch(stored, held_by_another.close)
-    assert (tokens == expected[:20]).all()
+    assert (tokens == expected[IN_ORDER]).all()
     assert "takes long to arrive" in told[0]
 
 
@@ -505,7 +526,7 @@ def test_waiting_for_a_store_is_told_as_a_stall(stored, expected, between):
             between.spoil = lambda name, nth: None
 
     [batch] = ahead.next(stalled)
-    assert (batch.tokens.numpy() == expected[:20]).all()
+    assert (batch.tokens.numpy() == expected[IN_ORDER]).all()
     assert "can't be reached" in told[0][0]
     assert 0 < told[0][1] < told[1][1] <= ahead.stalled_seconds
 
@@ -522,7 +543,7 @@ def test_prefetching_and_threads_never_change_the_order(stored, expected, betwee
     for at in range(0, 600, 20):
         parts = [part for rank in ranks for part in rank.next(lambda *_: None)]
         rows = torch.cat([part.tokens[part.weights.sum(1) > 0] for part in parts])
-        assert (rows.numpy() == expected[at : at + 20]).all()
+        assert (rows.numpy() == expected[reader.batch(at, 20)]).all()
     for rank in ranks:
         rank.close()
     assert between.asked["shard-000000.bin"]

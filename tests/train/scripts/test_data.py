@@ -48,15 +48,25 @@ def folders(tmp_path_factory) -> dict[int, str]:
     return {size: write(str(folder / str(size)), size) for size in (1, 2, 4)}
 
 
+def batches(uri: str, seed: int, *sizes: int, groups: int = 16, start: int = 0) -> np.ndarray:
+    """Return batches of these sizes as the bundled trainer reads them, in the order in which ranks share them."""
+    reader, rows = Reader(DataConfig(uri=uri, groups=groups), LENGTH, seed), []
+    for size in sizes:
+        rows.append(reader.sequences(reader.batch(start, size)).tokens)
+        start += size
+    return np.concatenate(rows)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     token_bytes=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**31 - 1), size=st.integers(1, 5),
-    spare=st.integers(0, 9), consumed=st.integers(0, 2000),
+    spare=st.integers(0, 9), consumed=st.integers(0, 2000), groups=st.sampled_from([1, 3, 16]),
 )  # fmt: skip
-def test_any_world_reads_the_batches_of_the_bundled_trainer(folders, token_bytes, seed, size, spare, consumed):
+def test_any_world_reads_the_batches_of_the_bundled_trainer(folders, token_bytes, seed, size, spare, consumed, groups):
     uri, batch, steps = folders[token_bytes], size + spare, 3
-    expected = Reader(DataConfig(uri=uri), LENGTH, seed).read(consumed, consumed + steps * batch)
-    ranks = [trainingjob.data(uri, length=LENGTH, batch=batch, seed=seed, rank=r, size=size) for r in range(size)]
+    expected = batches(uri, seed, *[batch] * steps, groups=groups, start=consumed)
+    settings = {"length": LENGTH, "batch": batch, "seed": seed, "groups": groups, "size": size}
+    ranks = [trainingjob.data(uri, rank=rank, **settings) for rank in range(size)]
     found, mean = [], 0.0
     for data in ranks:
         data.load_state_dict({**data.state_dict(), "samples": consumed})
@@ -78,7 +88,7 @@ def test_another_batch_goes_on_behind_what_was_consumed(folders):
     next(second)  # what was read ahead counts for nothing
     second.load_state_dict(first.state_dict())
     rows += [next(second) for _ in range(3)]
-    expected = Reader(DataConfig(uri=folders[2]), LENGTH, 0).read(0, 3 * 7 + 3 * 4)
+    expected = batches(folders[2], 0, 7, 7, 7, 4, 4, 4)
     assert torch.equal(torch.cat(rows), torch.from_numpy(expected))
     assert second.samples == 33
 
@@ -88,6 +98,7 @@ def test_another_batch_goes_on_behind_what_was_consumed(folders):
     [
         (1, {}, "read its data with the digest of data"),
         (2, {"seed": 9}, "read its data with the seed 0, but .* is now opened with the seed 9"),
+        (2, {"groups": 8}, "read its data with the groups 16, but .* is now opened with the groups 8"),
         (2, {"length": 12}, "read its data with the length 24, but .* is now opened with the length 12"),
     ],
 )
@@ -156,11 +167,11 @@ def test_it_reads_ahead_and_no_further(folders, monkeypatch):
     data = trainingjob.data(folders[2], length=LENGTH, batch=4)
     rows = data._sequences.rows
 
-    def counted(start: int, stop: int) -> torch.Tensor:
-        read.append(start)
+    def counted(positions: list[int]) -> torch.Tensor:
+        read.append(min(positions))
         if len(read) == 4:
             enough.set()
-        return rows(start, stop)
+        return rows(positions)
 
     monkeypatch.setattr(data._sequences, "rows", counted)
     next(data)
@@ -174,7 +185,7 @@ def test_from_a_store_through_a_bounded_cache(s3, tmp_path, data_cache):
     uri = write(f"s3://train/{tmp_path.name}", 4)
     data = trainingjob.data(uri, length=LENGTH, batch=50, seed=5)
     found = torch.cat([next(data) for _ in range(12)])
-    assert torch.equal(found, torch.from_numpy(Reader(DataConfig(uri=uri), LENGTH, 5).read(0, 600)))
+    assert torch.equal(found, torch.from_numpy(batches(uri, 5, *[50] * 12)))
     assert list(data_cache.glob("*.data"))
 
 
@@ -220,7 +231,7 @@ print([row[0] for step in range(9) for row in next(data).tolist()])
 @pytest.mark.parametrize(("token_bytes", "lacking"), [(4, []), (1, ["torch"]), (2, ["torch"]), (4, ["torch"])])
 def test_data_in_a_folder_need_no_other_package(folders, token_bytes, lacking):
     uri = folders[token_bytes]
-    expected = Reader(DataConfig(uri=uri), LENGTH, 1).read(0, 45)[:, 0].tolist()
+    expected = batches(uri, 1, *[5] * 9)[:, 0].tolist()
     assert printed(BARE, uri, *lacking) == expected
 
 

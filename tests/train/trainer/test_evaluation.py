@@ -16,7 +16,7 @@ from concertina_trainer.data.build.build import build
 from concertina_trainer.data.build.recipe import Recipe
 from concertina_trainer.data.read.sequence_reader import Reader
 from concertina_trainer.model.decoder import Decoder
-from concertina_trainer.training.evaluation import SEED
+from concertina_trainer.training.evaluation import GROUPS, SEED
 
 STEPS, SEQUENCES = 6, 17
 """Sequences: two whole batches of 7, and a part of one."""
@@ -76,7 +76,8 @@ def test_the_loss_is_that_of_what_was_set_aside_and_training_goes_on_as_without(
             parameter.copy_(weights[f"{'optimizer.ema' if ema else 'model'}.{name}"])
         expected = {}
         for name, uri in (("aside", f"{config.data.uri}/validation"), ("seen", config.data.uri)):
-            tokens = torch.from_numpy(Reader(DataConfig(uri=uri), 32, SEED).read(0, SEQUENCES))
+            reader = Reader(DataConfig(uri=uri, groups=GROUPS), 32, SEED)
+            tokens = torch.from_numpy(reader.read(0, SEQUENCES))
             expected[name] = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
     assert found[6] == pytest.approx(expected["aside"], rel=1e-5)
     assert figures[6].sets == ({} if ema else pytest.approx(expected, rel=1e-5))

@@ -40,7 +40,7 @@ OWN_COMMAND = {"spec": {"containers": [{"name": "trainer", "image": "python", "c
 PLANNED = {
     "replicas", "ranks", "ranksPerReplica", "degrees", "schedule", "activations", "acrossNodes", "parameters",
     "trainedParameters", "flopsPerToken", "flopsCounted", "microbatches", "rows", "filling", "memory", "fits",
-    "snapshotBytes", "offloadedBytes", "traffic", "gpu", "fabric",
+    "snapshotBytes", "offloadedBytes", "dataGroups", "dataGroupsRead", "traffic", "gpu", "fabric",
     "stepSeconds", "seconds", "bubble", "mfu", "tokensPerSecond", "budget", "bottleneck",
 }  # fmt: skip
 """Of each size or layout in the JSON. Whoever reads it counts on all of them: add, and take none away."""
@@ -82,6 +82,10 @@ def test_a_screen_for_the_wanted_size_and_a_line_for_the_least(file: Path) -> No
     assert rows["Layout"] == "shard 4 x tensor 2"
     assert rows["On nodes"] == "2 ranks each; between nodes: shard"
     assert rows["Batch"] == "32 sequences of 128 tokens: 2 microbatches of 4 on each of 4"
+    assert re.fullmatch(
+        r"a replica reads 4 of 16 groups, [\d,.]+ MiB/s; all replicas together read the data 1 times an epoch",
+        rows["Data"],
+    )
     assert re.fullmatch(r"1e\+09 tokens in .*, [\d,]+ EUR, if nothing fails", rows["Run"])
     assert {"tensor", "shard"} < set(rows), "what is sent"
     assert "First bottleneck: " in done.stdout

@@ -64,6 +64,8 @@ def test_so_are_other_options_of_a_model_of_one_s_own(options, said):
 
 def test_so_is_another_order_of_the_data():
     assert [str(change) for change in identity_changes(config(), config({"seed": 1}))] == ["seed 0 -> 1"]
+    grouped = config({"data": {**BASE["data"], "groups": 8}})
+    assert [str(change) for change in identity_changes(config(), grouped)] == ["data.groups 16 -> 8"]
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,24 @@ class ObjectPrefix:
         with concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
             return list(pool.map(self.get, keys))
 
+    def get_pieces(self, key: str, size: int) -> list[memoryview] | None:
+        """Return the contents of an object in pieces, or None if it does not exist.
+
+        If the object has `size` bytes, as expected, pieces of PIECE bytes are requested concurrently.
+        """
+        try:
+            with self._as_messages(f"read {key}"), concurrent.futures.ThreadPoolExecutor(CONCURRENCY) as pool:
+                first = obstore.get(self._store, key, options={"range": (0, PIECE)} if size > PIECE else {})
+                if first.meta["size"] != size:
+                    return [memoryview(obstore.get(self._store, key).bytes())]
+                later = [
+                    pool.submit(obstore.get_range, self._store, key, start=start, end=min(size, start + PIECE))
+                    for start in range(PIECE, size, PIECE)
+                ]
+                return [memoryview(first.bytes()), *(memoryview(piece.result()) for piece in later)]
+        except FileNotFoundError:
+            return None
+
     def get_ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Return the bytes of each range [begin, end)."""
         with self._as_messages(f"read {key}", missing_is_error=True):

@@ -41,9 +41,9 @@ def identity_changes(saved: TrainerConfig, now: TrainerConfig) -> list[Change]:
     """Return the changes of the configuration that prevent training from resuming, by field.
 
     These are changes of the model's arithmetic, of the order of the data, or of the optimizer's state. The sequence
-    length and the seed decide the order of the data: a sample's position is a number of sequences, and the seed
-    shuffles the sequences. The data sets, their mixture and `data.documents` are not compared here, because they have a
-    digest of their own.
+    length, the seed and the number of groups decide the order of the data: a sample's position is a number of
+    sequences, and the seed shuffles the sequences within groups. The data sets, their mixture and `data.documents` are
+    not compared here, because they have a digest of their own.
     """
     return list(_changes(_identity(saved), _identity(now)))
 
@@ -66,7 +66,7 @@ def architecture(model: ModelConfig) -> dict[str, Any]:
 
 def _identity(config: TrainerConfig) -> dict[str, Any]:
     fields = {f"model.{name}": value for name, value in architecture(config.model).items()}
-    return {**fields, "seed": config.seed, **_optimizer_state(config.optimizer)}
+    return {**fields, "seed": config.seed, "data.groups": config.data.groups, **_optimizer_state(config.optimizer)}
 
 
 def _optimizer_state(optimizer: OptimizerConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from concertina_data.order import GROUPS, MOST_GROUPS
 from concertina_protocol.quantities import parse_quantity
 from concertina_state.format.shardfile import LONGEST_SET_NAME, MOST_SETS
 from concertina_trainer.config.section import Section, SectionRule
@@ -78,6 +79,14 @@ class DataConfig(Section):
         description="How a batch is divided among workers. Even gives every worker the same number of "
         "sequences. Speed gives slower workers fewer, down to half. Choose Speed if nodes "
         "differ in speed.",
+    )
+    groups: int = Field(
+        default=GROUPS,
+        ge=1,
+        le=MOST_GROUPS,
+        description="Number of groups into which the shards are divided. Each batch has the same number of sequences "
+        "of each group, so a node reads only the groups that its workers train on. A run can't change it, because it "
+        "determines the order of the data.",
     )
     cache_size: str = Field(
         default="4Gi",

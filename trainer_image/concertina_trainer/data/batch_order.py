@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from concertina_data import order
-from concertina_data.order import ROUNDS, WINDOW, half_bits, key_of, mixed
+from concertina_data.order import ROUNDS, half_bits, key_of, mixed
 
 _TABLE_BITS = 16
 _STRETCH = 2**19
@@ -65,17 +65,43 @@ def mix(x: _Numbers) -> _Numbers:
     return x ^ (x >> np.uint64(31))
 
 
+def permute_each(values: _Numbers, sizes: NDArray[np.int64], keys: Sequence[int], which: NDArray[np.intp]) -> _Numbers:
+    """Apply several permutations at once: to each value, the permutation number `which`.
+
+    Permutation number i is that of 0 ... sizes[i]-1 with the key keys[i], as `permute` computes it.
+    """
+    halves = np.array([half_bits(size) for size in sizes.tolist()], dtype=np.uint64)
+    rounds = np.array([[mixed(key + i) for key in keys] for i in range(ROUNDS)], dtype=np.uint64)
+    bits, bounds, in_turn = halves[which], sizes.astype(np.uint64)[which], rounds[:, which]
+    mask = (np.uint64(1) << bits) - np.uint64(1)
+
+    def network(values: _Numbers, some: slice | NDArray[np.intp]) -> _Numbers:
+        left, right = values >> bits[some], values & mask[some]
+        for key in in_turn:
+            left, right = right, left ^ (mix(right ^ key[some]) & mask[some])
+        return (left << bits[some]) | right
+
+    result = network(values, slice(None))
+    while len(outside := np.flatnonzero(result >= bounds)):  # the network permutes a power of 4 >= size: repeat
+        result[outside] = network(result[outside], outside)
+    return result
+
+
 class BatchOrder(order.Order):
     """Order of the sequences of a data set, for many positions at once."""
 
-    def __init__(self, counts: Sequence[int] | NDArray[np.int64], seed: int) -> None:
+    def __init__(
+        self, counts: Sequence[int] | NDArray[np.int64], seed: int, turns: Sequence[int] | NDArray[np.int64] = (0,)
+    ) -> None:
         self._array = np.asarray(counts, dtype=np.int64)
-        super().__init__(self._array.data, seed)
+        self._turn_groups = np.asarray(turns, dtype=np.int64)
+        super().__init__(self._array.data, seed, self._turn_groups.tolist())
+        self._earlier_turns = np.array(self._earlier, dtype=np.int64)
 
     def _total(self) -> int:
         return int(self._array.sum())
 
-    def _epoch_tables(self, epoch: int) -> tuple[array[int], array[int]]:
+    def _in_order(self, epoch: int) -> tuple[array[int], array[int]]:
         size, key = len(self._array), key_of(self._seed, epoch, 1)
         shards, begins = array("i", bytes(4 * size)), array("q", bytes(8 * (size + 1)))
         permuted = np.frombuffer(shards, np.int32)
@@ -87,11 +113,13 @@ class BatchOrder(order.Order):
 
     def at(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the shard of the sequence at each position, and the index of the sequence in its shard."""
-        epochs, places = np.divmod(positions, self.epoch_size)
+        periods, turns = np.divmod(positions, len(self._turns))
+        groups, nth = self._turn_groups[turns], periods * self._share + self._earlier_turns[turns]
+        epochs = positions // self.epoch_size
         shards, indexes = np.empty_like(positions), np.empty_like(positions)
         for epoch in np.unique(epochs).tolist():
             inside = epochs == epoch
-            shards[inside], indexes[inside] = self._within(epoch, places[inside])
+            shards[inside], indexes[inside] = self._within(epoch, groups[inside], nth[inside])
         return shards, indexes
 
     def locate(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -101,18 +129,37 @@ class BatchOrder(order.Order):
         """
         return self.at(np.arange(start, stop, dtype=np.int64))
 
-    def _within(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        in_order, ends = self._epoch(epoch)
-        shards, begins = np.frombuffer(in_order, np.int32), np.frombuffer(ends, np.int64)
-        shard_places = np.searchsorted(begins, places, side="right") - 1
-        shuffled = np.empty_like(places)
-        for window in np.unique(shard_places // WINDOW):
-            inside = shard_places // WINDOW == window
-            first, last = begins[window * WINDOW], begins[min((window + 1) * WINDOW, len(shards))]
-            key = key_of(self._seed, epoch, 2, int(window))
-            shuffled[inside] = first + permute((places[inside] - first).astype(np.uint64), int(last - first), key)
-        shard_places = np.searchsorted(begins, shuffled, side="right") - 1
-        return shards[shard_places].astype(np.int64), shuffled - begins[shard_places]
+    def _within(
+        self, epoch: int, groups: NDArray[np.int64], nth: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return shards and indexes as `at` does, for sequences of one epoch.
+
+        Each sequence is the one with the number `nth` of all sequences of its group.
+        """
+        tables = self._epoch(epoch)
+        shards, begins = np.frombuffer(tables.shards, np.int32), np.frombuffer(tables.begins, np.int64)
+        parts = np.frombuffer(tables.parts, np.int64)
+        unshuffled = parts[groups] + nth - np.array(tables.taken)[groups]
+        windows = (np.searchsorted(begins, unshuffled, side="right") - 1) // self.window
+        several, which = np.unique(windows * self.groups + groups, return_inverse=True)
+        window, group = np.divmod(several, self.groups)
+        first = np.maximum(begins[window * self.window], parts[group])
+        last = np.minimum(begins[np.minimum((window + 1) * self.window, len(shards))], parts[group + 1])
+        keys = [key_of(self._seed, epoch, 2, number) for number in window.tolist()]
+        begin = first[which]
+        shuffled = begin + permute_each((unshuffled - begin).astype(np.uint64), last - first, keys, which).astype(
+            np.int64
+        )
+        places = np.searchsorted(begins, shuffled, side="right") - 1
+        return shards[places].astype(np.int64), shuffled - begins[places]
+
+
+def by_group(groups: NDArray[np.int64], modulus: int) -> NDArray[np.intp]:
+    """Return the indices that put sequences with these groups in the order of `concertina_data.order.by_group`.
+
+    `modulus` is the number of classes of groups.
+    """
+    return np.lexsort((groups, groups % modulus))
 
 
 class Skipped:

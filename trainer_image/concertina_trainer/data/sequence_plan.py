@@ -9,6 +9,7 @@ than L + 1 tokens becomes several segments, such that each of its tokens but the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -54,10 +55,11 @@ class SequencePlan:
         sums: _Numbers = ends[self.first[1:]] - ends[self.first[:-1]]
         return sums
 
-    def predicted(self, indexes: _Numbers) -> _Numbers:
-        """Return the number of predicted tokens of each of these sequences."""
+    @functools.cached_property
+    def predicted(self) -> _Numbers:
+        """Number of predicted tokens of each sequence."""
         sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths - 1)])
-        counts: _Numbers = sums[self.first[indexes + 1]] - sums[self.first[indexes]]
+        counts: _Numbers = sums[self.first[1:]] - sums[self.first[:-1]]
         return counts
 
 

@@ -43,6 +43,8 @@ from concertina_trainer.training.progress_report import Reporter
 
 SEED = 0
 """Seed of the order of sequences. It does not depend on the run's seed, so that runs can be compared."""
+GROUPS = 1
+"""Number of groups of shards in that order. It does not depend on the run's `data.groups`, for the same reason."""
 
 
 class Evaluation:
@@ -216,7 +218,7 @@ def evaluation_readers(config: TrainerConfig, training: Reader, begun: bool = Fa
 
 
 def _reader(config: TrainerConfig, begun: bool, **changed: Any) -> Reader:
-    data: DataConfig = config.data.model_copy(update=changed)
+    data: DataConfig = config.data.model_copy(update={**changed, "groups": GROUPS})
     return Reader(data, config.model.sequence_length, SEED, begun=begun)
 
 

@@ -26,7 +26,7 @@ class Store:
 
 def test_what_could_not_be_opened_ahead_of_its_use_is_tried_again_when_it_is_used() -> None:
     store = Store()
-    shards = OpenShards([1] * 4, 4, store.open, Threads(1))
+    shards = OpenShards([1] * 4, 4, store.open, Threads(1), 48)
     shards.expect(range(4))
     for _ in range(4):
         assert store.answered.acquire(timeout=60)
@@ -40,7 +40,7 @@ def test_what_could_not_be_opened_ahead_of_its_use_is_tried_again_when_it_is_use
 
 def test_what_still_can_not_be_opened_is_raised() -> None:
     store = Store()
-    shards = OpenShards([1], 4, store.open, Threads(1))
+    shards = OpenShards([1], 4, store.open, Threads(1), 48)
     for _ in range(2):
         with pytest.raises(OSError, match="can't be reached"):
             shards.get(0)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from concertina_data import order as integers
 from concertina_data.order import WINDOW
-from concertina_trainer.data.batch_order import BatchOrder, permute
+from concertina_trainer.data.batch_order import BatchOrder, by_group, permute
 from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.mixture import Interleave
 
 counts = st.lists(st.integers(0, 40), min_size=1, max_size=2 * WINDOW + 3).filter(any)
 
@@ -31,11 +32,18 @@ def test_permute_is_the_same_in_integers_for_any_size(size, key, data):
     assert [permutation.at(value) for value in values] == permute(np.array(values), size, key).tolist()
 
 
+@st.composite
+def turns(draw):
+    """Draw a pattern in which groups take turns, as a mixture has them."""
+    weights = draw(st.lists(st.integers(1, 12), min_size=1, max_size=3))
+    return Interleave(weights, draw(st.integers(1, 20))).turns(draw(st.integers(0, len(weights) - 1)))
+
+
 @settings(deadline=None)
-@given(counts=counts, seed=st.integers(0, 2**63 - 1), start=st.integers(0, 5000))
-def test_the_order_is_the_same_in_integers(counts, seed, start):
+@given(counts=counts, seed=st.integers(0, 2**63 - 1), start=st.integers(0, 5000), turns=turns())
+def test_the_order_is_the_same_in_integers(counts, seed, start, turns):
     """A script and the bundled trainer read the same order."""
-    one, many = integers.Order(counts, seed), BatchOrder(counts, seed)
+    one, many = integers.Order(counts, seed, turns.tolist()), BatchOrder(counts, seed, turns)
     shards, indexes = many.locate(start, start + 50)
     assert [one.find(place) for place in range(start, start + 50)] == list(zip(shards, indexes, strict=True))
     assert one.nearby(start) == many.nearby(start)
@@ -43,35 +51,83 @@ def test_the_order_is_the_same_in_integers(counts, seed, start):
 
 
 @settings(deadline=None)
-@given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5))
-def test_an_epoch_has_every_sequence_once(counts, seed, epoch):
-    order = BatchOrder(counts, seed)
+@given(counts=counts, seed=st.integers(0, 2**31 - 1), epoch=st.integers(0, 5), turns=turns())
+def test_an_epoch_has_every_sequence_once(counts, seed, epoch, turns):
+    order = BatchOrder(counts, seed, turns)
     shards, indexes = order.locate(epoch * order.epoch_size, (epoch + 1) * order.epoch_size)
     visited = sorted(zip(shards.tolist(), indexes.tolist(), strict=True))
     assert visited == [(shard, index) for shard, count in enumerate(counts) for index in range(count)]
 
 
 @settings(deadline=None)
-@given(counts=counts, seed=st.integers(0, 2**31 - 1), data=st.data())
-def test_any_position_is_found_by_itself(counts, seed, data):
-    order = BatchOrder(counts, seed)
+@given(counts=counts, seed=st.integers(0, 2**31 - 1), turns=turns(), data=st.data())
+def test_any_position_is_found_by_itself(counts, seed, turns, data):
+    order = BatchOrder(counts, seed, turns)
     start = data.draw(st.integers(0, 2 * order.epoch_size))
     shards, indexes = order.locate(start, start + 50)
-    alone = [BatchOrder(counts, seed).locate(position, position + 1) for position in range(start, start + 50)]
+    alone = [BatchOrder(counts, seed, turns).locate(position, position + 1) for position in range(start, start + 50)]
     assert list(zip(shards.tolist(), indexes.tolist(), strict=True)) == [(s.item(), i.item()) for s, i in alone]
 
 
-@settings(deadline=None)
-@given(counts=st.lists(st.integers(1, 40), min_size=WINDOW + 1, max_size=60), seed=st.integers(0, 2**31 - 1))
-def test_a_reader_needs_no_more_than_a_window_of_shards_at_once(counts, seed):
-    order = BatchOrder(counts, seed)
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=WINDOW + 1, max_size=60),
+    seed=st.integers(0, 2**31 - 1),
+    groups=st.sampled_from([1, 2, 3, 16, 20]),
+)
+def test_a_reader_needs_no_more_than_a_window_of_shards_at_once(counts, seed, groups):
+    """A reader of one group needs that group's part of the window."""
+    order = BatchOrder(counts, seed, range(groups))
     shards, _ = order.locate(0, order.epoch_size)
-    first, last = {}, {}
-    for place, shard in enumerate(shards.tolist()):
-        first.setdefault(shard, place)
-        last[shard] = place
-    for place in range(0, order.epoch_size, 7):
-        assert sum(first[shard] <= place <= last[shard] for shard in first) <= WINDOW
+    for group in range(groups):
+        own = shards[group::groups]
+        in_use = np.zeros(len(own) + 1, dtype=int)
+        for shard in set(own.tolist()):
+            [places] = np.nonzero(own == shard)
+            in_use[places[0]] += 1
+            in_use[places[-1] + 1] -= 1
+        assert in_use.cumsum().max() <= max(1, WINDOW // groups)
+
+
+@settings(deadline=None)
+@given(counts=counts, seed=st.integers(0, 2**31 - 1), turns=turns(), data=st.data())
+def test_shards_are_expected_before_they_are_needed(counts, seed, turns, data):
+    """A reader of some groups is told all shards that it needs next, and no shard that it never needs."""
+    order = BatchOrder(counts, seed, turns)
+    start = data.draw(st.integers(0, 2 * order.epoch_size))
+    groups = sorted(data.draw(st.sets(st.integers(0, order.groups - 1), min_size=1)))
+    expected = order.nearby(start, groups)
+    begin = start // order.epoch_size * order.epoch_size
+    positions = np.arange(begin, begin + 2 * order.epoch_size)
+    own = positions[np.isin(turns[positions % len(turns)], groups)]
+    shards, following = order.at(own)[0], np.flatnonzero(own >= start)
+    if len(following):
+        assert shards[following[0]] in expected
+    assert set(expected) <= set(shards.tolist())
+
+
+@given(weights=st.lists(st.integers(1, 12), min_size=1, max_size=4), groups=st.integers(1, 40))
+def test_each_group_has_its_part_of_each_source_and_of_each_batch(weights, groups):
+    mixture = Interleave(weights, groups)
+    positions = np.arange(2 * groups * sum(weights))
+    of_position = mixture.group(positions)
+    assert (np.sort(of_position.reshape(-1, groups)) == np.arange(groups)).all(), "of each batch"
+    sources, nth = mixture.at(positions)
+    for source in range(len(weights)):
+        turns = mixture.turns(source)
+        assert len(set(np.bincount(turns, minlength=groups))) == 1, "of each source"
+        own = sources == source
+        assert (of_position[own] == turns[nth[own] % len(turns)]).all(), "both say the same"
+
+
+@given(groups=st.integers(1, 40), batch=st.integers(1, 100), start=st.integers(0, 10_000))
+def test_ranks_share_a_batch_by_classes_of_groups(groups, batch, start):
+    """The order within a batch is the same in integers, and each class has its own stretch of each batch."""
+    positions = np.arange(start, start + batch)
+    modulus = integers.classes(batch, groups)
+    found = positions[by_group(positions % groups, modulus)]
+    assert found.tolist() == integers.by_group(range(start, start + batch), groups)
+    assert (found % groups % modulus == np.arange(modulus).repeat(batch // modulus)).all()
 
 
 def test_epochs_and_seeds_differ():

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,48 +142,48 @@ def microbatches(reader: Reader, plan: BatchPlan, rank: int, position: int, end:
 
     If `end` is set, sequences with the number `end` or a higher one are left out.
     """
-    reader.expect(position)
-    counts = reader.predicted(position, position + plan.global_size)
-    sequence_count = plan.global_size if end is None else end - position
-    sums = reader.weight_sums(position, position + sequence_count)
-    weight = 1.0 / max(1, int(sums.sum()))
-    return [
-        _filled(reader, position + offsets[offsets < sequence_count], rows, length, weight)
-        for offsets, rows, length in _shapes(reader, counts, plan, rank)
-    ]
+    batch, end = reader.batch(position, plan.global_size), position + plan.global_size if end is None else end
+    reader.expect_plans(position)
+    shapes = list(_shapes(reader, batch, plan, rank))
+    reader.expect(position, np.concatenate([numbers for numbers, _, _ in shapes]))
+    weight = 1.0 / max(1, int(reader.weight_sums(position, end).sum()))
+    return [_filled(reader, numbers[numbers < end], rows, length, weight) for numbers, rows, length in shapes]
 
 
 def _shapes(
-    reader: Reader, counts: NDArray[np.int64], plan: BatchPlan, rank: int
+    reader: Reader, batch: NDArray[np.int64], plan: BatchPlan, rank: int
 ) -> Iterator[tuple[NDArray[np.int64], int, int]]:
-    """Yield for each microbatch the indices of its sequences in the batch, its number of rows, and the rows' length."""
+    """Yield for each microbatch the numbers of its sequences, its number of rows, and the rows' length.
+
+    `batch` has the numbers of all sequences of the batch, in the order in which ranks share them.
+    """
     if reader.mode is not DocumentMode.bucketed:
         for cut in plan.slices(rank):
-            yield np.arange(cut.start, cut.stop), plan.rows_for(len(cut)), reader.length
+            yield batch[cut.start : cut.stop], plan.rows_for(len(cut)), reader.length
         return
-    for bucket in buckets(counts, reader.length, plan.rows, plan.world):
+    start, stop = int(batch.min()), int(batch.max()) + 1
+    lengths = reader.predicted(start, stop)[batch - start]
+    for bucket in buckets(lengths, reader.length, plan.rows, plan.world):
         for cut in bucket.plan.slices(rank):
-            yield bucket.sequences[cut.start : cut.stop], bucket.plan.rows, bucket.length
+            yield batch[bucket.sequences[cut.start : cut.stop]], bucket.plan.rows, bucket.length
 
 
 def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
-    batch = reader.sequences(sequences)
+    batch = reader.sequences(sequences, rows)
     count, samples = len(sequences), tuple(reader.positions(sequences).tolist())
-    tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
-    tokens[:count] = torch.from_numpy(batch.tokens[:, : length + 1])
-    features = None
-    if batch.features is not None:
-        features_here = torch.from_numpy(batch.features[:, : length + 1])
-        features = torch.zeros(rows, *features_here.shape[1:], dtype=features_here.dtype)
-        features[:count] = features_here
-    weights = torch.zeros(rows, length)
-    weights[:count] = weight
+    tokens = _cut(batch.tokens, length + 1)
+    features = None if batch.features is None else _cut(batch.features, length + 1)
+    weights = torch.full((rows, length), weight)
+    weights[count:] = 0.0
     if batch.predicted is None or batch.document_ids is None:
         return Microbatch(tokens, weights, None, samples, features)
     of_tokens = batch.predicted if batch.weights is None else batch.weights
-    weights[:count] *= torch.from_numpy(of_tokens[:, :length])
+    weights *= torch.from_numpy(of_tokens[:, :length])
     if reader.mode is DocumentMode.bucketed:
         return Microbatch(tokens, weights, None, samples, features)  # padding comes last, so no token attends to it
-    document_ids = torch.zeros(rows, length, dtype=torch.int32)
-    document_ids[:count] = torch.from_numpy(batch.document_ids[:, :length])
-    return Microbatch(tokens, weights, document_ids, samples, features)
+    return Microbatch(tokens, weights, _cut(batch.document_ids, length), samples, features)
+
+
+def _cut(rows: NDArray[Any], length: int) -> Tensor:
+    """Return the first `length` elements of each row. Whole rows are not copied."""
+    return torch.from_numpy(rows[:, :length]).contiguous()

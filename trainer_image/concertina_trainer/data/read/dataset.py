@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,6 @@ class Opened:
     """Shard of a data set whose file is open."""
 
     tokens: NDArray[np.unsignedinteger]
-    plan: SequencePlan | None
-    """Plan that assigns tokens of the shard to sequences, or None if sequences ignore document boundaries."""
     features: NDArray[np.floating[Any]] | None = None
     """Features `[tokens, width]` if the data are frames. `tokens` then contains their targets."""
     weights: NDArray[np.uint8] | None = None
@@ -43,11 +41,12 @@ class DataSet:
 
     def __init__(
         self, uri: str, mode: DocumentMode, length: int, seed: int, cache: CacheSettings, threads: Threads,
-        most_bytes: int, on_wait: OnWait,
+        most_bytes: int, on_wait: OnWait, turns: NDArray[np.int64],
     ) -> None:  # fmt: skip
         """Open the data set.
 
         `most_bytes` limits the total size of open shards. `on_wait` is called if this method has to wait for a store.
+        `turns` is the pattern in which groups of shards take turns.
 
         Raises:
             InvalidInput: When the data can't be used.
@@ -60,10 +59,13 @@ class DataSet:
         self._counts = self._sequences(on_wait)
         if not sum(self._counts):
             raise InvalidInput(TOO_SHORT.format(uri=uri, length=length))
-        self.order = BatchOrder(self._counts, seed)
-        sizes = [shard.size for shard in self.manifest.shards]
-        open_one = functools.partial(_open, self._place, self.manifest, mode, length, self._counts)
-        self._shards = OpenShards(sizes, most_bytes, open_one, threads)
+        self.order = BatchOrder(self._counts, seed, turns)
+        shards, most_shards = self.manifest.shards, 3 * self.order.window * self.order.groups
+        plan_one = functools.partial(_plan, self._place, self.manifest, mode, length, self._counts)
+        open_one = functools.partial(_open, self._place, self.manifest, plan_one)
+        self._shards = OpenShards([shard.size for shard in shards], most_bytes, open_one, threads, most_shards)
+        planned = [documents_file(shard).size for shard in shards]
+        self._plans = OpenShards(planned, most_bytes, plan_one, threads, most_shards)
 
     @property
     def waiting_for(self) -> str:
@@ -84,25 +86,37 @@ class DataSet:
         """
         return self._shards.get(index)
 
-    def expect(self, position: int) -> None:
-        """Begin to open the shards of the sequences from `position` on, until the size limit is reached."""
-        self._shards.expect(self.order.nearby(position))
+    def plan(self, index: int) -> SequencePlan:
+        """Return the plan that assigns tokens of a shard to sequences. For this, the tokens are not read."""
+        return self._plans.get(index)
+
+    def expect(self, position: int, groups: tuple[int, ...]) -> None:
+        """Begin to open the shards of `groups` from `position` on, until the size limit is reached."""
+        self._shards.expect(self.order.nearby(position, groups))
+
+    def expect_plans(self, position: int) -> None:
+        """Begin to open the plans of all shards from `position` on.
+
+        Every rank needs those of all groups, because it computes the lengths of all sequences of a batch.
+        """
+        self._plans.expect(self.order.nearby(position))
 
 
-def _open(
-    place: DataPlace, manifest: DataManifest, mode: DocumentMode, length: int, counts: Sequence[int], index: int
-) -> Opened:
-    shard = manifest.shards[index]
-    content, features, weights = place.open(tokens_file(shard)), None, None
-    tokens: NDArray[np.unsignedinteger]
+def _open(place: DataPlace, manifest: DataManifest, plan_one: Callable[[int], SequencePlan], index: int) -> Opened:
+    content = place.open(tokens_file(manifest.shards[index]))
     if manifest.frames is not None:
-        features, tokens = parts(content, manifest.frames)
-    elif manifest.chats is not None:
-        tokens, weights = weighted.parts(content, manifest.token_bytes)
-    else:
-        tokens = np.frombuffer(content, TYPES[manifest.token_bytes])
-    if mode is DocumentMode.joined:
-        return Opened(tokens, None, features)
+        features, targets = parts(content, manifest.frames)
+        return Opened(targets, features)
+    if manifest.chats is None:
+        return Opened(np.frombuffer(content, TYPES[manifest.token_bytes]))
+    tokens, weights = weighted.parts(content, manifest.token_bytes)
+    return Opened(tokens, weights=weights, sums=plan_one(index).sums(weights))
+
+
+def _plan(
+    place: DataPlace, manifest: DataManifest, mode: DocumentMode, length: int, counts: Sequence[int], index: int
+) -> SequencePlan:
+    shard = manifest.shards[index]
     begins = np.frombuffer(place.open(documents_file(shard)), "<u8").astype(np.int64)
     plan = PLANNERS[mode](begins, shard.tokens, length)
     if len(plan) != counts[index]:
@@ -110,7 +124,7 @@ def _open(
             f"{place.uri}/{shard.file} gives {len(plan)} sequences, but {counts[index]} were planned: run "
             f"`concertina data pack {place.uri} --length {length}` again."
         )
-    return Opened(tokens, plan, features, weights, None if weights is None else plan.sums(weights))
+    return plan
 
 
 def _check_chats(uri: str, chats: ChatFacts, mode: DocumentMode, length: int) -> None:

@@ -5,6 +5,7 @@ The result is the same as that of `interleave`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,15 +17,35 @@ _Numbers = NDArray[np.int64]
 
 
 class Interleave:
-    """Mixture of the sources 0 ... k-1, given their weights, which are positive integers."""
+    """Mixture of the sources 0 ... k-1, given their weights, which are positive integers.
 
-    def __init__(self, weights: Sequence[int]) -> None:
+    It also divides the positions among groups of shards. Each group has one of any `groups` consecutive positions, from
+    a multiple of `groups` on. If the groups simply took turns, a group could get the sequences of some sources only,
+    because sources follow a repeating pattern too. So the turns move by one group after each common multiple of the two
+    periods, until each group has had each position of the pattern of sources equally often.
+    """
+
+    def __init__(self, weights: Sequence[int], groups: int = 1) -> None:
         self._weights = np.array(interleave.reduced(weights), dtype=np.int64)
         self._table = np.array(interleave.period(self._weights.tolist()), dtype=np.int64)
         self._before = np.zeros(len(self._table), dtype=np.int64)
         for source in range(len(weights)):
             of_source = self._table == source
             self._before[of_source] = np.arange(int(of_source.sum()))
+        self.groups = groups
+        self._common = math.lcm(groups, len(self._table))
+        self._moves = math.gcd(groups, len(self._table))
+
+    def group(self, positions: _Numbers) -> _Numbers:
+        """Return the group of each position."""
+        groups: _Numbers = (positions + positions // self._common % self._moves) % self.groups
+        return groups
+
+    def turns(self, source: int) -> _Numbers:
+        """Return the group of each sequence of a source, for one period. Each group occurs equally often."""
+        positions = np.arange(self._common * self._moves)
+        turns: _Numbers = self.group(positions[self._table[positions % len(self._table)] == source])
+        return turns
 
     def at(self, positions: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Return the source of each position, and the number of earlier positions with the same source."""

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from concertina_data.data_manifest import FrameFacts, TokenizerFacts, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
+from concertina_data.order import classes
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DataConfig, DocumentMode
-from concertina_trainer.data.batch_order import Skipped
+from concertina_trainer.data.batch_order import Skipped, by_group
 from concertina_trainer.data.frames import FLOATS
-from concertina_trainer.data.read.dataset import DataSet, Opened
+from concertina_trainer.data.read.dataset import DataSet
 from concertina_trainer.data.read.mixture import Interleave
 from concertina_trainer.data.sequence_plan import SequencePlan
 
@@ -83,15 +84,17 @@ class Reader:
         """
         cache, opening = CacheSettings(config.cache_bytes, patience, begun), Threads(threads)
         sources, self.length, self.mode = config.sources, sequence_length, config.documents
+        self._interleave = Interleave([source.weight for source in sources], config.groups)
         self._sets = [
             DataSet(
                 source.uri, config.documents, sequence_length, seed + (i << 32), cache, opening,
-                config.cache_bytes // len(sources), on_wait,
+                config.cache_bytes // len(sources), on_wait, self._interleave.turns(i),
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip
-        self._interleave = Interleave([source.weight for source in sources])
         self.leave_out(skipped)
+        self._stride = min(data_set.order.stride for data_set in self._sets)
+        self._expected: tuple[int, tuple[int, ...]] | None = None
         self._check()
         weights = [source.weight for source in sources]
         self.digests = tuple(data_set.manifest.digest for data_set in self._sets)
@@ -153,12 +156,23 @@ class Reader:
 
     def places(self, consumed: _Numbers) -> tuple[_Numbers, _Numbers, _Numbers]:
         """Return the data set, the shard, and the index in the shard of each sequence, given the sequences' numbers."""
+        _, sets, shards, indexes = self._table(consumed)
+        return sets, shards, indexes
+
+    def _table(self, consumed: _Numbers) -> _Numbers:
+        """Return the columns of `_places` for these sequences, as `[4, sequences]`."""
+        if not len(consumed):
+            return np.empty((4, 0), dtype=np.int64)
+        first, last = int(consumed.min()) // _BLOCK, int(consumed.max()) // _BLOCK
+        if first == last:
+            return self._block(first)[:, consumed - first * _BLOCK]
         blocks, inside = np.divmod(consumed, _BLOCK)
-        places = np.empty((3, len(consumed)), dtype=np.int64)
-        for block in np.unique(blocks).tolist():
+        table = np.empty((4, len(consumed)), dtype=np.int64)
+        for block in range(first, last + 1):
             of_block = blocks == block
-            places[:, of_block] = self._block(block)[:, inside[of_block]]
-        return places[0], places[1], places[2]
+            if of_block.any():
+                table[:, of_block] = self._block(block)[:, inside[of_block]]
+        return table
 
     def positions(self, consumed: _Numbers) -> _Numbers:
         """Return the positions of these sequences in the run's order.
@@ -166,6 +180,20 @@ class Reader:
         Skipped positions count, so a position never changes.
         """
         return self._skipped.position_of(consumed)
+
+    def groups(self, consumed: _Numbers) -> _Numbers:
+        """Return the group of shards of each sequence."""
+        groups: _Numbers = self._table(consumed)[0]
+        return groups
+
+    def batch(self, start: int, size: int) -> _Numbers:
+        """Return the numbers of `size` sequences from `start` on, in the order in which ranks share them.
+
+        The order is the same for all numbers of ranks.
+        """
+        numbers = np.arange(start, start + size, dtype=np.int64)
+        batch: _Numbers = numbers[by_group(self.groups(numbers), classes(size, self._interleave.groups))]
+        return batch
 
     def tokens(self, start: int, stop: int) -> int:
         """Return the number of tokens that count as trained in the sequences from `start` to `stop` - 1.
@@ -178,30 +206,39 @@ class Reader:
 
     def read(self, start: int, stop: int) -> _Numbers:
         """Return the tokens of the sequences from `start` to `stop` - 1, as `[stop - start, sequence_length + 1]`."""
-        self.expect(start)
-        return self.sequences(np.arange(start, stop)).tokens
+        numbers = np.arange(start, stop)
+        self.expect(start, numbers)
+        return self.sequences(numbers).tokens
 
-    def sequences(self, consumed: _Numbers) -> SequenceBatch:
-        """Return the sequences with these numbers, and the documents that their tokens belong to."""
+    def sequences(self, consumed: _Numbers, rows: int = 0) -> SequenceBatch:
+        """Return the sequences with these numbers, and the documents that their tokens belong to.
+
+        If `rows` is greater than the number of sequences, the arrays have this many rows. The last rows are zeros.
+        """
         count, length = len(consumed), self.length
-        tokens, features = np.zeros((count, length + 1), dtype=np.int64), None
+        rows = max(count, rows)
+        new = np.empty if self.mode is DocumentMode.joined else np.zeros
+        tokens, features = new((rows, length + 1), dtype=np.int64), None
+        tokens[count:] = 0
         if self.frames is not None:
-            features = np.zeros((count, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
+            features = np.zeros((rows, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
         if self.mode is DocumentMode.joined:
-            for opened, which, indexes in self._opened(consumed):
-                for i, begin in zip(which.tolist(), (indexes * length).tolist(), strict=True):
+            for data, shard, which, indexes in self._by_shard(consumed):
+                opened = data.shard(shard)
+                for i, index in zip(which, indexes, strict=True):
+                    begin = index * length
                     tokens[i] = opened.tokens[begin : begin + length + 1]
                     if features is not None and opened.features is not None:
                         features[i] = opened.features[begin : begin + length + 1]
             return SequenceBatch(tokens, features=features)
-        document_ids = np.empty((count, length + 1), dtype=np.int32)
-        predicted = np.zeros((count, length), dtype=bool)
-        weights = np.zeros((count, length), dtype=np.uint8) if self._weighted else None
-        for opened, which, indexes in self._opened(consumed):
-            assert opened.plan is not None
-            for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
-                _lay_out(opened.tokens, opened.plan, index, tokens[i], document_ids[i], predicted[i])
-                for offset, begin, size in opened.plan.segments(index):
+        document_ids = np.zeros((rows, length + 1), dtype=np.int32)
+        predicted = np.zeros((rows, length), dtype=bool)
+        weights = np.zeros((rows, length), dtype=np.uint8) if self._weighted else None
+        for data, shard, which, indexes in self._by_shard(consumed):
+            opened, plan = data.shard(shard), data.plan(shard)
+            for i, index in zip(which, indexes, strict=True):
+                _lay_out(opened.tokens, plan, index, tokens[i], document_ids[i], predicted[i])
+                for offset, begin, size in plan.segments(index):
                     if features is not None and opened.features is not None:
                         features[i, offset : offset + size] = opened.features[begin : begin + size]
                     if weights is not None:
@@ -216,62 +253,83 @@ class Reader:
         """
         counts = np.full(stop - start, self.length, dtype=np.int64)
         if self.mode is not DocumentMode.joined:
-            for opened, which, indexes in self._opened(np.arange(start, stop)):
-                assert opened.plan is not None
-                counts[which] = opened.plan.predicted(indexes)
+            for data, shard, which, indexes in self._by_shard(np.arange(start, stop)):
+                counts[which] = data.plan(shard).predicted[indexes]
         return counts
 
     def weight_sums(self, start: int, stop: int) -> _Numbers:
         """Return the sum of the weights of the predicted tokens, for each of the sequences from `start` to `stop` - 1.
 
         Weights are 1, or those of the data. Every rank computes the sums of the whole global batch, because the loss of
-        the batch is divided by their total.
+        the batch is divided by their total. If the data have weights, every rank reads the whole batch for this.
         """
         if not self._weighted:
             return self.predicted(start, stop)
         sums = np.empty(stop - start, dtype=np.int64)
-        for opened, which, indexes in self._opened(np.arange(start, stop)):
-            assert opened.plan is not None
-            sums[which] = opened.plan.predicted(indexes) if opened.sums is None else opened.sums[indexes]
+        for data, shard, which, indexes in self._by_shard(np.arange(start, stop)):
+            opened = data.shard(shard) if data.manifest.chats is not None else None
+            weighted = opened.sums if opened else None
+            sums[which] = data.plan(shard).predicted[indexes] if weighted is None else weighted[indexes]
         return sums
 
     @property
     def _weighted(self) -> bool:
         return any(data_set.manifest.chats is not None for data_set in self._sets)
 
-    def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
-        """Yield each shard that contains some of the sequences whose numbers are in `consumed`.
+    def _by_shard(self, consumed: _Numbers) -> Iterator[tuple[DataSet, int, list[int], list[int]]]:
+        """Yield each shard that contains some of the sequences whose numbers are in `consumed`: its set and its number.
 
-        With each shard, also yield two arrays about these sequences: their indices in `consumed`, and their indices in
+        With each shard, also yield two lists about these sequences: their indices in `consumed`, and their indices in
         the shard.
         """
-        sets, shards, indexes = self.places(consumed)
-        for index, data in enumerate(self._sets):
-            of_set = np.flatnonzero(sets == index)
-            for shard in np.unique(shards[of_set]).tolist():
-                which = of_set[shards[of_set] == shard]
-                yield data.shard(shard), which, indexes[which]
+        by_shard: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        _, *places = self._table(consumed).tolist()
+        for i, (data_set, shard, index) in enumerate(zip(*places, strict=True)):
+            which, indexes = by_shard.setdefault((data_set, shard), ([], []))
+            which.append(i)
+            indexes.append(index)
+        for (data_set, shard), found in by_shard.items():
+            yield self._sets[data_set], shard, *found
 
-    def expect(self, start: int) -> None:
-        """Begin to open the shards that the sequences from number `start` on need."""
-        [position] = self._skipped.position_of(np.array([start], dtype=np.int64)).tolist()
-        for data, next_position in zip(self._sets, self._interleave.before(position), strict=True):
-            data.expect(next_position)
+    def expect(self, start: int, consumed: _Numbers) -> None:
+        """Begin to open the shards that a rank needs from number `start` on, if it consumes such sequences.
+
+        A batch that needs no other shards than the previous one costs little.
+        """
+        every = range(self._interleave.groups)
+        groups = tuple(every) if self._weighted else tuple(sorted(set(self.groups(consumed).tolist())))
+        expected = start // self._stride, groups
+        if expected != self._expected:
+            for data, position in self._next(start):
+                data.expect(position, groups)
+            self._expected = expected
+
+    def expect_plans(self, start: int) -> None:
+        """Begin to open the plans that every rank needs from number `start` on."""
+        if self.mode is not DocumentMode.joined:
+            for data, position in self._next(start):
+                data.expect_plans(position)
+
+    def _next(self, start: int) -> Iterator[tuple[DataSet, int]]:
+        """Yield each data set, with the position in its order from number `start` on."""
+        [position] = self.positions(np.array([start], dtype=np.int64)).tolist()
+        yield from zip(self._sets, self._interleave.before(position), strict=True)
 
 
 def _places(datasets: Sequence[DataSet], interleave: Interleave, skipped: Skipped, block: int) -> _Numbers:
-    """Return the data set, shard and index of each sequence of block number `block`, as int64 `[3, _BLOCK]`.
+    """Return the group, data set, shard and index of each sequence of block number `block`, as int64 `[4, _BLOCK]`.
 
     A block consists of _BLOCK consecutive sequences. numpy computes the places of a whole block in about the time of a
     single one.
     """
-    sets, nth = interleave.at(skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK)))
-    places = np.empty((3, _BLOCK), dtype=np.int64)
-    places[0] = sets
+    positions = skipped.position_of(np.arange(block * _BLOCK, (block + 1) * _BLOCK))
+    sets, nth = interleave.at(positions)
+    places = np.empty((4, _BLOCK), dtype=np.int64)
+    places[:2] = interleave.group(positions), sets
     for index, data in enumerate(datasets):
         inside = sets == index
         if inside.any():
-            places[1:, inside] = data.order.at(nth[inside])
+            places[2:, inside] = data.order.at(nth[inside])
     return places
 
 

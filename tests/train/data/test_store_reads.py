@@ -1,0 +1,70 @@
+"""Test how much the nodes of a job read from the store, counted at the store."""
+
+import numpy as np
+import pytest
+
+from builders.stores.hostile import proxy
+from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts
+from concertina_state.objects.prefix import ObjectPrefix
+from concertina_trainer import cli
+from concertina_trainer.config.data_config import DataConfig
+from concertina_trainer.data.build.write import Draft
+from concertina_trainer.data.read.batch import plan_batch
+from concertina_trainer.data.read.batches import microbatches
+from concertina_trainer.data.read.sequence_reader import Reader
+
+LENGTH, BATCH, SHARDS = 24, 64, 240
+LAW = "tests/train/data/test_store_reads.py::test_nodes_together_read_the_data_about_once[Joined]"
+PACKED = pytest.param("Packed", [1, 4], marks=pytest.mark.long(law=LAW))
+
+
+@pytest.fixture(scope="module")
+def stored(s3):
+    generator, uri, shards = np.random.default_rng(1), "s3://train/many-shards", []
+    folder = ObjectPrefix(uri, create=True)
+    for index in range(SHARDS):
+        draft = Draft()
+        draft.documents = [generator.bytes(int(size)) for size in generator.integers(30, 90, 4)]
+        shards += draft.put(folder, f"shard-{index:06}", 1)
+    folder.put(NAME, DataManifest(FORMAT, 1, 256, TokenizerFacts("random", "random", 0), tuple(shards)).to_json())
+    assert cli.main(["data", "pack", uri, "--length", str(LENGTH)]) == 0
+    return uri, sum(shard.size for shard in shards)
+
+
+@pytest.fixture
+def read(s3, stored, tmp_path, monkeypatch):
+    """Return a function that reads an epoch on some nodes with a rank each, as `(times, rows)`.
+
+    `times` is the number of bytes of shards that the store sent, as a multiple of the data. `rows` has the tokens of
+    each batch, sorted.
+    """
+    uri, size = stored
+
+    def epoch(nodes, documents, groups):
+        plan, rows = plan_batch(BATCH, BATCH, nodes), {}
+        with proxy(s3.endpoint) as store:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+            for node in range(nodes):
+                monkeypatch.setenv("CONCERTINA_CACHE", str(tmp_path / f"{documents}-{groups}-{nodes}-{node}"))
+                reader = Reader(DataConfig(uri=uri, documents=documents, groups=groups), LENGTH, seed=1)
+                for start in range(0, reader.epoch_size, BATCH):
+                    for part in microbatches(reader, plan, node, start):
+                        rows.setdefault(start, []).extend(part.tokens[: len(part.samples)].tolist())
+                del reader
+            sent = sum(count for path, count in store.sent.items() if path.endswith(".bin"))
+        return sent / size, {start: sorted(some) for start, some in rows.items()}
+
+    return epoch
+
+
+@pytest.mark.parametrize(("documents", "counts"), [pytest.param("Joined", [1, 4, 16], id="Joined"), PACKED])
+def test_nodes_together_read_the_data_about_once(read, documents, counts):
+    """Shards that two groups share, and those that are opened in advance for the next epoch, are read once more."""
+    found = {nodes: read(nodes, documents, groups=16) for nodes in counts}
+    assert all(1 <= times < 1.3 for times, _ in found.values()), {nodes: times for nodes, (times, _) in found.items()}
+    assert all(rows == found[1][1] for _, rows in found.values()), "each batch has the same sequences"
+
+
+def test_without_groups_each_node_reads_all_data(read):
+    times, _ = read(2, "Joined", groups=1)
+    assert times > 1.95
