@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _build_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("sources", nargs="+", help="files (.jsonl, .parquet, .arrow, .npy, .npz or text), and folders or s3:// URIs")
+    add("sources", nargs="+", help="files (.jsonl, .parquet, .arrow, .tar, .tfrecord, .npy, .npz, text), folders, URIs")
     add("--out", required=True, help="folder to build into: a path, file:///folder or s3://bucket/folder")
     add(
         "--pattern",
@@ -81,7 +81,7 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--column",
         default=COLUMN,
-        help="column with the text in .jsonl, .parquet and .arrow files (default: %(default)s)",
+        help="column with the text in .jsonl, .parquet, .arrow, .tar and .tfrecord files (default: %(default)s)",
     )
     add(
         "--validation",

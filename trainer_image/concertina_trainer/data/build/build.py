@@ -110,7 +110,7 @@ def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> lis
     inputs: list[ShardInput] = []
     group: list[Piece] = []
     size = 0
-    for piece in (piece for source in sources for piece in cut(source, shard_bytes, recipe.column)):
+    for piece in (piece for source in sources for piece in cut(source, shard_bytes, (recipe.column,))):
         if group and size + piece.size > shard_bytes:
             inputs.append(ShardInput(len(inputs), tuple(group), size))
             group, size = [], 0

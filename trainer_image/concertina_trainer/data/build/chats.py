@@ -19,7 +19,8 @@ from tokenizers import Encoding
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.file_names import JSON_LINES
 from concertina_trainer.data.build.recipe import Recipe
-from concertina_trainer.data.build.sources import Line, Piece, kind, read_lines
+from concertina_trainer.data.build.records import kind
+from concertina_trainer.data.build.sources import Line, Piece, read_lines
 from concertina_trainer.data.chat_template import ASSISTANT, Rendered
 from concertina_trainer.data.tokenizer_file import plain_tokenizer, special_tokens
 from concertina_trainer.data.weighted import joined
@@ -104,7 +105,7 @@ class Encoder:
                 return [(text, False) for text in self._chat(record)]
             return [(_completion(record), True)]
         except InvalidInput as error:
-            raise InvalidInput(f"{line.location}: {error}") from error
+            raise InvalidInput(f"{line.locate()}: {error}") from error
 
     def _chat(self, record: Mapping[str, Any]) -> Sequence[Rendered]:
         if self._template is None:

@@ -82,7 +82,7 @@ def _evaluation(recipe: Recipe) -> list[tuple[str, list[_Hashes]]]:
                 source.location,
                 [
                     ngrams(text, recipe.ngram)
-                    for piece in cut(source, 2**30, column)
+                    for piece in cut(source, 2**30, (column,))
                     for text in read_documents(piece, column)
                 ],
             )
