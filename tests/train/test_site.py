@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -45,14 +44,23 @@ def test_commands_about_data_run(tmp_path: Path) -> None:
     lines = "".join(json.dumps({"text": f"document {number} " * 9}) + "\n" for number in range(600))
     (tmp_path / "corpus" / "a.jsonl").write_text(lines)
     (tmp_path / "more.jsonl.gz").write_bytes(gzip.compress(lines.replace("document", "another").encode()))
-    (tmp_path / "features").mkdir()
-    for number in range(40):
-        features, targets = np.zeros((9, 5), np.float32), np.full(9, number)
-        np.savez(tmp_path / "features" / f"{number:02}.npz", features=features, targets=targets)
     blocks = pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
     script = "".join(block.text for block in blocks).replace("s3://bucket", str(tmp_path))
     run(script, tmp_path)
-    assert all((tmp_path / folder / "validation").is_dir() for folder in ("data", "audio"))
+    assert (tmp_path / "data" / "validation").is_dir()
+
+
+def test_data_that_are_not_text_are_built_as_their_page_says(tmp_path: Path) -> None:
+    name = "typed-data.md"
+    [lines] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "json"]
+    (tmp_path / "clicks.jsonl").write_text(lines)
+    (tmp_path / "examples").symlink_to(pages.ROOT / "examples")
+    clicks, audio = (
+        run(block.text.replace("s3://bucket", str(tmp_path)), tmp_path)
+        for block in pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
+    )
+    assert "elements of token uint16 below 1000, time int64 in 1 documents" in clicks
+    assert "elements of token uint8 below 8, features float16x20" in audio
 
 
 def test_a_model_is_fine_tuned_as_its_page_says(parent, folder, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from concertina_data.data_manifest import NAME, VALIDATION, DataManifest, parse
+from concertina_data.data_manifest import NAME, VALIDATION, DataManifest, Field, parse, parse_field
 from concertina_protocol.worker_channel import BAD_INPUT_EXIT
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.defaults import BYTES, COLUMN, NGRAM, SHARD_BYTES
@@ -104,8 +104,15 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         default=SHARD_BYTES / 2**20,
         help="amount of text in a shard (default: %(default)g)",
     )
+    add("--tokens", default="", metavar="COLUMN", help="column with token ids, instead of text to tokenize")
+    add("--vocab-size", type=_at_least(1), default=0, help="with --tokens: token ids must be below this number")
     add(
-        "--classes", type=_at_least(1, int), default=0, help="number of classes: targets of .npz files must be below it"
+        "--field",
+        type=_field,
+        action="append",
+        default=[],
+        metavar="NAME=TYPE",
+        help="column with one value for each token, as time=int64, or with vectors, as features=float16x20",
     )
     add(
         "--processes",
@@ -142,6 +149,13 @@ def _at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[st
     return parsed
 
 
+def _field(text: str) -> Field:
+    try:
+        return parse_field(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}: give NAME=TYPE, such as features=float16x20") from error
+
+
 def _share(text: str) -> tuple[int, int]:
     with contextlib.suppress(ValueError):
         index, count = (int(number) for number in text.split("/"))
@@ -151,10 +165,9 @@ def _share(text: str) -> tuple[int, int]:
 
 
 def _build(options: argparse.Namespace) -> None:
-    from concertina_trainer.data.build import arrays
     from concertina_trainer.data.build import build as building
     from concertina_trainer.data.build.find import find, find_evaluation
-    from concertina_trainer.data.build.recipe import ChatRecipe, Recipe
+    from concertina_trainer.data.build.recipe import ChatRecipe, Recipe, TypedRecipe
 
     if not 0 <= options.validation < 1:
         raise InvalidInput("--validation is the share of documents to set aside: give a number from 0 to below 1.")
@@ -168,14 +181,12 @@ def _build(options: argparse.Namespace) -> None:
         recipe = dataclasses.replace(recipe, chats=ChatRecipe(options.length, options.split_turns))
     elif options.length is not None or options.split_turns:
         raise InvalidInput("--length and --split-turns are for chats: add --chat, or leave them out.")
+    if options.tokens or options.vocab_size or options.field:
+        if recipe.chats or recipe.against:
+            raise InvalidInput("--chat and --against are for text: leave them out, or --tokens and --field.")
+        typed = TypedRecipe.of(options.tokens, options.vocab_size, tuple(options.field))
+        recipe = dataclasses.replace(recipe, typed=typed)
     sources = find(options.sources, options.pattern, options.allow_left_out, options.out, _say)
-    recipe = dataclasses.replace(recipe, frames=arrays.facts(sources, options.classes))
-    if recipe.frames and recipe.chats:
-        raise InvalidInput(
-            "--chat is for JSON lines, and the sources are arrays: leave it out, or choose by --pattern."
-        )
-    if recipe.frames and recipe.against:
-        raise InvalidInput("--against compares words, and the data are frames: leave --against out.")
     if recipe.against:
         find_evaluation(recipe.against, _say)
     recipe.load_tokenizer()  # reports an error here, instead of in every process
@@ -316,9 +327,9 @@ def _pack(options: argparse.Namespace) -> None:
 
 
 def _summary(manifest: DataManifest) -> str:
-    if manifest.frames is not None:
+    if manifest.more_fields or (manifest.weighted and not manifest.chats) or not manifest.vocab_size:
         return (
-            f"{manifest.tokens:,} frames of {manifest.frames} in {manifest.documents:,} documents and "
+            f"{manifest.tokens:,} elements of {manifest.tokenizer.name} in {manifest.documents:,} documents and "
             f"{len(manifest.shards)} shards, digest {manifest.digest}"
         )
     if (chats := manifest.chats) is not None:

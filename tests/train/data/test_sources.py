@@ -113,7 +113,7 @@ def test_arrays_of_frames_are_known_by_names_of_any_case(tmp_path):
         (tmp_path / name[0]).mkdir()
         with (tmp_path / name[0] / name).open("wb") as file:
             np.save(file, np.arange(30, dtype=np.float16).reshape(10, 3))
-        assert command(tmp_path / f"out-{name[0]}", tmp_path / name[0]) == 0
+        assert command(tmp_path / f"out-{name[0]}", "--field", "features=float16x3", tmp_path / name[0]) == 0
     assert digest(tmp_path / "out-a") == digest(tmp_path / "out-A")
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from builders.programs import AUDIO, PROGRAMS
+from builders.programs import AUDIO, AUDIO_FIELDS, PROGRAMS
 from builders.train import node, states
 from builders.train.gradients import whole_gradient
 from concertina_state.format.read_plan import Box
@@ -40,7 +40,7 @@ def features(tmp_path_factory):
     """As the example makes them."""
     folder = tmp_path_factory.mktemp("audio")
     runpy.run_path(str(AUDIO / "make_features.py"))["main"](folder / "features", 30)
-    options = ["--classes", "8", "--validation", "0.2", "--shard-mebibytes", "0.1", "--processes", "1"]
+    options = [*AUDIO_FIELDS, "--validation", "0.2", "--shard-mebibytes", "0.1", "--processes", "1"]
     assert cli.main(["data", "build", "--out", str(folder / "data"), *options, str(folder / "features")]) == 0
     return folder / "data"
 
@@ -73,7 +73,7 @@ def plain_frames(config):
     from audio_model import AudioModel
 
     found = Reader(config.data, 32, config.seed).sequences(np.arange(100, 100 + config.global_batch_size))
-    features, targets = torch.from_numpy(found.features).float(), torch.from_numpy(found.tokens)
+    features, targets = torch.from_numpy(found.fields["features"]).float(), torch.from_numpy(found.tokens)
     model = filled(AudioModel(20, 8, **config.model.options), config)
     frames, logits = model(features[:, :-1])
     distance = (frames - features[:, 1:]).abs().mean()

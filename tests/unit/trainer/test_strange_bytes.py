@@ -41,7 +41,10 @@ from concertina_trainer.state.weights import SafetensorsFiles
 HERE = "tests/unit/trainer/test_strange_bytes.py"
 FOLDER = Path(tempfile.mkdtemp(prefix="concertina-fuzz-"))
 SHARD = data_manifest.TokenShard("a.bin", 100, 200, "0" * 64, 7, "a.docs", 3, "1" * 64)
-DATA = data_manifest.DataManifest(2, 2, 256, data_manifest.TokenizerFacts("bytes", "digest", 0), (SHARD, SHARD))
+DATA = data_manifest.DataManifest(
+    data_manifest.FORMAT, 256, data_manifest.TokenizerFacts("bytes", "digest", 0),
+    (data_manifest.token_field(256), data_manifest.Field("time", "float64", 3)), (SHARD, SHARD),
+)  # fmt: skip
 LAYOUT = Layout([Chunk("b", "F32", (4, 0), (2, 3), (6, 3)), Chunk("half", "BF16", (0,), (3,), (3,))])
 FACTS = ShardMetadata(SnapshotId(3, 7, "digest", 2), 1, 210, "c", "d", skipped=((1, 5),))
 

@@ -24,8 +24,6 @@ from pathlib import Path
 from concertina_data.data_manifest import (
     FORMAT,
     NAME,
-    OF_CHATS,
-    OF_FRAMES,
     VALIDATION,
     ChatFacts,
     DataManifest,
@@ -110,7 +108,7 @@ def plan(sources: Sequence[DataSource], shard_bytes: int, recipe: Recipe) -> lis
     inputs: list[ShardInput] = []
     group: list[Piece] = []
     size = 0
-    for piece in (piece for source in sources for piece in cut(source, shard_bytes, (recipe.column,))):
+    for piece in (piece for source in sources for piece in cut(source, shard_bytes, recipe.columns)):
         if group and size + piece.size > shard_bytes:
             inputs.append(ShardInput(len(inputs), tuple(group), size))
             group, size = [], 0
@@ -142,10 +140,7 @@ def _key(inputs: Sequence[ShardInput], shard_bytes: int, recipe: Recipe) -> str:
     """
     against = find_evaluation(recipe.against) if recipe.against else []
     options, template = dataclasses.asdict(recipe), recipe.chat_template()
-    if recipe.chats is None:  # the digest of a build of text is that of earlier versions
-        del options["chats"]
-    else:
-        options["template"] = template and template.digest
+    options["template"] = template and template.digest
     content = [
         options, recipe.load_tokenizer().digest, shard_bytes,
         [dataclasses.asdict(source) for source in against], [dataclasses.asdict(shard) for shard in inputs],
@@ -266,14 +261,14 @@ def _finish(
     loaded = recipe.load_tokenizer()
     facts = TokenizerFacts(loaded.name, loaded.digest, loaded.separator)
     template = recipe.chat_template()
-    digest, element_bytes = template.digest if template else "", recipe.element_bytes()
+    digest, fields = template.digest if template else "", recipe.fields()
 
     def manifest_of(shards: Iterator[TokenShard], counts: Iterator[ChatCounts]) -> DataManifest:
-        number, chats = OF_FRAMES if recipe.frames else FORMAT, None
+        chats = None
         if recipe.chats is not None:
             total = sum(counts, start=ChatCounts())
-            number, chats = OF_CHATS, ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(total))
-        return DataManifest(number, element_bytes, loaded.vocab_size, facts, tuple(shards), recipe.frames, chats)
+            chats = ChatFacts(recipe.chats.length, digest, *dataclasses.astuple(total))
+        return DataManifest(FORMAT, loaded.vocab_size, facts, fields, tuple(shards), chats)
 
     manifest = manifest_of((s for part in written for s in part.training), (part.training_chats for part in written))
     aside = manifest_of((s for part in written for s in part.validation), (part.validation_chats for part in written))

@@ -12,7 +12,7 @@ PARQUET = "parquet"
 ARROW = "arrow"
 WEBDATASET = "a tar archive"
 TFRECORD = "TFRecord"
-FRAMES = "frames"
+FRAMES = "NumPy"
 FORMATS = {
     ".jsonl": JSON_LINES,
     ".ndjson": JSON_LINES,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build.content import why_not_text
 
@@ -28,8 +30,8 @@ class Record:
             InvalidInput: When the record has no such column.
         """
         if column not in self.values:
-            names = ", ".join([*self.values][:20])[:300] or "nothing"
-            raise InvalidInput(f"{self.locate()} has no {column}, but {names}: name the column with --column.")
+            names = ", ".join(map(_described, [*self.values.items()][:20]))[:300] or "nothing"
+            raise InvalidInput(f"{self.locate()} has no {column}, but {names}: {_advice(self.values)}.")
         return self.values[column]
 
     def text(self, column: str) -> bytes:
@@ -48,6 +50,17 @@ class Record:
                 f"{self.locate()}: its {column} is a {kind(value)}, not text: name another column with --column."
             )
         return (value or "").encode(errors="replace")
+
+
+def _described(item: tuple[str, object]) -> str:
+    name, value = item
+    return f"{name} ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray) else name
+
+
+def _advice(values: Mapping[str, object]) -> str:
+    if any(isinstance(value, np.ndarray) for value in values.values()):
+        return "name arrays with --field, such as features=float16x20, and an array of token ids with --tokens"
+    return "name the column with --column"
 
 
 def kind(value: object) -> str:

@@ -15,6 +15,7 @@ from concertina_state.errors import InvalidInput
 from concertina_trainer.data.build import content
 from concertina_trainer.data.build.file_names import (
     ARROW,
+    FRAMES,
     JSON_LINES,
     PARQUET,
     TEXT,
@@ -342,6 +343,12 @@ def _tfrecord(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[
     return read_examples(piece.source.location, file, columns)
 
 
+def _arrays(piece: Piece, file: BinaryIO, columns: Sequence[str]) -> Iterator[Record]:
+    from concertina_trainer.data.build.arrays import read_arrays  # needs numpy
+
+    return read_arrays(piece.source.location, file)
+
+
 _FORMATS: dict[str, Callable[[Piece, BinaryIO, Sequence[str]], Iterator[Record]]] = {
     TEXT: _text,
     JSON_LINES: _json_lines,
@@ -349,4 +356,5 @@ _FORMATS: dict[str, Callable[[Piece, BinaryIO, Sequence[str]], Iterator[Record]]
     ARROW: _arrow,
     WEBDATASET: _webdataset,
     TFRECORD: _tfrecord,
+    FRAMES: _arrays,
 }

@@ -1,7 +1,7 @@
 """Reader of WebDataset archives: tar files in which the members of a sample follow each other and have the same key.
 
 The key of a member is its name up to the first dot of the base name. The rest, in lower case, names the member's value:
-`web/0001.txt` and `web/0001.tokens.npy` are the values `txt` and `tokens.npy` of the sample `web/0001`
+`web/0001.txt` and `web/0001.ids.npy` are the values `txt` and `ids` of the sample `web/0001`
 (https://github.com/webdataset/webdataset).
 
 The standard library treats a damaged header as the end of an archive. This reader refuses such an archive, because
@@ -76,7 +76,7 @@ def _samples(location: str, archive: tarfile.TarFile, columns: Collection[str]) 
         if values and f"{folder}/{stem}" != key:
             yield _record(location, key, values)
             values = {}
-        key, name = f"{folder}/{stem}", name.lower()
+        key, name = f"{folder}/{stem}", name.lower().removesuffix(".npy")
         if name in values:
             raise InvalidInput(f"{location}: the sample {_shown(key)} has two members {_shown(name)}: {_ADVICE}.")
         values[name] = _value(location, archive, member) if name in columns else None

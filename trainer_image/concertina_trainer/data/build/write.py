@@ -15,10 +15,10 @@ import numpy as np
 
 from concertina_data.data_manifest import TokenShard
 from concertina_state.objects.prefix import ObjectPrefix
-from concertina_trainer.data.build import arrays
 from concertina_trainer.data.build.overlap import Search
 from concertina_trainer.data.build.recipe import Overlap, Recipe
 from concertina_trainer.data.build.sources import Piece, read_documents
+from concertina_trainer.data.build.typed import read_elements
 
 _BATCH = 256
 """Number of documents to tokenize at once."""
@@ -144,7 +144,7 @@ def write(
     build is now writing to the folder.
     """
     search = Search(recipe) if recipe.against else None
-    name, element_bytes = f"shard-{source.index:06}", recipe.element_bytes()
+    name, element_bytes = f"shard-{source.index:06}", sum(field.bytes for field in recipe.fields())
     training, validation = (
         ShardWriter(folder, name, element_bytes, shard_bytes, check) for folder in (uri, f"{uri}/{aside}")
     )
@@ -177,9 +177,7 @@ def _chats(source: ShardInput, recipe: Recipe) -> Iterator[Document]:
 
 
 def _documents(piece: Piece, recipe: Recipe) -> Iterator[bytes]:
-    if recipe.frames is None:
-        return read_documents(piece, recipe.column)
-    return iter([arrays.document(piece.source, recipe.frames)])
+    return read_elements(piece, recipe.typed) if recipe.typed else read_documents(piece, recipe.column)
 
 
 def set_aside(text: bytes, share: float) -> bool:

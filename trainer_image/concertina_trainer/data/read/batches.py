@@ -8,7 +8,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -42,8 +42,11 @@ class Microbatch:
     distinguished."""
     samples: tuple[int, ...] = ()
     """Position in the run's order of each row that is not padding. Padding rows are at the end."""
-    features: Tensor | None = None
-    """Features `[rows, length + 1, width]` if the data are frames. `tokens` then contains their targets, or 0."""
+    fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Values of the other fields of the data, `[rows, length + 1]` or `[rows, length + 1, width]`, by name.
+
+    If the data have no token ids, `tokens` is 0.
+    """
 
     def to(self, device: torch.device) -> Microbatch:
         """Return the microbatch on a device.
@@ -57,9 +60,9 @@ class Microbatch:
         return self._converted(lambda tensor: tensor.pin_memory())
 
     def _converted(self, convert: Callable[[Tensor], Tensor]) -> Microbatch:
-        optional = (self.document_ids, self.features)
-        ids, features = (tensor if tensor is None else convert(tensor) for tensor in optional)
-        return Microbatch(convert(self.tokens), convert(self.weights), ids, self.samples, features)
+        ids = None if self.document_ids is None else convert(self.document_ids)
+        fields = {name: convert(values) for name, values in self.fields.items()}
+        return Microbatch(convert(self.tokens), convert(self.weights), ids, self.samples, fields)
 
 
 class Batches:
@@ -170,19 +173,19 @@ def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int
     count, samples = len(sequences), tuple(reader.positions(sequences).tolist())
     tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
     tokens[:count] = torch.from_numpy(batch.tokens[:, : length + 1])
-    features = None
-    if batch.features is not None:
-        features_here = torch.from_numpy(batch.features[:, : length + 1])
-        features = torch.zeros(rows, *features_here.shape[1:], dtype=features_here.dtype)
-        features[:count] = features_here
+    fields = {}
+    for name, values in batch.fields.items():
+        values_here = torch.from_numpy(values[:, : length + 1])
+        fields[name] = torch.zeros(rows, *values_here.shape[1:], dtype=values_here.dtype)
+        fields[name][:count] = values_here
     weights = torch.zeros(rows, length)
     weights[:count] = weight
     if batch.predicted is None or batch.document_ids is None:
-        return Microbatch(tokens, weights, None, samples, features)
+        return Microbatch(tokens, weights, None, samples, fields)
     of_tokens = batch.predicted if batch.weights is None else batch.weights
     weights[:count] *= torch.from_numpy(of_tokens[:, :length])
     if reader.mode is DocumentMode.bucketed:
-        return Microbatch(tokens, weights, None, samples, features)  # padding comes last, so no token attends to it
+        return Microbatch(tokens, weights, None, samples, fields)  # padding comes last, so no token attends to it
     document_ids = torch.zeros(rows, length, dtype=torch.int32)
     document_ids[:count] = torch.from_numpy(batch.document_ids[:, :length])
-    return Microbatch(tokens, weights, document_ids, samples, features)
+    return Microbatch(tokens, weights, document_ids, samples, fields)

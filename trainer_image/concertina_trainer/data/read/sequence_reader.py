@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from concertina_data.data_manifest import FrameFacts, digest_of
+from concertina_data.data_manifest import Field, digest_of
 from concertina_data.opening import FETCH_THREADS, Threads
 from concertina_data.places import PATIENCE_SECONDS, CacheSettings, OnWait
 from concertina_state.errors import InvalidInput
 from concertina_trainer.config.data_config import DataConfig, DocumentMode
 from concertina_trainer.data.batch_order import Skipped
-from concertina_trainer.data.frames import FLOATS
+from concertina_trainer.data.elements import empty_rows
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
 from concertina_trainer.data.sequence_plan import SequencePlan
@@ -43,8 +43,8 @@ class SequenceBatch:
 
     It counts if the next token is of the same document as the input.
     """
-    features: NDArray[np.floating[Any]] | None = None
-    """Features `[count, length + 1, width]` if the data are frames. `tokens` then contains their targets."""
+    fields: Mapping[str, NDArray[Any]] = dataclasses.field(default_factory=dict)
+    """Values of the other fields, `[count, length + 1]` or `[count, length + 1, width]`, by name, padded with 0."""
     weights: NDArray[np.uint8] | None = None
     """Weight of the prediction after each input, `[count, length]`. It is 0 where `predicted` is False.
 
@@ -115,13 +115,13 @@ class Reader:
         """Check that the data sets of a mixture are compatible.
 
         Raises:
-            InvalidInput: When the data sets have different tokenizers or frames.
+            InvalidInput: When the data sets have different tokenizers or fields.
         """
         tokenizers = {data_set.manifest.tokenizer.digest: data_set.manifest.tokenizer.name for data_set in self._sets}
         if len(tokenizers) > 1:
             raise InvalidInput(
-                "the data sets of data.mixture must have the same tokenizer, or frames of the same type "
-                f"and width, but they differ ({', '.join(tokenizers.values())}): build them again in the "
+                "the data sets of data.mixture must have the same tokenizer, or the same fields and vocabulary "
+                f"size, but they differ ({', '.join(tokenizers.values())}): build them again in the "
                 "same way."
             )
 
@@ -131,9 +131,9 @@ class Reader:
         return max(data_set.manifest.vocab_size for data_set in self._sets)
 
     @property
-    def frames(self) -> FrameFacts | None:
-        """Format of the frames (feature vectors) of all data sets, or None if the data are tokens."""
-        return self._sets[0].manifest.frames
+    def fields(self) -> tuple[Field, ...]:
+        """Fields that the elements of all data sets have beside the token and its weight."""
+        return self._sets[0].manifest.more_fields
 
     @property
     def epoch_size(self) -> int:
@@ -178,16 +178,14 @@ class Reader:
     def sequences(self, consumed: _Numbers) -> SequenceBatch:
         """Return the sequences with these numbers, and the documents that their tokens belong to."""
         count, length = len(consumed), self.length
-        tokens, features = np.zeros((count, length + 1), dtype=np.int64), None
-        if self.frames is not None:
-            features = np.zeros((count, length + 1, self.frames.width), FLOATS[self.frames.number_bytes])
+        tokens, fields = np.zeros((count, length + 1), dtype=np.int64), empty_rows(self.fields, count, length + 1)
         if self.mode is DocumentMode.joined:
             for opened, which, indexes in self._opened(consumed):
                 for i, begin in zip(which.tolist(), (indexes * length).tolist(), strict=True):
                     tokens[i] = opened.tokens[begin : begin + length + 1]
-                    if features is not None and opened.features is not None:
-                        features[i] = opened.features[begin : begin + length + 1]
-            return SequenceBatch(tokens, features=features)
+                    for name, values in opened.fields.items():
+                        fields[name][i] = values[begin : begin + length + 1]
+            return SequenceBatch(tokens, fields=fields)
         document_ids = np.empty((count, length + 1), dtype=np.int32)
         predicted = np.zeros((count, length), dtype=bool)
         weights = np.zeros((count, length), dtype=np.uint8) if self._weighted else None
@@ -196,12 +194,12 @@ class Reader:
             for i, index in zip(which.tolist(), indexes.tolist(), strict=True):
                 _lay_out(opened.tokens, opened.plan, index, tokens[i], document_ids[i], predicted[i])
                 for offset, begin, size in opened.plan.segments(index):
-                    if features is not None and opened.features is not None:
-                        features[i, offset : offset + size] = opened.features[begin : begin + size]
+                    for name, values in opened.fields.items():
+                        fields[name][i, offset : offset + size] = values[begin : begin + size]
                     if weights is not None:
                         targets = 1 if opened.weights is None else opened.weights[begin + 1 : begin + size]
                         weights[i, offset : offset + size - 1] = targets
-        return SequenceBatch(tokens, document_ids[:, :-1], predicted, features, weights)
+        return SequenceBatch(tokens, document_ids[:, :-1], predicted, fields, weights)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """Return the number of predicted tokens in each of the sequences from `start` to `stop` - 1.
@@ -231,7 +229,7 @@ class Reader:
 
     @property
     def _weighted(self) -> bool:
-        return any(data_set.manifest.chats is not None for data_set in self._sets)
+        return any(data_set.manifest.weighted for data_set in self._sets)
 
     def _opened(self, consumed: _Numbers) -> Iterator[tuple[Opened, _Numbers, _Numbers]]:
         """Yield each shard that contains some of the sequences.
