@@ -30,7 +30,11 @@ WITHOUT_CLUSTER = {
     ),
     "own-models.md": ("PYTHONPATH=examples/audio concertina plan",),
     "planning.md": ("concertina plan",),
-    "typed-data.md": ("concertina data build --out s3://bucket/clicks", "python examples/audio/make_features.py"),
+    "typed-data.md": (
+        "concertina data build --out s3://bucket/clicks",
+        "python examples/clicks/make_clicks.py",
+        "python examples/audio/make_features.py",
+    ),
 }
 """Beginnings of the blocks of commands that tests/train/test_site.py runs, by page."""
 ON_API_SERVER = {

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -17,6 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from builders import pages
 from builders.train import chats, families, node
+from concertina_trainer.data.sample import transformed
 
 LAW = "tests/unit/repository/test_site.py::test_commands_have_the_options_that_there_are"
 LIMIT = 400
@@ -52,14 +54,20 @@ def test_commands_about_data_run(tmp_path: Path) -> None:
 
 def test_data_that_are_not_text_are_built_as_their_page_says(tmp_path: Path) -> None:
     name = "typed-data.md"
+    [code] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "python"]
+    exec(code, made := {})
+    sample = made["Sample"](np.zeros(9, np.int64), {"features": np.ones((9, 20), np.float16)}, 5)
+    louder = transformed(made["louder"], sample, 0, 8).fields["features"]
+    assert len({*louder.ravel().tolist()} - {1.0}) == 1
     [lines] = [block.text for block in pages.blocks(pages.DOCS / name) if block.language == "json"]
     (tmp_path / "clicks.jsonl").write_text(lines)
     (tmp_path / "examples").symlink_to(pages.ROOT / "examples")
-    clicks, audio = (
+    clicks, sessions, audio = (
         run(block.text.replace("s3://bucket", str(tmp_path)), tmp_path)
         for block in pages.beginning_with(name, pages.WITHOUT_CLUSTER[name])
     )
     assert "elements of token uint16 below 1000, time int64 in 1 documents" in clicks
+    assert "elements of token uint8 below 200, time int64 in " in sessions
     assert "elements of token uint8 below 8, features float16x20" in audio
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from concertina_protocol.quantities import parse_quantity
-from concertina_trainer.config.section import Section, SectionRule
+from concertina_trainer.config.section import ENTRYPOINT, Section, SectionRule
 
 DATA_URI = r"^((s3|gs|az)://.+|file:///.+|/.+)$"
 """Location of data: a regular expression of RE2 and of Python."""
@@ -74,6 +74,13 @@ class DataConfig(Section):
         description="How a batch is divided among workers. Even gives every worker the same number of "
         "sequences. Speed gives slower workers fewer, down to half. Choose Speed if nodes "
         "differ in speed.",
+    )
+    transform: str | None = Field(
+        default=None,
+        max_length=256,
+        pattern=ENTRYPOINT,
+        description="Your own function that transforms each sample, as package.module:function, in the image of the "
+        "container trainer (docs/typed-data.md). Absent: samples are not transformed.",
     )
     cache_size: str = Field(
         default="4Gi",

@@ -114,7 +114,7 @@ def validation_reader(config: TrainerConfig, begun: bool = False) -> Reader:
     ]
     data: DataConfig = config.data.model_copy(update={"uri": None, "mixture": aside})
     try:
-        return Reader(data, config.model.sequence_length, SEED, begun=begun)
+        return Reader(data, config.model.sequence_length, SEED, begun=begun, evaluates=True)
     except InvalidInput as error:
         raise InvalidInput(
             f"{error} trainer.evaluation needs the documents that `concertina data build --validation "

@@ -169,8 +169,8 @@ def _shapes(
 
 
 def _filled(reader: Reader, sequences: NDArray[np.int64], rows: int, length: int, weight: float) -> Microbatch:
-    batch = reader.sequences(sequences)
     count, samples = len(sequences), tuple(reader.positions(sequences).tolist())
+    batch = reader.transformed(reader.sequences(sequences), samples)
     tokens = torch.zeros(rows, length + 1, dtype=torch.int64)
     tokens[:count] = torch.from_numpy(batch.tokens[:, : length + 1])
     fields = {}

@@ -19,6 +19,8 @@ from concertina_trainer.data.batch_order import Skipped
 from concertina_trainer.data.elements import empty_rows
 from concertina_trainer.data.read.dataset import DataSet, Opened
 from concertina_trainer.data.read.mixture import Interleave
+from concertina_trainer.data.read.transforms import transforms
+from concertina_trainer.data.sample import Sample
 from concertina_trainer.data.sequence_plan import SequencePlan
 
 _Numbers = NDArray[np.int64]
@@ -62,7 +64,7 @@ class Reader:
     def __init__(
         self, config: DataConfig, sequence_length: int, seed: int, skipped: Sequence[tuple[int, int]] = (),
         on_wait: OnWait = lambda reason, seconds: None, begun: bool = False, threads: int = FETCH_THREADS,
-        patience: int = PATIENCE_SECONDS,
+        patience: int = PATIENCE_SECONDS, evaluates: bool = False,
     ) -> None:  # fmt: skip
         """Open the data sets.
 
@@ -76,6 +78,7 @@ class Reader:
                 repeated.
             threads: Number of threads that fetch shards.
             patience: Seconds for which a request is repeated if the store does not answer.
+            evaluates: Whether the sequences are for an evaluation. `config.transform` then gets no random numbers.
 
         Raises:
             InvalidInput: When the data can't be used.
@@ -90,6 +93,7 @@ class Reader:
             )
             for i, source in enumerate(sources)
         ]  # fmt: skip
+        self._transform, self._seed = config.transform, None if evaluates else seed
         self._interleave = Interleave([source.weight for source in sources])
         self.leave_out(skipped)
         self._check()
@@ -200,6 +204,23 @@ class Reader:
                         targets = 1 if opened.weights is None else opened.weights[begin + 1 : begin + size]
                         weights[i, offset : offset + size - 1] = targets
         return SequenceBatch(tokens, document_ids[:, :-1], predicted, fields, weights)
+
+    def transformed(self, batch: SequenceBatch, positions: Sequence[int]) -> SequenceBatch:
+        """Return the sequences at these positions, after `trainer.data.transform`.
+
+        Raises:
+            InvalidInput: When the transform can't be used.
+            TransformEnded: When a process that transforms has ended.
+        """
+        if self._transform is None or not positions:
+            return batch
+        samples = [
+            Sample(batch.tokens[row], {name: values[row] for name, values in batch.fields.items()}, position)
+            for row, position in enumerate(positions)
+        ]
+        results = transforms(self._transform).apply(samples, self._seed, self.vocab_size)
+        fields = {name: np.stack([result.fields[name] for result in results]) for name in batch.fields}
+        return dataclasses.replace(batch, tokens=np.stack([result.tokens for result in results]), fields=fields)
 
     def predicted(self, start: int, stop: int) -> _Numbers:
         """Return the number of predicted tokens in each of the sequences from `start` to `stop` - 1.
