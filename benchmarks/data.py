@@ -44,7 +44,7 @@ from concertina.local import s3
 from concertina_data.data_manifest import FORMAT, NAME, DataManifest, TokenizerFacts, TokenShard, token_field
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer.config.data_config import DataConfig
-from concertina_trainer.data.build.write import Draft
+from concertina_trainer.data.build.draft import Draft
 from concertina_trainer.data.read.batch import plan_batch
 from concertina_trainer.data.read.sequence_reader import Reader
 

@@ -96,6 +96,18 @@ def _build_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="evaluation data: count their n-grams that also occur in the training data",
     )
+    add(
+        "--most-overlapping",
+        type=_at_least(0),
+        metavar="N",
+        help="with --against: fail if more than N training documents share n-grams with the evaluation data",
+    )
+    add(
+        "--duplicates",
+        choices=("keep", "count", "remove"),
+        default="keep",
+        help="documents with equal content: keep them, count them, or remove all but the first (default: %(default)s)",
+    )
     add("--against-column", default="", help="column with the text of the evaluation data (default: that of --column)")
     add("--ngram", type=_at_least(1), default=NGRAM, help="number of words in an n-gram (default: %(default)s)")
     add(
@@ -167,14 +179,18 @@ def _share(text: str) -> tuple[int, int]:
 def _build(options: argparse.Namespace) -> None:
     from concertina_trainer.data.build import build as building
     from concertina_trainer.data.build.find import find, find_evaluation
-    from concertina_trainer.data.build.recipe import ChatRecipe, Recipe, TypedRecipe
+    from concertina_trainer.data.build.recipe import ChatRecipe, Duplicates, Recipe, TypedRecipe
 
     if not 0 <= options.validation < 1:
         raise InvalidInput("--validation is the share of documents to set aside: give a number from 0 to below 1.")
     recipe = Recipe(
         options.tokenizer, options.separator, options.split_pattern, options.column, options.validation,
-        tuple(options.against), options.ngram, options.against_column,
+        Duplicates(options.duplicates), tuple(options.against), options.ngram, options.against_column,
     )  # fmt: skip
+    if options.most_overlapping is not None and not options.against:
+        raise InvalidInput("--most-overlapping needs --against, the evaluation data to compare with.")
+    if options.chat and recipe.duplicates is Duplicates.removed:
+        raise InvalidInput("--duplicates remove does not support --chat: remove equal chats from the sources first.")
     if options.chat:
         if options.length is None:
             raise InvalidInput("--chat needs --length, the longest sequence that is trained: give one, as 2048.")
@@ -193,7 +209,9 @@ def _build(options: argparse.Namespace) -> None:
     size = int(options.shard_mebibytes * 2**20)
     bar = _Bar()
     last = None
-    for last in building.build(sources, options.out, size, recipe, options.processes, options.share):
+    for last in building.build(
+        sources, options.out, size, recipe, options.processes, options.share, options.most_overlapping
+    ):
         bar.show(last.done, last.total)
     bar.end()
     if last is None or last.manifest is None:
@@ -204,6 +222,9 @@ def _build(options: argparse.Namespace) -> None:
         return
     for uri, manifest in _manifests(options.out):
         print(f"{uri}: {_summary(manifest)}")
+    if last.duplicates is not None:
+        outcome = "removed" if recipe.duplicates is Duplicates.removed else "kept"
+        print(f"{last.duplicates:,} documents occur earlier in the data, and were {outcome}")
     for line in _overlap_lines(last.overlap):
         print(line)
 

@@ -15,7 +15,7 @@ from concertina_state.objects.prefix import ObjectPrefix
 from concertina_trainer import cli
 from concertina_trainer.config.data_config import DataConfig
 from concertina_trainer.data import tokenizer as tokenizers
-from concertina_trainer.data.build.write import Draft
+from concertina_trainer.data.build.draft import Draft
 from concertina_trainer.data.read.sequence_reader import Reader
 
 LENGTH, POSITIONS = 24, 10_000

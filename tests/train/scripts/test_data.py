@@ -21,7 +21,7 @@ from concertina_state.errors import InvalidInput
 from concertina_state.objects.prefix import ObjectPrefix
 from concertina_state.saved import LocalShard
 from concertina_trainer.config.data_config import DataConfig
-from concertina_trainer.data.build.write import Draft
+from concertina_trainer.data.build.draft import Draft
 from concertina_trainer.data.read.sequence_reader import Reader
 from trainingjob import _connection
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from typing import TYPE_CHECKING
 
 from concertina_data.data_manifest import TOKEN, WEIGHT, Field, token_field
@@ -12,6 +13,12 @@ from concertina_trainer.data import tokenizer as tokenizers
 
 if TYPE_CHECKING:
     from concertina_trainer.data.chat_template import ChatTemplate
+
+
+class Duplicates(enum.StrEnum):
+    kept = "keep"
+    counted = "count"
+    removed = "remove"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +69,8 @@ class Recipe:
     column: str = defaults.COLUMN
     validation: float = 0.0
     """Share of the documents that become validation data. A hash of its text decides about each document."""
+    duplicates: Duplicates = Duplicates.kept
+    """What happens to documents that occur more than once."""
     against: tuple[str, ...] = ()
     """Evaluation files whose n-grams are searched for in the training documents."""
     ngram: int = defaults.NGRAM
@@ -119,3 +128,5 @@ class Overlap:
     documents: int = 0
     ngrams: tuple[int, ...] = ()
     """Indices of the n-grams that were found, in the sorted table of all n-grams of the evaluation files."""
+    examples: tuple[str, ...] = ()
+    """Beginnings of some of these documents."""
